@@ -21,7 +21,7 @@ def volumes(tmp_path):
             "label": rng.integers(0, 3, size, np.uint8),
             "foreground_points": np.array([[1, 3, 3, 3], [2, 5, 5, 5]], np.int32),
         }
-        write_entry(folder, arrays, {}, folder.name)
+        write_entry(folder, arrays, {})
         case = Case(name=f"case{n}", images=(folder / "image",), label=folder / "label")
         statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(9, 9, 9), percentiles=())
         summary = VolumeSummary(shape=size, classes=frozenset({1, 2}), statistics=statistics)

@@ -33,16 +33,10 @@ class Annotations:
         """Return the classes that voxels with a label may be of, besides the background."""
         sets = filter(None, dict.fromkeys(map(self._get_others, self.annotated.values())))
         numbers = {name: label for label, name in enumerate(self.classes, start=1)}
-        unknown = {
+        return {
             IGNORE_LABEL - n: tuple(numbers[name] for name in names)
             for n, names in enumerate(sets, start=1)
         }
-        if len(self.classes) + 1 + len(unknown) > IGNORE_LABEL:
-            raise UsageError(
-                f"{self.key}: {len(self.classes)} classes and {len(unknown)} sets of classes "
-                f"that are not annotated do not fit into {IGNORE_LABEL} labels"
-            )
-        return unknown
 
     def find_unknown(self, case: str) -> tuple[str, ...]:
         """Return the classes that a case does not annotate."""
@@ -75,10 +69,10 @@ class Annotations:
         names = list(cases)
         return [
             Finding(
-                case=None,
-                file=None,
-                message=f"{self.key} names {pattern}, and no case has such a name",
-                advice="correct the pattern, or remove it",
+                None,
+                None,
+                f"{self.key} names {pattern}, and no case has such a name",
+                "correct the pattern, or remove it",
             )
             for pattern in self.annotated
             if not any(fnmatchcase(name, pattern) for name in names)

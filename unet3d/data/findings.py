@@ -1,7 +1,7 @@
 """Collect the problems of a dataset, so that all of them are reported at once."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +19,7 @@ MIN_EQUAL = 5
 """As many equal problems are printed as one, with the names of a few cases."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """A problem in a dataset and how to fix it."""
 
@@ -79,9 +79,9 @@ def count_findings(findings: Sequence[Finding]) -> str:
 
 
 def collect_findings(
-    pool: Executor, work: Callable[[T], R], items: Sequence[T], cases: Sequence[str]
+    work: Callable[[T], R], items: Sequence[T], cases: Sequence[str], *, threads: int | None
 ) -> list[R]:
-    """Call `work` on every item; return the results, or raise InvalidDatasetError.
+    """Call `work` on every item in threads; return the results, or raise InvalidDatasetError.
 
     `cases` holds the case name of each item.
     """
@@ -90,10 +90,10 @@ def collect_findings(
         try:
             return work(item)
         except UsageError as error:
-            advice = "fix the file or remove the case"
-            return Finding(case=case, file=None, message=str(error), advice=advice)
+            return Finding(case, None, str(error), "fix the file or remove the case")
 
-    results = list(pool.map(try_item, items, cases))
+    with ThreadPoolExecutor(threads) as pool:
+        results = list(pool.map(try_item, items, cases))
     findings = [result for result in results if isinstance(result, Finding)]
     if findings:
         raise InvalidDatasetError(findings)

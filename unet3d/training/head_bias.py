@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from unet3d.components.dataset import ResolvedDataset
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.data.loading.class_fractions import compute_class_fractions
+from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError, summarize_error
 from unet3d.memory.any_network import copy_as_fake

@@ -256,7 +256,6 @@ def explain_errors(
             error,
             run.data.list_cases_in_flight(),
             num_workers=run.data.train_loader.num_workers,
-            kills_before=run.data.train_loader.oom_kills,
         )
         if worker_error is None:
             raise

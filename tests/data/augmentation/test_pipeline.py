@@ -19,7 +19,6 @@ from unet3d.data.augmentation.spatial import (
     make_elastic_field,
 )
 from unet3d.errors import UsageError
-from unet3d.types import IGNORE_LABEL
 
 ALL = {
     f"{name}_p": 1.0
@@ -29,7 +28,6 @@ ALL = {
     ).split()
 }
 FULL = Augment(**{**ALL, "elastic_voxels": (1.0, 2.0), "elastic_spacing": 5})
-SPATIAL = Augment(rotation_p=1.0, scale_p=1.0, flip_p=1.0)
 CHANGES = [
     intensity.blur,
     intensity.scale_brightness,
@@ -69,13 +67,6 @@ def test_a_sample_does_not_depend_on_its_batch():
         for samples, reversed_samples, sample in zip(batch, reversed_batch, single, strict=True):
             assert samples[n].equal(sample[0])
             assert reversed_samples[2 - n].equal(sample[0])
-
-
-def test_the_same_seed_gives_the_same_change_and_another_seed_a_different_one():
-    context = [torch.randn(1, 30, 30, 30)] * 3, [torch.zeros(30, 30, 30).byte()] * 3
-    image, _ = FULL(*context, [5, 5, 6], (10, 10, 10))
-    assert image[0].equal(image[1])
-    assert not image[0].equal(image[2])
 
 
 def test_one_probability_does_not_affect_other_changes():
@@ -175,13 +166,6 @@ def test_image_and_label_are_0_outside_the_context():
     assert labels[1, 1, 1] == 3
 
 
-def test_ignored_labels_are_kept():
-    images, _ = make_contexts(SPATIAL, [9], (8, 8, 8))
-    label = torch.full(images[0].shape[1:], IGNORE_LABEL).byte()
-    _, out = SPATIAL(images, [label], [9], (8, 8, 8))
-    assert (out == IGNORE_LABEL).all()
-
-
 def test_an_elastic_field_is_smooth_bounded_and_does_not_fold():
     transform = SpatialTransform(matrix=np.eye(3), displacement=4.0, grid_spacing=10, seed=3)
     field = make_elastic_field(transform, (40, 30, 20), torch.device("cpu"))
@@ -267,17 +251,14 @@ def test_low_resolution_loses_detail_without_shifting_the_image():
     ("invalid", "message"),
     [
         ({"noise_p": 2}, "noise_p must be within 0..1, got 2"),
-        ({"noise_p": True}, "noise_p must be within"),
         ({"noise_std": 0.1}, "noise_std must be two numbers"),
         ({"noise_std": [0.2, 0.1]}, "the lower first"),
         ({"scale": [0, 1]}, "scale must be two numbers within 0.1..10"),
         ({"low_resolution": [0.5, 2]}, "low_resolution must be two numbers within 0.01..1"),
         ({"rotation_degrees": [30, 30]}, "rotation_degrees must be three"),
-        ({"rotation_degrees": 30}, "rotation_degrees must be three"),
+        ({"rotation_degrees": [0, 0, 181]}, "rotation_degrees must be three"),
         ({"flip_axes": [3]}, "flip_axes must be a list of axes"),
-        ({"flip_axes": 1}, "flip_axes must be a list of axes"),
-        ({"elastic_spacing": 0}, "elastic_spacing must be an int"),
-        ({"elastic_spacing": 4}, "so that the image is not folded"),
+        ({"elastic_spacing": 14}, "so that the image is not folded"),
     ],
 )
 def test_an_invalid_setting_is_refused_in_one_line(invalid, message):

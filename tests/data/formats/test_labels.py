@@ -13,31 +13,18 @@ def save(path, array):
     return path
 
 
-@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64"])
-def test_labels_of_any_dtype_are_read_as_integers(tmp_path, suffix, dtype):
+def test_labels_of_any_dtype_are_read_as_integers(tmp_path, dtype):
     expected = np.arange(24).reshape(2, 3, 4)
-    labels, affine = read_labels(save(tmp_path / f"a{suffix}", expected.astype(dtype)))
+    labels, affine = read_labels(save(tmp_path / "a.nii", expected.astype(dtype)))
     assert labels.dtype == np.uint8
     assert (labels == expected).all()
     assert (affine == AFFINE).all()
 
 
-def test_labels_are_scaled_by_the_header(tmp_path):
-    stored = np.arange(-2, 14, 2, dtype=np.int16).reshape(2, 2, 2)
-    image = nibabel.Nifti1Image(stored, AFFINE)
-    image.header.set_slope_inter(0.5, 1)
-    nibabel.save(image, tmp_path / "a.nii.gz")
-    assert read_labels(tmp_path / "a.nii.gz")[0].ravel().tolist() == list(range(8))
-
-
 def test_large_and_negative_labels_are_kept(tmp_path):
     labels = np.array([-2, 0, 2035], np.int16).reshape(3, 1, 1)
     assert read_labels(save(tmp_path / "a.nii", labels))[0].ravel().tolist() == [-2, 0, 2035]
-
-
-def test_a_fourth_axis_of_size_1_is_dropped(tmp_path):
-    assert read_labels(save(tmp_path / "a.nii", np.zeros((2, 3, 4, 1), np.uint8)))[0].ndim == 3
 
 
 @pytest.mark.parametrize(
@@ -56,20 +43,6 @@ def test_arrays_that_are_not_labels_are_refused_with_their_file(tmp_path, array,
     with pytest.raises(UsageError, match=message) as error:
         read_labels(save(tmp_path / "strange.nii.gz", array))
     assert "strange.nii.gz" in str(error.value)
-
-
-def test_a_missing_truncated_or_invalid_file_is_refused_with_its_name(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 255, (20, 20, 20)).astype(np.uint8)
-    for name in ("short.nii", "short.nii.gz"):
-        content = save(tmp_path / name, noise).read_bytes()
-        (tmp_path / name).write_bytes(content[: len(content) // 2])
-    (tmp_path / "words.nii.gz").write_text("not a volume")
-    (tmp_path / "empty.nii").touch()
-    for name in ("short.nii", "short.nii.gz", "words.nii.gz", "empty.nii"):
-        with pytest.raises(UsageError, match=f"{name} cannot be read as a volume"):
-            read_labels(tmp_path / name)
-    with pytest.raises(UsageError, match=r"none\.nii is missing"):
-        read_labels(tmp_path / "none.nii")
 
 
 def test_a_singular_affine_is_refused(tmp_path):

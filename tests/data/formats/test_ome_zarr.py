@@ -90,22 +90,6 @@ def test_invalid_attributes_are_one_line(tmp_path, voxels, change, problem):
         open_header(image)
 
 
-def test_an_array_without_attributes_is_refused(tmp_path, voxels):
-    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
-    content = json.loads((image / "zarr.json").read_text())
-    content["attributes"].clear()
-    (image / "zarr.json").write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="has no multiscales in its attributes"):
-        open_header(image)
-
-
-def test_a_linked_image_is_read_and_its_files_are_listed(tmp_path, voxels):
-    image = write_zarr(tmp_path / "elsewhere" / "a.zarr", voxels, AFFINE)
-    (tmp_path / "b.zarr").symlink_to(image)
-    np.testing.assert_array_equal(read_volume(tmp_path / "b.zarr")[0][0], voxels)
-    assert len(list_files(tmp_path / "b.zarr")) == len(list_files(image)) > 1
-
-
 def test_the_files_of_a_linked_folder_are_listed(tmp_path, voxels):
     """Else corrected labels in it would not be noticed by the cache."""
     image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)

@@ -19,11 +19,18 @@ def test_a_case_has_a_file_per_channel(tmp_path, suffix):
     assert description.channels == ("T1", "T2")
     assert description.classes == ("background", "front", "back")
     assert (description.regions, description.ignore_labels) == (None, ())
+    single = make_layout(tmp_path, ending=suffix, labels={"background": 0, "a": [1], "b": 2})
+    assert single.describe().classes == ("background", "a", "b")
+    assert single.describe().regions is None
     case = layout.list_cases()[1]
     assert case.name == "case_01"
     assert [f.name for f in case.images] == [f"case_01_000{n}{suffix}" for n in (0, 1)]
     assert case.label == tmp_path / "labelsTr" / f"case_01{suffix}"
     assert layout.find_problems() == check_headers(layout.list_cases(), channels=2) == []
+    missing = [case.images[1], tmp_path / "labelsTr" / f"case_02{suffix}"]
+    for file in missing:
+        file.unlink()
+    assert [f.file for f in check_headers(layout.list_cases(), channels=2)] == missing
 
 
 def test_lists_of_labels_are_regions_and_single_labels_are_classes(tmp_path):
@@ -39,39 +46,6 @@ def test_predictions_of_regions_have_the_labels_of_regions_class_order(tmp_path)
     labels = {"background": 0, "whole": [1, 2, 3], "core": [2]}
     layout = make_layout(tmp_path, labels=labels, regions_class_order=[3, 2])
     assert layout.describe().region_labels == (3, 2)
-    for order in ([3], [3, 1], "x", [3, 2, 1], [3.0, 2]):
-        with pytest.raises(UsageError, match=r"dataset\.json: regions_class_order must name one"):
-            make_layout(tmp_path, labels=labels, regions_class_order=order).describe()
-
-
-@pytest.mark.parametrize("last", [3, 10**9, 10**30])
-def test_labels_with_gaps_are_refused_however_large_they_are(tmp_path, last):
-    with pytest.raises(UsageError, match=r"every number up to the highest"):
-        make_layout(tmp_path, labels={"background": 0, "a": 1, "b": last}).describe()
-
-
-def test_a_list_of_one_label_is_not_a_region(tmp_path):
-    description = make_layout(tmp_path, labels={"background": 0, "a": [1], "b": 2}).describe()
-    assert description.classes == ("background", "a", "b")
-    assert description.regions is None
-
-
-def test_missing_files_are_reported_for_each_case(tmp_path):
-    layout = make_layout(tmp_path)
-    missing = [
-        tmp_path / "imagesTr" / "case_00_0001.nii.gz",
-        tmp_path / "imagesTr" / "case_01_0000.nii.gz",
-        tmp_path / "imagesTr" / "case_01_0001.nii.gz",
-        tmp_path / "labelsTr" / "case_02.nii.gz",
-    ]
-    for file in missing:
-        file.unlink()
-    findings = check_headers(layout.list_cases(), channels=2)
-    assert [(f.case, f.file, f.message) for f in findings] == [
-        (name, file, "is missing")
-        for name, file in zip(["case_00", "case_01", "case_01", "case_02"], missing, strict=True)
-    ]
-    assert layout.find_problems() == []
 
 
 def test_a_file_that_is_not_a_channel_of_a_case_is_reported(tmp_path):
@@ -95,13 +69,11 @@ def test_a_file_that_is_not_a_channel_of_a_case_is_reported(tmp_path):
         {},
         {"background": 0},
         {"0": "background", "1": "front"},
-        {"background": 0, "back": 2},
+        {"background": 0, "back": 10**30},
         {"front": 1, "back": 2},
         {"background": 0, "front": 1, "back": 1},
         {"background": 0, "front": "1"},
-        {"background": 0, "front": 1.0},
         {"background": 0, "front": -1},
-        {"background": 0, "front": []},
         {"background": 0, "front": 1, "ignore": [2, 3]},
         {"ignore": 1},
         ["background", "front"],
@@ -116,10 +88,7 @@ def test_labels_that_are_not_numbered_from_0_are_refused(tmp_path, labels):
     ("content", "message"),
     [
         ({"file_ending": ".png"}, r"file_ending must be .nii.gz, .nii, .* or .dcm, got '.png'"),
-        ({"file_ending": None}, "file_ending must be"),
         ({"channel_names": {"1": "T1"}}, "channel_names must name 0, 1, 2"),
-        ({"channel_names": None}, "channel_names must name"),
-        ({"dataset": {}}, "listed under dataset"),
     ],
 )
 def test_an_invalid_dataset_json_is_refused(tmp_path, content, message):

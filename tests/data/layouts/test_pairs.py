@@ -28,6 +28,10 @@ def test_images_and_labels_are_paired_by_the_wildcard(tmp_path):
     assert cases[1].images == (tmp_path / "images" / "case_01.nii.gz",)
     assert cases[1].label == tmp_path / "labels" / "case_01.nii.gz"
     assert check_headers(cases, channels=1) == layout.find_problems() == []
+    missing = [tmp_path / "images" / "case_00.nii.gz", tmp_path / "labels" / "case_02.nii.gz"]
+    for file in missing:
+        file.unlink()
+    assert [f.file for f in check_headers(layout.list_cases(), channels=1)] == missing
 
 
 def test_classes_and_channels_are_named_or_numbered(tmp_path):
@@ -61,27 +65,13 @@ def test_a_file_belongs_to_the_longest_matching_pattern(tmp_path):
     assert get_names([cases[0].label]) == ["scan_1_label.nii.gz"]
 
 
-def test_a_file_without_a_partner_is_a_case_with_a_missing_file(tmp_path):
-    layout = make_layout(write_pairs(tmp_path, 3))
-    missing = [tmp_path / "images" / "case_00.nii.gz", tmp_path / "labels" / "case_02.nii.gz"]
-    for file in missing:
-        file.unlink()
-    findings = check_headers(layout.list_cases(), channels=1)
-    assert [(f.case, f.file) for f in findings] == [
-        ("case_00", missing[0]),
-        ("case_02", missing[1]),
-    ]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"images": "images/case.nii.gz"}, "data.images must be a pattern"),
-        ({"images": "images/*.png"}, "data.images must be a pattern"),
         ({"images": "**/*.nii.gz"}, "data.images must be a pattern"),
         ({"images": "../*.nii.gz"}, "data.images must be a pattern within data.root"),
         ({"labels": "/scans/*.nii.gz"}, "data.labels must be a pattern within data.root"),
-        ({"labels": 5}, "data.labels must be a pattern"),
         ({"images": []}, "one pattern per channel"),
         ({"images": ["a/*.nii", "a/*.nii"]}, "one pattern per channel"),
         ({"images": "a/*.nii", "labels": "a/*.nii"}, "one pattern per channel"),
@@ -92,7 +82,6 @@ def test_a_file_without_a_partner_is_a_case_with_a_missing_file(tmp_path):
             "each of the 2 patterns of data.images, got 1",
         ),
         ({"num_classes": None}, "do not define their classes"),
-        ({"num_classes": "three"}, "got 'three'"),
     ],
 )
 def test_invalid_options_are_refused(tmp_path, options, message):

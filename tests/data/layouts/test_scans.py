@@ -50,11 +50,6 @@ def test_a_missing_channel_is_listed_so_that_reading_it_fails(folder):
     assert [file.name for file in scan.files] == [f"a_000{n}.nii.gz" for n in range(3)]
 
 
-def test_an_extra_channel_is_listed_so_that_the_number_of_channels_is_refused(folder):
-    (scan,) = find_scans(folder("a_0000.nii", "a_0001.nii", "a_0002.nii"), ["T1", "T2"])
-    assert len(scan.files) == 3
-
-
 def test_a_single_file_brings_the_other_channels_of_its_scan(folder):
     root = folder("a_0000.nii", "a_0001.nii", "b_0000.nii", "b_0001.nii")
     assert get_names(find_scans(root / "b_0000.nii", ["T1", "T2"])) == {

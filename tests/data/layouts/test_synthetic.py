@@ -3,44 +3,27 @@ import numpy as np
 import pytest
 
 from unet3d.data.layouts.synthetic import Synthetic
+from unet3d.data.layouts.synthetic_hard import CLASSES, SyntheticHard
 from unet3d.errors import UsageError
 
-SETTINGS = {
-    "num_classes": 4,
-    "num_cases": 4,
-    "size": [40, 40, 32],
-    "spacing_mm": [1.0, 1.0, 1.25],
-    "noise": 0.5,
-    "seed": 0,
-}
+COMMON = {"num_cases": 3, "size": [48, 48, 24], "spacing_mm": [1.0, 1.0, 3.0], "seed": 0}
+SETTINGS = {**COMMON, "num_classes": 6, "noise": 0.5}
+HARD = {**COMMON, "noise": 0.35, "bias": 0.15}
 
 
-def best_threshold_dice(values, labels, c):
-    """Return the best Dice that an intensity interval can reach for a class."""
-    edges = np.linspace(values.min(), values.max(), 80)
-    inside = np.histogram(values[labels == c], edges)[0].cumsum()
-    everywhere = np.histogram(values, edges)[0].cumsum()
-    inside, everywhere = np.insert(inside, 0, 0), np.insert(everywhere, 0, 0)
-    intersection = inside[None, :] - inside[:, None]
-    predicted = everywhere[None, :] - everywhere[:, None]
-    return np.triu(2 * intersection / (predicted + inside[-1])).max()
-
-
-def test_no_intensity_threshold_separates_the_structures(tmp_path):
-    cases = Synthetic(str(tmp_path), **SETTINGS).list_cases()
-    images = np.concatenate([nibabel.load(c.images[0]).get_fdata().ravel() for c in cases])
-    labels = np.concatenate([nibabel.load(c.label).get_fdata().ravel() for c in cases])
-    scores = [best_threshold_dice(images, labels, c) for c in (1, 2, 3)]
-    assert all(s > 0.02 for s in scores)
-    assert np.mean(scores) < 0.7
+def load(layout):
+    """Return the images and the labels of all cases."""
+    return tuple(
+        np.stack([np.asarray(nibabel.load(file).dataobj) for file in files])
+        for files in zip(*((c.images[0], c.label) for c in layout.list_cases()), strict=True)
+    )
 
 
 def test_volumes_are_nifti_files_that_are_written_once(tmp_path):
-    layout = Synthetic(str(tmp_path), **SETTINGS)
-    first = layout.list_cases()[0]
+    first = Synthetic(str(tmp_path), **SETTINGS).list_cases()[0]
     image = nibabel.load(first.images[0])
-    assert image.shape == (40, 40, 32)
-    assert image.header.get_zooms() == (1.0, 1.0, 1.25)
+    assert image.shape == (48, 48, 24)
+    assert image.header.get_zooms() == (1.0, 1.0, 3.0)
     written = first.images[0].stat().st_mtime_ns
     again = Synthetic(str(tmp_path), **SETTINGS).list_cases()[0]
     assert again.images[0].stat().st_mtime_ns == written
@@ -52,7 +35,7 @@ def test_other_settings_make_another_dataset(tmp_path, change):
     one = Synthetic(str(tmp_path), **SETTINGS)
     other = Synthetic(str(tmp_path), **{**SETTINGS, **change})
     assert one.root != other.root
-    assert len(other.describe().classes) == change.get("num_classes", 4)
+    assert len(other.describe().classes) == change.get("num_classes", 6)
 
 
 def test_volumes_are_not_generated_in_a_folder_with_other_data(tmp_path):
@@ -65,20 +48,54 @@ def test_volumes_are_not_generated_in_a_folder_with_other_data(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.parametrize("classes", [2, 4, 9])
-def test_every_class_occurs(tmp_path, classes):
-    layout = Synthetic(str(tmp_path), **{**SETTINGS, "num_classes": classes, "num_cases": 3})
-    present = [np.unique(nibabel.load(c.label).get_fdata()) for c in layout.list_cases()]
-    assert set(np.concatenate(present)) == set(range(classes))
-
-
 @pytest.mark.parametrize(
     "invalid",
     [
-        *({"size": [4, 8, 8]}, {"spacing_mm": [0, 1, 1]}, {"num_classes": 1}),
-        *({"num_cases": 0}, {"num_cases": 2**31}, {"seed": -1}),
+        {"size": [7, 8, 8]},
+        {"size": [8, 8]},
+        {"spacing_mm": [0, 1, 1]},
+        {"spacing_mm": [1, 1]},
+        {"num_classes": 1},
+        {"num_classes": 21},
+        {"num_cases": 0},
+        {"seed": -1},
+        {"noise": -1},
     ],
 )
 def test_invalid_settings_are_refused(tmp_path, invalid):
     with pytest.raises(UsageError, match="got"):
         Synthetic(str(tmp_path), **{**SETTINGS, **invalid})
+
+
+def test_a_structure_of_each_class_has_an_intensity_of_its_own(tmp_path):
+    images, labels = load(Synthetic(str(tmp_path), **SETTINGS))
+    counts = [151828, 3479, 1662, 3592, 1791, 3536]
+    assert np.bincount(labels.ravel()).tolist() == pytest.approx(counts, abs=3)
+    expected = [0.0, 0.6, 0.95, 1.3, 1.65, 2.0]
+    means = [images[labels == c].mean() for c in range(6)]
+    np.testing.assert_allclose(means, expected, atol=0.05)
+    assert images[labels == 0].std() == pytest.approx(0.5, abs=0.01)
+
+
+def test_hard_volumes_have_small_structures_decoys_and_a_misleading_channel(tmp_path):
+    layout = SyntheticHard(str(tmp_path), **HARD)
+    images, labels = load(layout)
+    assert images.shape == (3, 48, 48, 24, 2)
+    assert layout.describe().channels == ("structures", "misleading")
+    assert layout.describe().classes == CLASSES
+    counts = [157286, 4021, 1872, 1020, 874, 537, 190, 88]
+    assert np.bincount(labels.ravel()).tolist() == pytest.approx(counts, abs=3)
+    means = [0.0078, 0.9975, 0.9267, 1.7072, 1.4714, 0.9123, 1.0549, 2.3601]
+    first = [images[..., 0][labels == c].mean() for c in range(8)]
+    np.testing.assert_allclose(first, means, atol=2e-3)
+    bright = images[..., 0][labels == 0] > 0.9  # decoys, and noise
+    assert np.count_nonzero(bright) == pytest.approx(1488, abs=5)
+    second = [image[label == 1].mean() for image, label in zip(images[..., 1], labels, strict=True)]
+    np.testing.assert_allclose(second, [-0.9457, -0.5951, -0.9175], atol=2e-3)
+
+
+def test_the_same_seed_makes_the_same_bytes(tmp_path):
+    same, other = (SyntheticHard(str(tmp_path / n), **HARD) for n in "ab")
+    for case, twin in zip(same.list_cases(), other.list_cases(), strict=True):
+        assert case.images[0].read_bytes() == twin.images[0].read_bytes()
+        assert case.label.read_bytes() == twin.label.read_bytes()

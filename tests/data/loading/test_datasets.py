@@ -4,7 +4,12 @@ import torch
 
 from tests.data.helpers.cases import noise, preprocess, write_case
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.loading.datasets import TrainingPatches, ValidationVolumes, crop_padded
+from unet3d.data.loading.datasets import (
+    TrainingPatches,
+    ValidationVolumes,
+    compute_class_fractions,
+)
+from unet3d.data.loading.sampler import EpochSampler
 
 NONE = Augment()
 MOVING = Augment(rotation_p=0.7, scale_p=0.5, flip_p=0.5, brightness_p=0.5)
@@ -61,11 +66,6 @@ def test_a_patch_larger_than_the_volume_is_padded_on_both_sides(tmp_path):
     assert sample["image"][:, :2].abs().max() == sample["image"][:, 14:].abs().max() == 0
 
 
-def test_a_crop_is_zero_outside_of_the_array():
-    cropped = crop_padded(np.ones((2, 2, 2)), [-1, 0, 1], [2, 2, 2])
-    assert cropped[..., 0].tolist() == [[0, 0], [1, 1]]
-
-
 def test_a_rotated_patch_shows_its_surroundings_instead_of_black_corners(tmp_path):
     label = np.zeros((40, 40, 40), np.uint8)
     label[20, 20, 20] = 1
@@ -86,20 +86,34 @@ def test_a_context_is_not_larger_than_the_volume_can_fill(tmp_path):
     assert {w for _, _, w in sizes} == {8}
 
 
-def test_samples_report_their_timing_and_have_a_seed_if_augmentation_is_deferred(tmp_path):
-    volume = make_volume(tmp_path)
-    augmented = make_patches(volume)[(0, 0, False)]
-    deferred = make_patches(volume, defer_augmentation=True)[(0, 0, False)]
-    assert set(augmented) == {"image", "label", "case", "seconds"}
-    assert set(augmented["seconds"]) == {"reading", "augmenting"}
-    assert set(deferred) == {*augmented, "augmentation_seed"}
-    assert set(deferred["seconds"]) == {"reading"}
-    assert type(augmented["image"]) is torch.Tensor
-    assert (augmented["image"].dtype, augmented["label"].dtype) == (torch.float32, torch.uint8)
-
-
 def test_each_validation_volume_is_on_one_rank_and_all_ranks_have_the_same_length(volumes):
     parts = [ValidationVolumes(volumes, rank=rank, world_size=2) for rank in (0, 1)]
     assert len({len(part) for part in parts}) == 1
     names = [part[n]["case"] for part in parts for n in range(len(part))]
     assert sorted(filter(None, names)) == sorted(volume.name for volume in volumes)
+
+
+def measure_fractions(tmp_path, label, patch_size, *, samples=200, fraction=0.0):
+    """Return training patches of a case, and the fractions of its classes in them."""
+    case = write_case(tmp_path, noise(*label.shape), label)
+    patches = make_patches(
+        preprocess(case, tmp_path, num_classes=3, ignore_labels=(-1,)), patch_size=patch_size
+    )
+    fractions = compute_class_fractions(
+        patches, num_classes=3, samples=samples, foreground_fraction=fraction
+    )
+    return patches, fractions.tolist()
+
+
+def test_class_fractions_are_those_of_the_labels_that_training_sees(tmp_path):
+    label = np.zeros((12, 12, 12), np.int16)
+    label[:2, :2, :2] = 1
+    patches, fractions = measure_fractions(tmp_path, label, (6, 6, 6), samples=50, fraction=0.5)
+    sampler = EpochSampler(50, batch_size=1, foreground_fraction=0.5, seed=0)
+    labels = np.concatenate([patches[index]["label"].numpy().ravel() for index in sampler])
+    assert fractions == pytest.approx(np.bincount(labels, minlength=3) / len(labels))
+    label[:, :, 6:] = -1
+    _, fractions = measure_fractions(tmp_path, label, (12, 12, 12))
+    assert fractions == pytest.approx([1 - 8 / 864, 8 / 864, 0])
+    _, fractions = measure_fractions(tmp_path, np.full((6, 6, 6), -1, np.int16), (6, 6, 6))
+    assert np.isnan(fractions).all()  # no voxel is labeled

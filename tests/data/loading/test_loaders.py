@@ -5,8 +5,7 @@ import torch
 
 from tests.data.helpers.loaders import AUGMENT, CPU, load_epochs, make_loader
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.loading.loaders import build_loaders, collate
-from unet3d.errors import UsageError
+from unet3d.data.loading.loaders import build_loaders
 
 SETTINGS: Mapping = {
     "patch_size": [8, 8, 8],
@@ -56,32 +55,9 @@ def test_batches_are_the_same_when_workers_are_spawned(volumes):
         assert_equal(list(loader), list(other))
 
 
-@pytest.fixture
-def shared_by_name():
-    """Share tensors by names of files, as on macOS."""
-    strategy = torch.multiprocessing.get_sharing_strategy()
-    torch.multiprocessing.set_sharing_strategy("file_system")
-    yield
-    torch.multiprocessing.set_sharing_strategy(strategy)
-
-
-def test_batches_are_the_same_when_workers_share_them_by_name(volumes, shared_by_name):
-    with_workers = make_loader(volumes, num_workers=1, defer=True)
-    assert_equal(load_epochs(with_workers, 0), load_epochs(make_loader(volumes), 0))
-
-
 def test_deferred_augmentation_gives_the_same_batches(volumes):
     deferred = make_loader(volumes, defer=True)
     assert_equal(load_epochs(deferred, 0, 1), load_epochs(make_loader(volumes), 0, 1))
-
-
-def test_contexts_of_different_sizes_are_concatenated(volumes):
-    patches = make_loader(volumes, defer=True).patches
-    samples = [patches[(0, n, False)] for n in range(3)]
-    batch = collate(samples)
-    assert len({sample["label"].shape for sample in samples}) > 1
-    assert batch["image"].equal(torch.cat([sample["image"].flatten() for sample in samples]))
-    assert batch["sizes"] == [tuple(sample["label"].shape) for sample in samples]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -109,28 +85,6 @@ def test_a_stopped_iteration_leaves_no_batch_for_the_next(volumes):
         loader.prefetch()
         break
     assert_equal(load_epochs(loader, 1), load_epochs(make_loader(volumes), 1))
-
-
-def test_a_batch_may_be_one_patch(volumes):
-    batches = list(build_loaders(volumes, [], **{**SETTINGS, "batch_size": 1})[0])
-    assert len(batches) == len(volumes)
-    assert all(batch["image"].shape == (1, 2, 8, 8, 8) for batch in batches)
-
-
-@pytest.mark.parametrize(
-    "invalid",
-    [
-        {"batch_size": 0},
-        {"num_workers": -1},
-        {"patches_per_case": 0},
-        {"patch_size": [8, 8]},
-        {"patch_size": [8, 0, 8]},
-        {"foreground_fraction": 2.0},
-    ],
-)
-def test_invalid_loader_settings_are_refused(volumes, invalid):
-    with pytest.raises(UsageError, match=r"data\b"):
-        build_loaders(volumes, [], **{**SETTINGS, **invalid})
 
 
 @pytest.mark.gpu

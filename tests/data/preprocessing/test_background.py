@@ -7,7 +7,6 @@ from unet3d.data.preprocessing.background import (
     find_background,
     find_border_value,
 )
-from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 
 AUTO = ("auto",)
@@ -60,14 +59,3 @@ def test_a_border_that_varies_is_not_background():
 
 def test_air_in_ct_is_an_ordinary_value():
     assert choose_background(["CT", "PET"]) == (0, "auto")
-
-
-@pytest.mark.parametrize("invalid", [(), ("border",), (True,), (float("nan"),), ([0],)])
-def test_a_background_must_be_a_number_or_auto(invalid):
-    with pytest.raises(UsageError, match=r"data\.background must be auto or a number"):
-        Preprocessing(num_classes=2, background=invalid)
-
-
-def test_the_background_can_be_restored_from_plain_values():
-    settings = Preprocessing(num_classes=2, background=(-3.5, "auto"))
-    assert Preprocessing.from_dict(settings.to_dict()) == settings

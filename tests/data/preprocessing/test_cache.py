@@ -2,19 +2,15 @@ import os
 import threading
 import time
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case
-from unet3d.data.case import Case
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.data.preprocessing import cache
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost, preprocess_all
 from unet3d.data.preprocessing.contents import ContentDigests
-from unet3d.data.preprocessing.entry import DamagedEntryError, verify_arrays
-from unet3d.data.preprocessing.fingerprint import fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
@@ -27,18 +23,11 @@ def test_a_case_is_preprocessed_once_until_its_file_or_the_settings_change(tmp_p
     again = preprocess(case, tmp_path)
     assert (again.folder / "image.npy").stat().st_mtime_ns == written
     assert preprocess(case, tmp_path, num_classes=3).folder != first.folder
+    (tmp_path / "copy").mkdir()
+    copied = write_case(tmp_path / "copy", noise(12, 10, 8))
+    assert preprocess(copied, tmp_path).folder == first.folder
     changed = write_case(tmp_path, noise(12, 10, 8) * 2)
     assert preprocess(changed, tmp_path) != first
-
-
-def test_a_copied_dataset_is_not_preprocessed_again(tmp_path):
-    case = write_case(tmp_path, noise(8, 8, 8))
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    copied = Case(name="case", images=(copy / "a.nii.gz",), label=copy / "b.nii.gz")
-    copied.images[0].write_bytes(case.images[0].read_bytes())
-    copied.label.write_bytes(case.label.read_bytes())
-    assert preprocess(case, tmp_path).folder == preprocess(copied, tmp_path).folder
 
 
 def test_ignored_voxels_become_the_ignore_label_and_no_class(tmp_path):
@@ -56,36 +45,14 @@ def test_ignored_voxels_become_the_ignore_label_and_no_class(tmp_path):
     ("label", "message"),
     [
         (np.full((8, 8, 8), 2, np.int16), r"labels must be 0\.\.1, found 2"),
-        (np.full((8, 8, 8), -2, np.int16), "found -2"),
-        (np.full((8, 8, 8), 0.5, np.float32), "found 0.5"),
         (np.zeros((8, 8, 4), np.int16), r"has shape \[8, 8, 4\], but its image \[8, 8, 8\]"),
-        (np.zeros((8, 8, 8, 2), np.int16), "one label per voxel"),
-        (np.zeros((8, 8), np.int16), "must be a 3D volume"),
+        (np.zeros((8, 8, 8, 2), np.int16), "one real number per voxel"),
     ],
 )
 def test_an_invalid_label_is_refused_with_its_file(tmp_path, label, message):
     case = write_case(tmp_path, noise(8, 8, 8), label)
-    with pytest.raises(UsageError, match=message) as error:
+    with pytest.raises(UsageError, match=rf"case_label\.nii\.gz.*{message}"):
         preprocess(case, tmp_path)
-    assert "case_label.nii.gz" in str(error.value)
-
-
-def test_a_truncated_or_missing_image_is_refused_with_its_file(tmp_path):
-    case = write_case(tmp_path, noise(8, 8, 8))
-    content = case.images[0].read_bytes()
-    case.images[0].write_bytes(content[: len(content) // 2])
-    with pytest.raises(UsageError, match=r"case_image\.nii\.gz cannot be read"):
-        preprocess(case, tmp_path)
-    case.images[0].unlink()
-    with pytest.raises(UsageError, match=r"case_image\.nii\.gz is missing"):
-        preprocess(case, tmp_path)
-
-
-def test_an_image_with_nan_is_refused(tmp_path):
-    image = noise(8, 8, 8)
-    image[0, 0, 0] = np.nan
-    with pytest.raises(UsageError, match="NaN"):
-        preprocess(write_case(tmp_path, image), tmp_path)
 
 
 def test_threads_that_want_the_same_case_preprocess_it_once(tmp_path, monkeypatch):
@@ -136,27 +103,6 @@ def test_cases_whose_spacing_declares_more_than_the_memory_are_all_refused_unrea
     assert [finding.case for finding in error.value.findings] == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", ["case", "n" * 128, "n" + "ä" * 90])
-def test_the_folder_of_a_case_has_its_name_in_whole_characters(tmp_path, name):
-    """Other names of folders would let all cases be preprocessed again."""
-    case = replace(write_case(tmp_path, noise(8, 8, 8)), name=name)
-    folder = preprocess(case, tmp_path).folder.name
-    assert len(os.fsencode(folder)) <= 128 + 17
-    assert folder.isprintable()
-    assert folder.startswith(f"{name}-") or len(os.fsencode(name)) > 128
-
-
-def test_all_missing_files_are_named(tmp_path):
-    cases = [write_case(tmp_path, noise(8, 8, 8), name=name) for name in ("a", "b", "c")]
-    for case in cases[:2]:
-        case.images[0].unlink()
-    settings = Preprocessing(num_classes=2)
-    with pytest.raises(InvalidDatasetError, match="2 problems in 2 cases"):
-        preprocess_all(cases, settings, tmp_path / "cache")
-    with pytest.raises(InvalidDatasetError, match="2 problems in 2 cases"):
-        fingerprint_dataset(cases, "RAS", tmp_path / "cache")
-
-
 def flip_a_byte(file):
     content = bytearray(file.read_bytes())
     content[-9] ^= 1
@@ -166,7 +112,7 @@ def flip_a_byte(file):
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("values.json", flip_a_byte),
+        ("values.json", lambda file: os.truncate(file, 9)),
         ("values.json", os.remove),
         ("image.npy", lambda file: os.truncate(file, 300)),
         ("label.npy", lambda file: os.truncate(file, 0)),
@@ -183,21 +129,13 @@ def test_an_incomplete_case_is_named_and_preprocessed_again(tmp_path, caplog, na
     damage(volume.folder / name)
     again = preprocess(case, tmp_path)
     (message,) = caplog.messages
-    assert message.startswith(f"{volume.folder} is damaged, preprocessing the case again: {name} ")
+    assert message == f"{volume.folder} is damaged, preprocessing the case again"
     np.testing.assert_array_equal(again.image, image)
     np.testing.assert_array_equal(again.label, label)
     np.testing.assert_array_equal(again.foreground_points, points)
     caplog.clear()
     preprocess(case, tmp_path)
     assert not caplog.messages
-
-
-def test_a_flipped_bit_is_found_by_its_checksum(tmp_path):
-    volume = preprocess(write_case(tmp_path, noise(12, 10, 8)), tmp_path)
-    verify_arrays(volume.folder)
-    flip_a_byte(volume.folder / "label.npy")
-    with pytest.raises(DamagedEntryError, match=r"^label\.npy does not have its checksum$"):
-        verify_arrays(volume.folder)
 
 
 def test_a_file_that_gets_its_old_size_and_time_back_is_read_again(tmp_path):

@@ -57,19 +57,13 @@ def find_duplicates(cases: Iterable[Case]) -> Iterator[Finding]:
     for case in cases:
         if case.name in names:
             advice = "give the cases unique names: folds and predictions refer to names"
-            yield Finding(
-                case=case.name, file=None, message="two cases have this name", advice=advice
-            )
+            yield Finding(case.name, None, "two cases have this name", advice)
         names.add(case.name)
         for file in (*case.images, case.label):
             user = users.setdefault(os.path.realpath(file), case.name)
             if user != case.name or [*case.images, case.label].count(file) > 1:
-                yield Finding(
-                    case=case.name,
-                    file=file,
-                    message=f"is listed twice, first for {user}",
-                    advice="list the correct file, or remove the case",
-                )
+                advice = "list the correct file, or remove the case"
+                yield Finding(case.name, file, f"is listed twice, first for {user}", advice)
 
 
 def check_scan_headers(
@@ -92,29 +86,23 @@ def check_scan_headers(
             yield make_unreadable_finding(name, file, error)
             continue
         if ram is not None and header.reading_bytes > ram:
-            yield Finding(
-                case=name,
-                file=file,
-                message=f"declares {format_sizes(header.shape)} voxels: reading it takes "
-                f"{format_bytes(header.reading_bytes)} of RAM, {format_bytes(ram)} are available",
-                advice="correct its header, crop or downsample it, or remove the case",
-                is_too_large=True,
+            message = (
+                f"declares {format_sizes(header.shape)} voxels: reading it takes "
+                f"{format_bytes(header.reading_bytes)} of RAM, {format_bytes(ram)} are available"
             )
+            advice = "correct its header, crop or downsample it, or remove the case"
+            yield Finding(name, file, message, advice, is_too_large=True)
         for message, advice in check_single_header(header, is_label=file == label):
-            yield Finding(case=name, file=file, message=message, advice=advice)
+            yield Finding(name, file, message, advice)
         if is_3d(header):
             headers[file] = header
     readable = [file for file in images if file in headers]
     total = sum(headers[file].num_channels for file in readable)
     if channels is not None and len(readable) == len(images) and total != channels:
         shape = format_sizes(headers[images[0]].shape)
-        yield Finding(
-            case=name,
-            file=images[0],
-            message=f"has shape {shape}: {total} channels in total, but the dataset names "
-            f"{channels}",
-            advice="keep only the channels that the dataset names, or correct its description",
-        )
+        message = f"has shape {shape}: {total} channels in total, but the dataset names {channels}"
+        advice = "keep only the channels that the dataset names, or correct its description"
+        yield Finding(name, images[0], message, advice)
     if not readable:
         return
     first = readable[0]
@@ -122,16 +110,13 @@ def check_scan_headers(
         if file != first:
             other = "its image" if file == label else first.name
             for message, advice in check_alignment(header, headers[first], other):
-                yield Finding(case=name, file=file, message=message, advice=advice)
+                yield Finding(name, file, message, advice)
 
 
 def make_unreadable_finding(case: str, file: Path, error: UnreadableFileError) -> Finding:
     """Build the finding for a file that is missing or corrupted."""
-    message = str(error)
-    if message.endswith(NOT_2D):
-        return Finding(case=case, file=file, message=message, advice=FIX_2D)
-    advice = "add it" if message == "is missing" else "copy or download it again"
-    return Finding(case=case, file=file, message=message, advice=f"{advice}, or remove the case")
+    advice = "add it" if str(error) == "is missing" else "copy or download it again"
+    return Finding(case, file, str(error), f"{advice}, or remove the case")
 
 
 def check_single_header(header: VolumeHeader, *, is_label: bool) -> Iterator[tuple[str, str]]:
@@ -150,10 +135,6 @@ def check_single_header(header: VolumeHeader, *, is_label: bool) -> Iterator[tup
     elif min(shape[:3]) < MIN_SIZE:
         advice = FIX_2D if is_2d else "check whether its axes are mixed up, or remove the case"
         yield f"has only {format_sizes(shape)} voxels{reason}", advice
-    low, high = SPACING_RANGE_MM
-    if not all(low <= size <= high for size in header.pixdim):
-        advice = "write the true voxel size in mm to pixdim"
-        yield f"has the spacing {format_sizes(header.pixdim)} mm in its header", advice
     if not has_valid_affine(header):
         yield (
             f"has the invalid affine {format_affine(header.affine)}",
@@ -233,14 +214,9 @@ def read_image_headers(cases: Sequence[Case]) -> list[VolumeHeader]:
 def find_assumptions(headers: Sequence[VolumeHeader], cases: int) -> list[Finding]:
     """Return hints on what the images of `cases` cases do not say of their spacing."""
     counts = Counter(header.assumption or "" for header in headers)
+    advice = "write the voxel size into the files, unless it is the same in all of them"
     return [
-        Finding(
-            case=None,
-            file=None,
-            message=f"{count} of {cases} cases have {assumption}",
-            advice="write the voxel size into the files, unless it is the same in all of them",
-            is_hint=True,
-        )
+        Finding(None, None, f"{count} of {cases} cases have {assumption}", advice, is_hint=True)
         for assumption, count in counts.items()
         if assumption
     ]
@@ -251,7 +227,7 @@ def describe_extent(headers: Sequence[VolumeHeader]) -> str:
     valid = [header for header in headers if is_3d(header) and has_valid_affine(header)]
     if not valid:
         return "no readable image"
-    shapes, spacings = zip(*((h.shape[:3], h.spacing_mm) for h in valid), strict=True)
+    shapes, spacings = ([h.shape[:3] for h in valid], [h.spacing_mm for h in valid])
     return f"{format_range(shapes)} voxels of {format_range(spacings)} mm"
 
 

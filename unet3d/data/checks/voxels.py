@@ -1,7 +1,7 @@
 """Check the voxels of a dataset: read every file completely."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -60,7 +60,7 @@ def check_voxels(
     findings: list[Finding] = []
     present: set[int] = set()
     first_users: dict[bytes, tuple[str, Path]] = {}
-    borders: dict[str, list[float]] = {}  # constant borders that are not background, by case
+    borders: list[list[float]] = []  # of each case with constant ones that are not background
     check = partial(check_case_voxels, classes=len(classes), ignore_labels=ignore_labels)
     with ThreadPoolExecutor(workers) as pool:
         results = zip(cases, pool.map(check, cases), strict=True)
@@ -71,27 +71,28 @@ def check_voxels(
                 problem = annotations.find_contradiction(case.name, result.labels)
                 if problem is not None:
                     advice = "list the class in data.annotated, or remove the label"
-                    findings.append(
-                        Finding(case=case.name, file=case.label, message=problem, advice=advice)
-                    )
+                    findings.append(Finding(case.name, case.label, problem, advice))
             if unexpected := find_unexpected_borders(result.borders, channels, background):
-                borders[case.name] = unexpected
+                borders.append(unexpected)
             for file, digest in result.digests.items():
                 name, twin = first_users.setdefault(digest, (case.name, file))
                 if os.path.realpath(twin) != os.path.realpath(file):
                     message = f"holds the same voxels as {twin.name} of {name}"
                     advice = "replace it with the correct file, or remove one of the cases"
-                    findings.append(
-                        Finding(case=case.name, file=file, message=message, advice=advice)
-                    )
+                    findings.append(Finding(case.name, file, message, advice))
             progress(done, len(cases))
     for label, name in enumerate(classes):
         if present and label not in present:
             message = f"class {label} ({name}) occurs in no label"
             advice = "remove it from the classes, or check the numbering of the labels"
-            findings.append(Finding(case=None, file=None, message=message, advice=advice))
+            findings.append(Finding(None, None, message, advice))
     if borders:
-        findings.append(make_border_hint(borders, len(cases)))
+        values = [value for case in borders for value in case]
+        span = " to ".join(dict.fromkeys(f"{end(values):.4g}" for end in (min, max)))
+        of_cases = f"{len(borders)} of {len(cases)} cases"
+        message = f"{of_cases} have a constant border that is not data.background: {span}"
+        advice = "set data.background=auto to exclude it from cropping and normalization"
+        findings.append(Finding(None, None, message, advice, is_hint=True))
     return findings
 
 
@@ -106,15 +107,6 @@ def find_unexpected_borders(
         )
         if border is not None and name.upper() != "CT" and value not in (AUTO, border)
     ]
-
-
-def make_border_hint(borders: Mapping[str, Sequence[float]], cases: int) -> Finding:
-    """Build the hint for volumes whose border is constant but not data.background."""
-    values = [value for case in borders.values() for value in case]
-    span = " to ".join(dict.fromkeys(f"{end(values):.4g}" for end in (min, max)))
-    message = f"{len(borders)} of {cases} cases have a constant border that is not data.background"
-    advice = "set data.background=auto to exclude it from cropping and normalization"
-    return Finding(case=None, file=None, message=f"{message}: {span}", advice=advice, is_hint=True)
 
 
 def check_case_voxels(case: Case, *, classes: int, ignore_labels: Sequence[int]) -> CaseVoxels:
@@ -136,8 +128,7 @@ def check_case_voxels(case: Case, *, classes: int, ignore_labels: Sequence[int])
             problems = check_image_voxels(channels)
             result.borders.extend(map(find_border_value, channels))
         result.findings.extend(
-            Finding(case=case.name, file=file, message=message, advice=advice)
-            for message, advice in problems
+            Finding(case.name, file, message, advice) for message, advice in problems
         )
         if any(channel.min() < channel.max() for channel in channels):
             result.digests[file] = digest_voxels(channels)

@@ -10,7 +10,6 @@ import numpy as np
 
 from unet3d import __version__
 from unet3d.data.formats.dicom_series import (
-    TAGS,
     compute_affine,
     get_normal,
     is_series,
@@ -22,7 +21,6 @@ from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
     describe_read_errors,
-    get_spacing_mm,
 )
 from unet3d.errors import UsageError, need_packages
 from unet3d.files import atomic_write
@@ -30,9 +28,6 @@ from unet3d.files import atomic_write
 SUFFIX = ".dcm"
 
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
-
-IDENTIFIERS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "FrameOfReferenceUID")
-"""Attributes that identify an image for what refers to it."""
 
 OF_PATIENT_AND_STUDY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex"),
@@ -63,8 +58,12 @@ class Dicom:
         return series.read(), series.affine
 
     def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
-        """Refuse a volume that is not DICOM, or has no identifiers: a SEG refers to images."""
-        check_source(path, like)
+        """Refuse a volume that is not DICOM: a SEG refers to images."""
+        if not (like.name.endswith(SUFFIX) or is_series(like)):
+            raise UsageError(
+                f"{path} would be a DICOM SEG, which refers to DICOM images, and {like} is none: "
+                "set output_format=nii.gz"
+            )
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
@@ -77,8 +76,6 @@ def open_image(file: Path) -> tuple[Any, Any]:
     """Return highdicom's image without voxels, and the geometry of its frames."""
     with need_packages(file, "pydicom", "highdicom"):
         import highdicom
-    if not file.is_file():
-        raise UnreadableFileError("is missing")
     with describe_read_errors(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about values that other programs wrote
         dataset = read_dataset(file, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
@@ -104,7 +101,6 @@ def read_file_header(file: Path) -> VolumeHeader:
     return VolumeHeader(
         shape=(columns, rows, slices),
         affine=affine,
-        pixdim=get_spacing_mm(affine),
         dtype=dtype if is_segmentation else np.dtype(np.float32),
         may_be_cropped=is_segmentation,
         buffer_bytes=8 * slices * rows * columns,
@@ -214,24 +210,3 @@ def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequ
         )
         with atomic_write(path) as draft:
             segmentation.save_as(draft)
-
-
-def check_source(path: Path, like: Path) -> None:
-    """Refuse a volume that is not DICOM, or has no identifiers: a segmentation refers to images."""
-    if not (like.name.endswith(SUFFIX) or is_series(like)):
-        raise UsageError(
-            f"{path} would be a DICOM SEG, which refers to DICOM images, and {like} is none: set "
-            "output_format=nii.gz"
-        )
-    if like.is_file():
-        images = [(like, read_dataset(like, stop_before_pixels=True))]
-    else:
-        series = open_series(like, tags=[*TAGS, *IDENTIFIERS])
-        images = list(zip(series.files, series.datasets, strict=True))
-    for file, image in images:
-        missing = [keyword for keyword in IDENTIFIERS if not image.get(keyword)]
-        if missing:
-            raise UsageError(
-                f"{path} would be a DICOM SEG, which refers to its images, and {file} has no "
-                f"{', '.join(missing)}: set output_format=nii.gz"
-            )

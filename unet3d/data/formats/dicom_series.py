@@ -13,7 +13,6 @@ from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
     describe_read_errors,
-    get_spacing_mm,
 )
 from unet3d.errors import need_packages
 from unet3d.text import join_first
@@ -68,7 +67,6 @@ class Series:
             return VolumeHeader(
                 shape=(int(first.Columns), int(first.Rows), len(self.files)),
                 affine=self.affine,
-                pixdim=get_spacing_mm(self.affine),
                 dtype=np.dtype("f4" if is_scaled else f"{kind}{first.BitsAllocated // 8}"),
             )
 
@@ -150,20 +148,17 @@ def check_images(images: Sequence[tuple[Path, Any]]) -> None:
         for tag in ("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient"):
             if not dataset.get(tag):
                 raise UnreadableFileError(f"has {file.name} without {tag}: remove it")
-        if int(dataset.get("NumberOfFrames") or 1) > 1 or int(dataset.SamplesPerPixel) != 1:
-            raise UnreadableFileError(f"has {file.name}, which is not one gray slice: remove it")
-        for tag in ("Rows", "Columns", "PixelSpacing", "BitsAllocated", "PixelRepresentation"):
-            if dataset.get(tag) != first.get(tag):
+        for tag in (
+            *("Rows", "Columns", "PixelSpacing", "ImageOrientationPatient"),
+            *("SamplesPerPixel", "BitsAllocated", "PixelRepresentation"),
+        ):
+            tolerance = 1e-3 if tag == "ImageOrientationPatient" else 0
+            values = np.array(dataset.get(tag), float), np.array(first.get(tag), float)
+            if not np.allclose(*values, rtol=0, atol=tolerance, equal_nan=True):
                 raise UnreadableFileError(
                     f"has {tag} {first.get(tag)} in {name}, {dataset.get(tag)} in {file.name}: "
                     "separate the images"
                 )
-        turned = np.subtract(dataset.ImageOrientationPatient, first.ImageOrientationPatient)
-        if np.abs(turned.astype(float)).max() > 1e-3:
-            raise UnreadableFileError(
-                f"has {name} and {file.name} in different orientations, as of a localizer: "
-                "separate the images"
-            )
 
 
 def sort_slices(images: Sequence[tuple[Path, Any]]) -> tuple[list[Path], list[Any], np.ndarray]:
@@ -172,15 +167,14 @@ def sort_slices(images: Sequence[tuple[Path, Any]]) -> tuple[list[Path], list[An
     orientation = np.array(first.ImageOrientationPatient, float)
     positions = np.array([d.ImagePositionPatient for _, d in images], float)
     order = np.argsort(positions @ get_normal(orientation), kind="stable")
-    names = [images[n][0].name for n in order]
-    check_positions(positions[order], orientation, names)
-    thickness = float(first.get("SliceThickness") or 1)
+    files, datasets = [images[n][0] for n in order], [images[n][1] for n in order]
     positions = positions[order]
+    check_positions(positions, orientation, files)
     affine = compute_affine(
         *(orientation, np.array(first.PixelSpacing, float)),
-        *(positions[0], positions[-1], len(positions), thickness),
+        *(positions[0], positions[-1], len(positions), float(first.get("SliceThickness") or 1)),
     )
-    return [images[n][0] for n in order], [images[n][1] for n in order], affine
+    return files, datasets, affine
 
 
 def get_normal(orientation: np.ndarray) -> np.ndarray:
@@ -188,32 +182,21 @@ def get_normal(orientation: np.ndarray) -> np.ndarray:
     return np.cross(orientation[:3], orientation[3:])
 
 
-def check_positions(positions: np.ndarray, orientation: np.ndarray, names: Sequence[str]) -> None:
-    """Refuse slices that are missing, twice at one position, or at uneven distances."""
-    if len(positions) < 3:
-        return
-    gaps = np.diff(positions @ get_normal(orientation))
-    usual = float(np.median(gaps))
-    for n in np.flatnonzero(gaps < GAP_TOLERANCE * usual)[:1]:
-        raise UnreadableFileError(
-            f"has {names[n]} and {names[n + 1]} at the same position: remove one of them, or "
-            "separate the phases"
-        )
-    uneven = np.abs(gaps - usual) > GAP_TOLERANCE * usual
-    for n in np.flatnonzero(uneven)[:1]:
-        missing = round(float(gaps[n]) / usual) - 1
-        if missing > 0 and abs(gaps[n] - (missing + 1) * usual) <= GAP_TOLERANCE * usual:
-            raise UnreadableFileError(
-                f"misses {missing} of its slices, between {names[n]} and {names[n + 1]}: copy the "
-                "series again"
-            )
-        raise UnreadableFileError(
-            f"has slices {gaps.min():.4g} to {gaps.max():.4g} mm apart, as between {names[n]} and "
-            f"{names[n + 1]}: resample it to even distances, into a file of another format"
-        )
+def check_positions(positions: np.ndarray, orientation: np.ndarray, files: Sequence[Path]) -> None:
+    """Refuse slices that are missing, twice at one position, shifted or at uneven distances."""
     even = np.linspace(positions[0], positions[-1], len(positions))
-    if np.linalg.norm(positions - even, axis=1).max() > GAP_TOLERANCE * usual:
-        raise UnreadableFileError("has slices that are shifted against each other: resample it")
+    gaps = np.diff(positions @ get_normal(orientation))
+    if len(gaps) < 2:
+        return
+    usual = float(np.median(gaps))
+    drift = np.linalg.norm(positions - even, axis=1).max()
+    if max(drift, np.abs(gaps - usual).max()) > GAP_TOLERANCE * usual:
+        n = int(np.abs(gaps - usual).argmax())
+        raise UnreadableFileError(
+            f"has slices {gaps.min():.4g} to {gaps.max():.4g} mm apart, as between "
+            f"{files[n].name} and {files[n + 1].name}: copy those that are missing, separate "
+            "phases, or resample it to even distances, into a file of another format"
+        )
 
 
 def compute_affine(

@@ -1,5 +1,6 @@
 """NRRD and MetaImage, by SimpleITK."""
 
+import os
 import re
 from collections.abc import Sequence
 from math import prod
@@ -13,8 +14,9 @@ from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
     describe_read_errors,
+    require_target,
 )
-from unet3d.errors import UsageError, need_packages
+from unet3d.errors import need_packages
 from unet3d.files import atomic_write
 
 ORTHOGONAL = 1e-4
@@ -29,19 +31,8 @@ DTYPES = (
 HEADER_BYTES = 2**20
 """Bytes at a file's start that hold its text."""
 
-DATA_FILE = re.compile(r"^(?:data[ _]?file:|ElementDataFile *[=:]) *(.+?)\r?$", re.M | re.I)
+DATA_FILE = re.compile(rb"^(?:data[ _]?file:|ElementDataFile *[=:]) *(.+?)\r?$", re.M | re.I)
 """Where the voxels are, in a file of their own or in this one (LOCAL)."""
-
-NRRD_SPACES = {
-    "left-posterior-superior": (-1.0, -1.0, 1.0),
-    "LPS": (-1.0, -1.0, 1.0),
-    "right-anterior-superior": (1.0, 1.0, 1.0),
-    "RAS": (1.0, 1.0, 1.0),
-}
-"""Factors from a space of NRRD to one whose axes point right, forward and up."""
-
-NUMBER = r"[-+.\w]+"
-VECTOR = rf"\(({NUMBER}),({NUMBER}),({NUMBER})\)"
 
 
 class Itk:
@@ -52,12 +43,11 @@ class Itk:
 
     def list_files(self, file: Path) -> list[Path]:
         """Return the file, and the file of its voxels if that is another."""
-        if not file.is_file():
-            raise UnreadableFileError("is missing")
-        name = DATA_FILE.search(split_header(file)[0])
-        if name is None or name[1].upper() in ("LOCAL", "LIST"):
+        with file.open("rb") as stream:
+            name = DATA_FILE.search(stream.read(HEADER_BYTES))
+        if name is None or name[1].upper() in (b"LOCAL", b"LIST"):
             return [file]
-        return [file, file.parent / name[1]]
+        return [file, file.parent / os.fsdecode(name[1])]
 
     def read_header(self, file: Path) -> VolumeHeader:
         """Read the header alone."""
@@ -74,11 +64,13 @@ class Itk:
         *_, data_file = self.list_files(file)
         if not data_file.is_file():
             raise UnreadableFileError(f"names {data_file.name} for its voxels, which is missing")
-        exact = read_nrrd_affine(file) if file.suffix == ".nrrd" else None
+        spacing, direction, origin = get_geometry(reader)
+        affine = np.eye(4)
+        affine[: len(spacing), : len(spacing)] = direction * spacing
+        affine[: len(origin), 3] = origin
         return VolumeHeader(
             shape=size if channels == 1 else (*size, channels),
-            affine=get_affine(reader) if exact is None else exact,
-            pixdim=tuple(reader.GetSpacing()[:3]),
+            affine=LPS_TO_RAS @ affine,
             dtype=dtype,
             buffer_bytes=prod(size) * channels * dtype.itemsize,  # SimpleITK's own image
         )
@@ -107,11 +99,8 @@ class Itk:
         with need_packages(path, "SimpleITK"):
             import SimpleITK  # noqa: F401
         direction = grid.affine[:3, :3] / np.linalg.norm(grid.affine[:3, :3], axis=0)
-        if np.abs(direction.T @ direction - np.eye(3)).max() > ORTHOGONAL:
-            raise UsageError(
-                f"{path} cannot hold the skewed axes of {like}: write another format, such as "
-                "output_format=nii.gz"
-            )
+        skew = np.abs(direction.T @ direction - np.eye(3)).max()
+        require_target(skew <= ORTHOGONAL, path, "skewed axes", like)
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
@@ -121,30 +110,22 @@ class Itk:
 
         image: Any = SimpleITK.GetImageFromArray(labels.T)
         if like.name.endswith(self.suffixes):  # as they are: computed ones could be rounded
-            reader = open_reader(like)
-            geometry = reader.GetSpacing(), reader.GetDirection(), reader.GetOrigin()
-            spacing, direction, origin = (np.array(values) for values in geometry)
-            count = round(len(direction) ** 0.5)
-            direction = direction.reshape(count, count)[:3, :3]
+            spacing, direction, origin = get_geometry(open_reader(like))
         else:
             matrix = LPS_TO_RAS @ grid.affine
             spacing, origin = np.linalg.norm(matrix[:3, :3], axis=0), matrix[:3, 3]
             direction = matrix[:3, :3] / spacing
-        image.SetSpacing(spacing[:3].tolist())
+        image.SetSpacing(spacing.tolist())
         image.SetDirection(direction.ravel().tolist())
-        image.SetOrigin(origin[:3].tolist())
+        image.SetOrigin(origin.tolist())
         with atomic_write(path) as draft:
             SimpleITK.WriteImage(image, str(draft), True)
-            if path.suffix == ".nrrd":
-                write_nrrd_affine(draft, grid.affine)
 
 
 def open_reader(file: Path) -> Any:
     """Return SimpleITK's reader of a file, which has read the header."""
     with need_packages(file, "SimpleITK"):
         import SimpleITK
-    if not file.is_file():
-        raise UnreadableFileError("is missing")
     reader: Any = SimpleITK.ImageFileReader()
     reader.SetFileName(str(file))
     with describe_read_errors():
@@ -152,51 +133,8 @@ def open_reader(file: Path) -> Any:
     return reader
 
 
-def get_affine(image: Any) -> np.ndarray:
-    """Return the affine of the first three axes."""
-    spacing, origin = np.array(image.GetSpacing()), np.array(image.GetOrigin())
-    count = len(spacing)
-    affine = np.eye(4)
-    if count >= 3:
-        direction = np.array(image.GetDirection()).reshape(count, count)
-        affine[:3, :3] = (direction * spacing)[:3, :3]
-        affine[:3, 3] = origin[:3]
-    return LPS_TO_RAS @ affine
-
-
-def split_header(file: Path) -> tuple[str, int]:
-    """Return the text at a file's start, up to an empty line, and its length in bytes."""
-    with file.open("rb") as stream:
-        head = stream.read(HEADER_BYTES)
-    end = re.search(rb"\n\r?\n", head)
-    length = len(head) if end is None else end.end()
-    return head[:length].decode("latin-1"), length
-
-
-def read_nrrd_affine(file: Path) -> np.ndarray | None:
-    """Return the axes and the origin as written; SimpleITK normalizes axes, which rounds them."""
-    text, _ = split_header(file)
-    fields = dict(re.findall(r"^(space(?: directions| origin)?): *(.+?)\r?$", text, re.M))
-    signs = NRRD_SPACES.get(fields.get("space", ""))
-    vectors = [
-        vector
-        for name in ("space directions", "space origin")
-        for vector in re.findall(VECTOR, fields.get(name, ""))
-    ]
-    if signs is None or len(vectors) != 4:
-        return None
-    affine = np.eye(4)
-    with describe_read_errors():
-        affine[:3] = np.array(vectors, float).T * np.array(signs)[:, None]
-    return affine
-
-
-def write_nrrd_affine(file: Path, affine: np.ndarray) -> None:
-    """Replace the axes and the origin that SimpleITK has written."""
-    columns = (affine[:3] * np.array(NRRD_SPACES["LPS"])[:, None]).T.tolist()
-    *axes, origin = (f"({','.join(map(repr, column))})" for column in columns)
-    text, length = split_header(file)
-    voxels = file.read_bytes()[length:]
-    text = re.sub(r"(?m)^space directions:.*$", f"space directions: {' '.join(axes)}", text)
-    text = re.sub(r"(?m)^space origin:.*$", f"space origin: {origin}", text)
-    file.write_bytes(text.encode("latin-1") + voxels)
+def get_geometry(reader: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the spacing, the direction (a matrix) and the origin of the first three axes."""
+    spacing, origin = np.array(reader.GetSpacing()), np.array(reader.GetOrigin())
+    direction = np.array(reader.GetDirection()).reshape(len(spacing), len(spacing))
+    return spacing[:3], direction[:3, :3], origin[:3]

@@ -32,15 +32,12 @@ class NumPy:
         return VolumeHeader(
             shape=spatial if len(channels) == 1 else (*spatial, len(channels)),
             affine=affine,
-            pixdim=(1.0, 1.0, 1.0),
             dtype=channels.dtype,
             assumption="no voxel spacing: 1 mm is assumed",
         )
 
     def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         """Map the file."""
-        if not file.is_file():
-            raise UnreadableFileError("is missing")
         with describe_read_errors():
             array = np.load(file, mmap_mode="c", allow_pickle=False)
         if array.ndim not in (3, 4) or not array.size:

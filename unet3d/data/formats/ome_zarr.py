@@ -13,11 +13,11 @@ import numpy as np
 from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
-    check_straight,
     describe_read_errors,
     get_number_type,
-    get_spacing_mm,
+    is_straight,
     make_scaled_affine,
+    require_target,
 )
 from unet3d.errors import need_packages
 from unet3d.files import create_folder
@@ -89,7 +89,6 @@ class OmeZarr:
         return VolumeHeader(
             shape=shape if channels == 1 else (*shape, channels),
             affine=level.affine,
-            pixdim=get_spacing_mm(level.affine),
             dtype=get_number_type(level.array.dtype),
             assumption=level.assumption,
             buffer_bytes=level.array.dtype.itemsize
@@ -107,7 +106,7 @@ class OmeZarr:
         """Refuse a grid that is not along the axes."""
         with need_packages(path, "zarr", "numcodecs"):
             import zarr  # noqa: F401
-        check_straight(path, grid, like)
+        require_target(is_straight(grid.affine), path, "orientation", like)
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
@@ -152,8 +151,6 @@ def open_level(file: Path) -> Level:
     """Open the full resolution of an image."""
     with need_packages(file, "zarr", "numcodecs"):
         import zarr
-    if not file.is_dir():
-        raise UnreadableFileError("is missing")
     with describe_read_errors():
         group = zarr.open_group(file, mode="r")
         attributes: dict[str, Any] = dict(group.attrs)

@@ -13,12 +13,13 @@ import numpy as np
 from unet3d.data.formats.volume_format import (
     UnreadableFileError,
     VolumeHeader,
-    check_straight,
     describe_read_errors,
     get_number_type,
+    is_straight,
     make_scaled_affine,
+    require_target,
 )
-from unet3d.errors import UsageError, need_packages
+from unet3d.errors import need_packages
 from unet3d.files import atomic_write
 
 MM_PER_UNIT = {
@@ -55,11 +56,10 @@ class Tiff:
             size = {"Z": 1, **dict(zip(axes, series.shape, strict=True))}
             shape = size["X"], size["Y"], size["Z"]
             channels = size.get("C", 1) * size.get("S", 1)
-            (x, y, z), assumption = read_spacing(tif)
+            spacing_mm, assumption = read_spacing(tif)
             return VolumeHeader(
                 shape=shape if channels == 1 else (*shape, channels),
-                affine=make_scaled_affine((x, y, z)),
-                pixdim=(x, y, z),
+                affine=make_scaled_affine(spacing_mm),
                 dtype=get_number_type(series.dtype),
                 assumption=assumption,
             )
@@ -81,12 +81,8 @@ class Tiff:
         """Refuse a grid that is not along the axes, or has a position."""
         with need_packages(path, "tifffile", "imagecodecs"):
             import tifffile  # noqa: F401
-        check_straight(path, grid, like)
-        if grid.affine[:3, 3].any():
-            raise UsageError(
-                f"{path} cannot hold the position of {like}: write another format, such as "
-                "output_format=nii.gz"
-            )
+        require_target(is_straight(grid.affine), path, "orientation", like)
+        require_target(not grid.affine[:3, 3].any(), path, "position", like)
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
@@ -113,17 +109,13 @@ def open_tiff(file: Path) -> Generator[Any]:
     """
     with need_packages(file, "tifffile", "imagecodecs"):
         import tifffile
-    if not file.is_file():
-        raise UnreadableFileError("is missing")
     errors: list[str] = []
     thread = threading.get_ident()
 
     def collect(record: logging.LogRecord) -> bool:
-        if record.thread != thread:
-            return True
-        if record.levelno >= logging.ERROR:
+        if record.thread == thread and record.levelno >= logging.ERROR:
             errors.append(record.getMessage())
-        return False
+        return record.thread != thread
 
     log = tifffile.logger()
     log.addFilter(collect)
@@ -153,13 +145,9 @@ def check_pages(tif: Any) -> None:
 
 def order_axes(array: np.ndarray, axes: str) -> np.ndarray:
     """Return (C, X, Y, Z)."""
-    kept = [n for n, axis in enumerate(axes) if axis in "CSZYX"]
+    kept = [n for n, axis in enumerate(axes) if axis in "ZYX" or array.shape[n] > 1]
     array = array.reshape([array.shape[n] for n in kept])
-    axes = "".join(axes[n] for n in kept)
-    if {"C", "S"} <= {*axes}:  # one of them has size 1
-        unused = next(n for n, axis in enumerate(axes) if axis in "CS" and array.shape[n] == 1)
-        axes, array = axes[:unused] + axes[unused + 1 :], array.squeeze(unused)
-    axes = axes.replace("S", "C")
+    axes = "".join(axes[n] for n in kept).replace("S", "C")  # there is one of both at most
     for axis in "CZ":
         if axis not in axes:
             axes, array = axis + axes, array[None]

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, describe_os_error
 
 NOT_2D = "2D images are not supported"
 FIX_2D = "stack the slices of each scan into one volume"
@@ -37,7 +37,6 @@ class Grid:
 class VolumeHeader(Grid):
     """What a file says of its voxels."""
 
-    pixdim: tuple[float, float, float]  # as written; the affine may disagree
     dtype: np.dtype
     assumption: str | None = None  # what the file does not say of its spacing
     may_be_cropped: bool = False  # it may hold only a part of its image's grid
@@ -60,20 +59,19 @@ class VolumeHeader(Grid):
 
 
 class VolumeFormat(Protocol):
-    """Files of one format. Errors are UnreadableFileError, or UsageError that names the file."""
+    """Files of one format, which exist where they are read.
+
+    Errors are UnreadableFileError, or UsageError that names the file.
+    """
 
     @property
-    def name(self) -> str:
-        """Return the name that users know."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def suffixes(self) -> tuple[str, ...]:
-        """Return the endings of its files."""
-        ...
+    def suffixes(self) -> tuple[str, ...]: ...
 
     def list_files(self, file: Path) -> list[Path]:
-        """Return the files that hold the volume; they may be missing."""
+        """Return the files that hold the volume; all but the first may be missing."""
         ...
 
     def read_header(self, file: Path) -> VolumeHeader:
@@ -108,16 +106,12 @@ def describe_read_errors() -> Generator[None]:
         yield
     except (UnreadableFileError, UsageError):
         raise
-    except MemoryError as error:
-        raise UnreadableFileError(f"does not fit into memory: {error}") from error
-    except FileNotFoundError as error:
-        raise UnreadableFileError(f"has a part that is missing: {error}") from error
     except OSError as error:
-        raise UnreadableFileError(f"cannot be read: {error.strerror or error}") from error
+        reason = " ".join(describe_os_error(error).split())
+        raise UnreadableFileError(f"cannot be read: {reason}") from error
     except Exception as error:  # damaged files raise anything
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        reason = lines[-1].strip() if lines else type(error).__name__
-        raise UnreadableFileError(f"cannot be decoded: {reason}") from error
+        *_, reason = (str(error).strip() or type(error).__name__).splitlines()
+        raise UnreadableFileError(f"cannot be decoded: {reason.strip()}") from error
 
 
 def make_scaled_affine(
@@ -129,13 +123,18 @@ def make_scaled_affine(
     return affine
 
 
-def check_straight(path: Path, header: VolumeHeader, like: Path) -> None:
-    """Refuse axes that are turned or flipped, for a format that cannot hold them."""
-    if not np.array_equal(header.affine[:3, :3], np.diag(header.spacing_mm)):
+def require_target(can_hold: bool, path: Path, what: str, like: Path) -> None:
+    """Refuse to write a file whose format cannot hold what the volume `like` has."""
+    if not can_hold:
         raise UsageError(
-            f"{path} cannot hold the orientation of {like}: write another format, such as "
+            f"{path} cannot hold the {what} of {like}: write another format, such as "
             "output_format=nii.gz"
         )
+
+
+def is_straight(affine: np.ndarray) -> bool:
+    """Return whether axes are neither turned nor flipped."""
+    return np.array_equal(affine[:3, :3], np.diag(get_spacing_mm(affine)))
 
 
 def iter_slabs(channel: np.ndarray) -> Iterator[np.ndarray]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from unet3d.data.formats.dicom import Dicom
 from unet3d.data.formats.dicom_series import is_series
-from unet3d.data.formats.grids import find_offset, paste
 from unet3d.data.formats.itk import Itk
 from unet3d.data.formats.nifti import Nifti
 from unet3d.data.formats.nifti import open_probability_file as open_nifti
@@ -25,6 +24,7 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
 )
 from unet3d.errors import UsageError
+from unet3d.types import Triple
 
 SEG_SUFFIX = ".dcm"
 """Ending of the labels of a folder of DICOM images, which has none."""
@@ -43,6 +43,9 @@ OUTPUT_FORMATS = {
     "seg": SEG_SUFFIX,
 }
 """Endings of labels by name."""
+
+TOLERANCE = 1e-2
+"""Tolerated distance in voxels between the corners of two grids."""
 
 
 def is_volume(path: Path) -> bool:
@@ -104,15 +107,22 @@ def find_format(path: Path) -> VolumeFormat:
             return format
     if is_series(path):
         return DICOM
+    raise UnreadableFileError(_describe_other(path))
+
+
+def find_existing_format(path: Path) -> VolumeFormat:
+    """Return the format of a file or folder that can be read."""
     if not path.exists():
         raise UnreadableFileError("is missing")
-    raise UnreadableFileError(_describe_other(path))
+    if path.is_file() and not path.stat().st_size:
+        raise UnreadableFileError("is empty")
+    return find_format(path)
 
 
 def list_files(path: Path) -> list[Path]:
     """Return the files that hold a volume."""
     with _name_file(path):
-        return find_format(path).list_files(path)
+        return find_existing_format(path).list_files(path)
 
 
 def read_header(path: Path, grid: Grid | None = None) -> VolumeHeader:
@@ -120,7 +130,7 @@ def read_header(path: Path, grid: Grid | None = None) -> VolumeHeader:
 
     A volume that may hold a part of its image's grid gets `grid`, if it is a part of it.
     """
-    header = find_format(path).read_header(path)
+    header = find_existing_format(path).read_header(path)
     if grid is None or not header.may_be_cropped or find_offset(header, grid) is None:
         return header
     return replace(header, shape=grid.shape[:3], affine=grid.affine)
@@ -131,11 +141,6 @@ def open_header(path: Path) -> VolumeHeader:
     with _name_file(path):
         header = read_header(path)
     check_shape(path, header.shape)
-    if header.dtype.kind not in "iuf":
-        raise UsageError(
-            f"{path} has voxels of {header.dtype}, not one real number each: save it as real "
-            "numbers"
-        )
     return header
 
 
@@ -152,16 +157,47 @@ def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
     A volume that may hold a part of its image's grid is put on `grid`, if it is a part of it.
     """
     with _name_file(path):
-        format = find_format(path)
+        format = find_existing_format(path)
         channels, affine = format.read_volume(path)
         check_shape(path, channels.shape[1:])
-        is_part = grid is not None and channels.shape[1:4] != grid.shape[:3]
-        header = format.read_header(path) if is_part else None
-    if grid is not None and header is not None and header.may_be_cropped:
-        offset = find_offset(header, grid)
-        if offset is not None:
-            return paste(channels, offset, grid.shape[:3]), grid.affine
-    return channels, affine
+        if grid is None or channels.shape[1:4] == grid.shape[:3]:
+            return channels, affine
+        header = format.read_header(path)
+    offset = find_offset(header, grid) if header.may_be_cropped else None
+    if offset is None:
+        return channels, affine
+    return paste(channels, offset, grid.shape[:3]), grid.affine
+
+
+def find_offset(part: Grid, grid: Grid) -> Triple | None:
+    """Return the voxel of `grid` that is the first of `part`; None if it is not a part of the grid.
+
+    >>> whole = Grid(shape=(4, 4, 4), affine=np.eye(4))
+    >>> shifted = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 2], [0, 0, 0, 1.0]])
+    >>> find_offset(Grid(shape=(4, 4, 2), affine=shifted), whole)
+    (0, 0, 2)
+    """
+    if not np.linalg.det(grid.affine[:3, :3]):
+        return None
+    to_grid = np.linalg.solve(grid.affine, part.affine)
+    size = np.array(part.shape[:3])
+    offset = np.rint(to_grid[:3, 3])
+    drift = np.abs((to_grid[:3, :3] - np.eye(3)) * (size - 1)).sum(axis=1)
+    distance = drift + np.abs(to_grid[:3, 3] - offset)
+    if distance.max() > TOLERANCE or offset.min() < 0 or (offset + size > grid.shape[:3]).any():
+        return None
+    d, h, w = (int(n) for n in offset)
+    return d, h, w
+
+
+def paste(channels: np.ndarray, offset: Triple, shape: tuple[int, ...]) -> np.ndarray:
+    """Return zeros of (C, *shape) with the channels at an offset."""
+    result = np.zeros((len(channels), *shape[::-1]), channels.dtype).transpose(0, 3, 2, 1)
+    slices = tuple(
+        slice(start, start + n) for start, n in zip(offset, channels.shape[1:], strict=True)
+    )
+    result[(slice(None), *slices)] = channels
+    return result
 
 
 def check_target(path: Path, like: Path) -> None:

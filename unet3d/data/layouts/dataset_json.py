@@ -7,7 +7,7 @@ from typing import Any
 
 from unet3d.data.case import Case
 from unet3d.data.findings import Finding
-from unet3d.data.formats.volumes import describe_skipped, list_volumes
+from unet3d.data.formats.volumes import list_volumes
 from unet3d.errors import UsageError
 from unet3d.files import read_json
 
@@ -46,32 +46,15 @@ def parse_names(content: dict[str, Any], key: str, root: Path) -> tuple[str, ...
 
 
 def find_unlisted_files(root: Path, cases: Iterable[Case], message: str) -> list[Finding]:
-    """Find volumes in imagesTr and labelsTr that belong to no case; links and folders are hints."""
+    """Find volumes in imagesTr and labelsTr that belong to no case."""
     listed = {os.path.realpath(file) for case in cases for file in (*case.images, case.label)}
-    findings = []
-    for folder in (root / "imagesTr", root / "labelsTr"):
-        findings += [
-            Finding(
-                case=None,
-                file=file,
-                message=message,
-                advice="add it to the dataset, or move it out of the folder",
-            )
-            for file in list_volumes(folder)
-            if os.path.realpath(file) not in listed
-        ]
-        findings += [
-            Finding(
-                case=None,
-                file=path,
-                message=f"{reason}, and is ignored",
-                advice="move what it holds into the dataset, or remove it",
-                is_hint=True,
-            )
-            for path, reason in describe_skipped(folder).items()
-            if path.is_symlink() or path.is_dir()
-        ]
-    return findings
+    advice = "add it to the dataset, or move it out of the folder"
+    return [
+        Finding(None, file, message, advice)
+        for folder in (root / "imagesTr", root / "labelsTr")
+        for file in list_volumes(folder)
+        if os.path.realpath(file) not in listed
+    ]
 
 
 def check_num_training(content: dict[str, Any], cases: int, root: Path) -> list[Finding]:
@@ -79,11 +62,6 @@ def check_num_training(content: dict[str, Any], cases: int, root: Path) -> list[
     declared = content.get("numTraining", cases)
     if declared == cases:
         return []
-    return [
-        Finding(
-            case=None,
-            file=root / "dataset.json",
-            message=f"declares numTraining {declared!r}, but has {cases} cases",
-            advice="correct numTraining, or add the missing cases",
-        )
-    ]
+    message = f"declares numTraining {declared!r}, but has {cases} cases"
+    advice = "correct numTraining, or add the missing cases"
+    return [Finding(None, root / "dataset.json", message, advice)]

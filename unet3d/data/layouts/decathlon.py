@@ -43,44 +43,25 @@ class Decathlon:
 
     def list_cases(self) -> list[Case]:
         """Return the training cases, sorted by name."""
-        cases = [case for entry in self._get_entries() if (case := self._parse_entry(entry))]
-        if not cases:
-            raise UsageError(
-                f"{self.root / 'dataset.json'} lists no training cases: each entry of training "
-                "needs image and label"
-            )
+        entries = self.content.get("training")
+        if not isinstance(entries, list) or not entries:
+            raise UsageError(f"{self.root / 'dataset.json'} lists no training cases")
+        cases = []
+        for entry in entries:
+            try:
+                image, label = self.root / entry["image"], self.root / entry["label"]
+            except (KeyError, TypeError):
+                raise UsageError(
+                    f"{self.root / 'dataset.json'}: each entry of training needs image and label, "
+                    f"got {entry!r}"
+                ) from None
+            cases.append(Case(name=split_suffix(image)[0], images=(image,), label=label))
         return sorted(cases, key=lambda case: case.name)
 
     def find_problems(self) -> list[Finding]:
-        """Find entries without image or label, unlisted files and a wrong numTraining."""
-        invalid_entries = [
-            Finding(
-                case=f"training[{n}]",
-                file=self.root / "dataset.json",
-                message=f"has the invalid entry {entry!r}",
-                advice="give the entry an image and a label, or remove it",
-            )
-            for n, entry in enumerate(self._get_entries())
-            if self._parse_entry(entry) is None
-        ]
+        """Find unlisted files and a wrong numTraining."""
         cases = self.list_cases()
         return [
-            *invalid_entries,
             *find_unlisted_files(self.root, cases, "has no entry in dataset.json"),
-            *check_num_training(self.content, len(cases) + len(invalid_entries), self.root),
+            *check_num_training(self.content, len(cases), self.root),
         ]
-
-    def _get_entries(self) -> list[Any]:
-        entries = self.content.get("training", [])
-        if not isinstance(entries, list):
-            raise UsageError(
-                f"{self.root / 'dataset.json'}: training must be a list, got {entries!r}"
-            )
-        return entries
-
-    def _parse_entry(self, entry: Any) -> Case | None:
-        try:
-            image, label = self.root / entry["image"], self.root / entry["label"]
-        except (KeyError, TypeError):
-            return None
-        return Case(name=split_suffix(image)[0], images=(image,), label=label)

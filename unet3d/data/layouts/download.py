@@ -8,14 +8,14 @@ import errno
 import hashlib
 import shutil
 import tarfile
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from unet3d.errors import RunError, UsageError
+from unet3d.files import name_file
 from unet3d.units import MIB
 
 TIMEOUT_SECONDS = 30
@@ -39,7 +39,7 @@ def download(url: str, md5: str, part: Path, progress: Progress) -> None:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"url must begin with http:// or https://, got {url}")
     part.parent.mkdir(parents=True, exist_ok=True)
-    with report_disk_full(part):
+    with name_file(part):
         _receive(url, part, progress)
     with part.open("rb") as file:
         actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -50,19 +50,20 @@ def download(url: str, md5: str, part: Path, progress: Progress) -> None:
 
 def _receive(url: str, part: Path, progress: Progress) -> None:
     done = part.stat().st_size if part.exists() else 0
-    total = None
+    problem = None
     try:
         request = Request(url, headers={"Range": f"bytes={done}-"} if done else {})
         with urlopen(request, timeout=TIMEOUT_SECONDS) as response, part.open("ab") as file:
             if done and response.status != 206:  # the server ignores the range and sends all of it
                 file.truncate(0)
                 done = 0
-            length = response.headers["Content-Length"]
-            total = None if length is None else done + int(length)
+            total = done + int(response.headers["Content-Length"] or 0)
             while block := response.read(MIB):
                 file.write(block)
                 done += len(block)
-                progress(done, total or done)
+                progress(done, max(total, done))
+        if done < total:
+            problem = f"ended after {done:,} of {total:,} bytes"
     except HTTPError as error:
         if error.code == 416:  # nothing left to send: the checksum decides whether it is complete
             return
@@ -70,19 +71,12 @@ def _receive(url: str, part: Path, progress: Progress) -> None:
     except (HTTPException, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
-        reason = getattr(error, "reason", None) or error
-        raise _make_incomplete_error(url, part, f"cannot be downloaded: {reason}") from error
-    if total is not None and done < total:
-        raise _make_incomplete_error(url, part, f"ended after {done:,} of {total:,} bytes")
-
-
-def _make_incomplete_error(url: str, part: Path, problem: str) -> RunError:
-    if not part.exists():
-        return RunError(f"{url} {problem}")
-    size = part.stat().st_size / MIB
-    return RunError(
-        f"{url} {problem}; run the command again to resume from the {size:.1f} MiB in {part}"
-    )
+        problem = f"cannot be downloaded: {getattr(error, 'reason', None) or error}"
+    if problem is not None:
+        raise RunError(
+            f"{url} {problem}; run the command again to resume from the {done / MIB:.1f} MiB in "
+            f"{part}"
+        )
 
 
 def extract(archive: Path, folder: Path, progress: Progress) -> None:
@@ -93,7 +87,7 @@ def extract(archive: Path, folder: Path, progress: Progress) -> None:
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)  # left behind by a killed process
     try:
-        with report_disk_full(folder), tarfile.open(archive) as tar:
+        with name_file(folder), tarfile.open(archive) as tar:
             total = archive.stat().st_size
             for member in tar:
                 if not Path(member.name).name.startswith("._"):  # what macOS adds to archives
@@ -106,18 +100,3 @@ def extract(archive: Path, folder: Path, progress: Progress) -> None:
         raise RunError(f"{archive} cannot be extracted: {error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-@contextmanager
-def report_disk_full(path: Path) -> Generator[None]:
-    """Turn the error of a full disk into one line that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        free = shutil.disk_usage(path.parent).free / MIB
-        raise RunError(
-            f"{path.parent.absolute()}: no space left on the disk ({free:.0f} MiB are free); free "
-            "some space and run the command again"
-        ) from error

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from unet3d.data.formats.labels import MAX_LABEL
 from unet3d.errors import UsageError
@@ -29,38 +28,27 @@ def find_label_names(folder: Path) -> LabelNames | None:
 
     The Decathlon writes {"1": "liver"}, nnU-Net {"liver": 1, "all": [1, 2], "ignore": 3}.
     """
-    file = next(
-        (
-            f / "dataset.json"
-            for f in (folder, folder.absolute().parent)
-            if (f / "dataset.json").is_file()
-        ),
-        None,
-    )
-    if file is None:
-        return None
+    for parent in (folder, folder.absolute().parent):
+        if (parent / "dataset.json").is_file():
+            return _read_label_names(parent / "dataset.json")
+    return None
+
+
+def _read_label_names(file: Path) -> LabelNames:
     try:
         content = read_json(file)["labels"]
         by_number = all(str(key).lstrip("-").isdigit() for key in content)
         pairs = [(v, k) if by_number else (k, v) for k, v in content.items()]
-        named = [(str(k), _read_labels(v)) for k, v in pairs]
+        named = {
+            str(name): tuple(map(int, labels if isinstance(labels, list) else [labels]))
+            for name, labels in pairs
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{file}: labels cannot be read ({error!r}); set classes=[background, ...]"
         ) from None
-    classes = {k: v for k, v in named if k != "ignore" and v != (0,)}
-    if len(dict(named)) < len(named) or not classes:
+    classes = {k: v for k, v in named.items() if k != "ignore" and v != (0,)}
+    if len(named) < len(pairs) or not classes:
         raise UsageError(f"{file}: labels must name each class once; set classes=[background, ...]")
-    ignore_labels = dict(named).get("ignore", ())
-    known = frozenset(label for _, labels in named for label in labels) | {0}
-    return LabelNames(classes=classes, known_labels=known, ignore_labels=ignore_labels)
-
-
-def _read_labels(value: Any) -> tuple[int, ...]:
-    """Return one label or several, which may be digits where they are the keys."""
-    labels = [
-        int(n) if isinstance(n, str) else n for n in (value if isinstance(value, list) else [value])
-    ]
-    if not all(type(label) is int for label in labels):
-        raise TypeError(f"{value!r} is not a label")
-    return tuple(labels)
+    known = frozenset(label for labels in named.values() for label in labels) | {0}
+    return LabelNames(classes=classes, known_labels=known, ignore_labels=named.get("ignore", ()))

@@ -1,7 +1,6 @@
 """Read nnU-Net v2's raw layout: dataset.json, imagesTr/<case>_0000.nii.gz, labelsTr/."""
 
 import re
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,49 +36,28 @@ class NnUnet:
                 f"{self.root / 'dataset.json'} is that of a Decathlon task: use data=decathlon; a "
                 "dataset of nnU-Net 1 is converted by nnUNetv2_convert_old_nnUNet_dataset"
             )
-        if "dataset" in content:
-            raise UsageError(
-                f"{self.root / 'dataset.json'}: files listed under dataset are not supported: "
-                "link them into imagesTr/ and labelsTr/"
-            )
         return content
 
     def describe(self) -> DatasetDescription:
         """Return channels, classes, regions (labels that are lists), and the ignore label.
 
-        Predictions have the labels of `regions_class_order`.
-
-        Labels that occur only in regions have no name and are called class_1, ...
+        Predictions have the labels of `regions_class_order`. Labels that occur only in regions
+        have no name and are called class_1, ...
         """
-        labels = dict(self._parse_labels())
-        ignore = labels.pop("ignore", None)
+        labels = self._parse_labels()
+        ignore_labels = labels.pop("ignore", ())
         name_by_label = {values[0]: name for name, values in labels.items() if len(values) == 1}
-        used = {value for values in labels.values() for value in values}
-        last = max(used, default=0)
-        duplicated = len(name_by_label) < sum(len(values) == 1 for values in labels.values())
-        has_gaps = used != set(range(len(used)))
-        if has_gaps or last < 1 or duplicated or len(ignore or (0,)) != 1:
-            raise self._make_labels_error()
+        last = max(value for values in labels.values() for value in values)
         regions = None
         if any(len(values) > 1 for values in labels.values()):
             regions = {name: values for name, values in labels.items() if values != (0,)}
         order = self.content.get("regions_class_order") if regions else None
-        if order is not None and not (
-            isinstance(order, list)
-            and len(order) == len(regions or {})
-            and all(type(n) is int for n in order)
-            and all(n in part for n, part in zip(order, (regions or {}).values(), strict=True))
-        ):
-            raise UsageError(
-                f"{self.root / 'dataset.json'}: regions_class_order must name one label of each "
-                f"region, in their order, got {order!r}"
-            )
         return DatasetDescription(
             channels=parse_names(self.content, "channel_names", self.root),
             classes=tuple(name_by_label.get(n, f"class_{n}") for n in range(last + 1)),
             regions=regions,
             region_labels=None if order is None else tuple(order),
-            ignore_labels=() if ignore is None else tuple(ignore),
+            ignore_labels=ignore_labels,
         )
 
     def list_cases(self) -> list[Case]:
@@ -126,23 +104,19 @@ class NnUnet:
             )
         return suffix
 
-    def _parse_labels(self) -> Mapping[str, tuple[int, ...]]:
-        try:
-            labels = {
-                str(name): tuple(value) if isinstance(value, list) else (value,)
-                for name, value in self.content["labels"].items()
-            }
-        except (KeyError, AttributeError):
-            raise self._make_labels_error() from None
-        values = [value for values in labels.values() for value in values]
-        if not all(labels.values()) or not all(type(v) is int and v >= 0 for v in values):
-            raise self._make_labels_error()
-        return labels
-
-    def _make_labels_error(self) -> UsageError:
-        return UsageError(
-            f"{self.root / 'dataset.json'}: labels must name background 0 and every number up to "
-            "the highest, once or within a list, as in "
-            "{'background': 0, 'tumor': [1, 2], 'core': 2}; "
-            f"got {self.content.get('labels')!r}"
-        )
+    def _parse_labels(self) -> dict[str, tuple[int, ...]]:
+        """Return the labels of each name; background is 0, and no number is left out."""
+        labels = self.content.get("labels")
+        named: dict[str, tuple[int, ...]] = {}
+        if isinstance(labels, dict):
+            named = {n: tuple(v) if isinstance(v, list) else (v,) for n, v in labels.items()}
+        used = {v for name, values in named.items() if name != "ignore" for v in values}
+        single = [values[0] for values in named.values() if len(values) == 1]
+        is_numbered = len(used) > 1 and used == set(range(len(used)))
+        if not is_numbered or len({*single}) < len(single) or len(named.get("ignore", (0,))) != 1:
+            raise UsageError(
+                f"{self.root / 'dataset.json'}: labels must name background 0 and every number up "
+                "to the highest, once or within a list, as in "
+                f"{{'background': 0, 'tumor': [1, 2], 'core': 2}}; got {labels!r}"
+            )
+        return named

@@ -29,20 +29,17 @@ class Pairs:
         num_classes: int | None,
     ):
         self.root = Path(root)
-        self.images = [images] if isinstance(images, str) else list(images)
-        self.images = [_strip_slash(pattern) for pattern in self.images]
-        self.labels = _strip_slash(labels)
+        patterns = [images] if isinstance(images, str) else images
+        self.images, self.labels = [p.rstrip("/") for p in patterns], labels.rstrip("/")
         for key, pattern in self._patterns():
-            text = pattern if isinstance(pattern, str) else ""
-            if (
-                "*" not in text
-                or not (text.endswith(SUFFIXES) or _is_folder(text))
-                or {"**", "..", ""} & set(text.split("/"))
-            ):
+            is_folder = "." not in pattern.rpartition("*")[2]  # as those of DICOM images
+            is_within = not {"**", "..", ""} & set(pattern.split("/"))
+            if not ("*" in pattern and is_within and (is_folder or pattern.endswith(SUFFIXES))):
                 raise UsageError(
                     f"data.{key} must be a pattern within data.root, with * for the case's name, "
                     f"that ends in {SUFFIX_LIST}, such as {key}/*.nii.gz, or is that of folders "
-                    f"of DICOM images, such as {key}/*; got {pattern!r}{describe_pictures([text])}"
+                    f"of DICOM images, such as {key}/*; got {pattern!r}"
+                    f"{describe_pictures([pattern])}"
                 )
         if not images or len({*self.images, self.labels}) <= len(self.images):
             raise UsageError(
@@ -57,10 +54,10 @@ class Pairs:
                 f"data.channels must have a name for each of the {len(self.images)} patterns of "
                 f"data.images, got {len(channels)}"
             )
-        if classes is None and not isinstance(num_classes, int):
+        if not classes and not num_classes:
             raise UsageError(
                 "files alone do not define their classes: set data.classes=[background, ...] or "
-                f"data.num_classes=, counting the background; got {num_classes!r}"
+                "data.num_classes=, counting the background"
             )
         names = channels or (f"channel_{n}" for n in range(len(self.images)))
         self.channels = tuple(map(str, names))
@@ -114,12 +111,3 @@ class Pairs:
             match = path.fullmatch(file.relative_to(self.root).as_posix())
             if match and is_volume(file):
                 yield match["name"]
-
-
-def _strip_slash(pattern: str) -> str:
-    return pattern.rstrip("/") if isinstance(pattern, str) else pattern
-
-
-def _is_folder(pattern: str) -> bool:
-    """Return whether a pattern has no ending, as folders of DICOM images."""
-    return "." not in pattern.rpartition("/")[2].rpartition("*")[2]

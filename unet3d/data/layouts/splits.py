@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,26 +39,22 @@ def split_cases(
                 f"fold must be 0..{len(folds) - 1}, the folds of {file}, or none, got {fold}"
             )
         training, validation = ([c for c in ordered if c.name in names] for names in folds[fold])
-        parts = training, validation
         if groups is not None:
-            _check_groups(parts, groups, fold, file)
-        return parts
+            _check_groups(training, validation, groups, file)
+        return training, validation
     if not 0 <= fold < NUM_FOLDS:
         raise UsageError(f"fold must be 0..{NUM_FOLDS - 1} or none, got {fold}")
-    units = list(range(len(ordered)))  # the index of each case, or of its group
-    if groups is not None:
-        indices = {group: n for n, group in enumerate(sorted({groups[c.name] for c in ordered}))}
-        units = [indices[groups[case.name]] for case in ordered]
     problem = find_too_few([case.name for case in ordered], groups)
     if problem is not None:
         raise UsageError(problem)
-    count = len(set(units))
-    order = np.arange(count)
+    groups = groups or {case.name: case.name for case in ordered}
+    units = sorted({groups[case.name] for case in ordered})
+    order = np.arange(len(units))
     np.random.RandomState(SEED).shuffle(order)
-    held_out = set(np.array_split(order, NUM_FOLDS)[fold].tolist())
+    held_out = {units[n] for n in np.array_split(order, NUM_FOLDS)[fold]}
     parts: tuple[list[Case], list[Case]] = [], []
-    for case, unit in zip(ordered, units, strict=True):
-        parts[unit in held_out].append(case)
+    for case in ordered:
+        parts[groups[case.name] in held_out].append(case)
     return parts
 
 
@@ -80,38 +75,32 @@ def find_too_few(names: Collection[str], groups: Mapping[str, str] | None) -> st
 
 
 def _check_groups(
-    parts: tuple[list[Case], list[Case]], groups: Mapping[str, str], fold: int, file: Path
+    training: Sequence[Case], validation: Sequence[Case], groups: Mapping[str, str], file: Path
 ) -> None:
-    training, validation = ({groups[c.name]: c.name for c in part} for part in parts)
-    for group in sorted(training.keys() & validation.keys()):
-        raise UsageError(
-            f"{file}: fold {fold} trains on {training[group]} and validates on "
-            f"{validation[group]}, but data.group_by puts both in group {group}: move one of them, "
-            "or remove data.splits or data.group_by"
-        )
-
-
-def _read_names(names: Any) -> set[str]:
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TypeError("not a list of names")
-    return set(names)
+    trained = {groups[case.name]: case.name for case in training}
+    for case in validation:
+        if (other := trained.get(groups[case.name])) is not None:
+            raise UsageError(
+                f"{file}: a fold trains on {other} and validates on {case.name}, but data.group_by "
+                f"puts both in group {groups[case.name]}: move one of them, or remove data.splits "
+                "or data.group_by"
+            )
 
 
 def read_folds(file: Path, cases: Sequence[str]) -> list[Fold]:
     """Read a JSON list with {"train": [names], "val": [names]} per fold."""
     try:
-        folds = [(_read_names(part["train"]), _read_names(part["val"])) for part in read_json(file)]
+        folds = [(set(part["train"]), set(part["val"])) for part in read_json(file)]
     except FileNotFoundError:
         raise UsageError(f"data.splits: no file {file.absolute()}") from None
     except (OSError, ValueError, TypeError, KeyError):
         raise UsageError(
             f'{file} must be a JSON list with {{"train": [names], "val": [names]}} per fold'
         ) from None
-    if not folds:
-        raise UsageError(f"{file} lists no folds")
-    unknown = sorted({name for fold in folds for part in fold for name in part}.difference(cases))
+    unknown = {name for fold in folds for part in fold for name in part}.difference(cases)
     if unknown:
-        raise UsageError(f"{file} names cases that are not in the dataset: {join_first(unknown)}")
+        names = join_first(sorted(map(str, unknown)))
+        raise UsageError(f"{file} names cases that are not in the dataset: {names}")
     for n, (training, validation) in enumerate(folds):
         if training & validation:
             both = sorted(training & validation)

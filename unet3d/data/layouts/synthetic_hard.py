@@ -20,9 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unet3d.data.layouts.generated import GeneratedDataset, make_grid
-from unet3d.data.sizes import parse_size, parse_spacing
-from unet3d.errors import UsageError
+from unet3d.data.layouts.synthetic import GeneratedDataset, make_grid
 
 CLASSES = ("background", "body", "cap", "sheet", "sheath", "tube", "nodule", "speck")
 INTENSITIES = (0.0, 1.0, 1.0, 1.6, 1.6, 1.0, 1.0, 2.4)  # in the first channel
@@ -49,14 +47,10 @@ class SyntheticHard(GeneratedDataset):
         bias: float,
         seed: int,
     ):
-        size = parse_size("data.layout.size", size, minimum=8)
-        spacing_mm = parse_spacing("data.layout.spacing_mm", spacing_mm)
-        if noise < 0 or bias < 0:
-            raise UsageError(f"data.layout needs noise >= 0 and bias >= 0, got {noise} and {bias}")
         settings = {
             "cases": num_cases,
             "size": list(size),
-            "spacing_mm": list(spacing_mm),
+            "spacing_mm": list(map(float, spacing_mm)),
             "noise": float(noise),
             "bias": float(bias),
             "seed": seed,
@@ -87,8 +81,7 @@ def draw_case(
     frame = np.stack([axis, normal, across])
     along, sideways, over = np.tensordot(frame, grid - center[:, None, None, None], 1)
 
-    def distance_to(a: float, b: float, c: float) -> np.ndarray:
-        """Return the distance of every voxel to a point in the body's frame."""
+    def distance_to(a: float, b: float, c: float) -> np.ndarray:  # in the body's frame
         return np.sqrt((along - a) ** 2 + (sideways - b) ** 2 + (over - c) ** 2)
 
     length, radius = mm * rng.uniform(15, 18), mm * rng.uniform(8.5, 10)

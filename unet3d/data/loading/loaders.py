@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading.datasets import PatchSample, TrainingPatches, ValidationVolumes
 from unet3d.data.loading.sampler import EpochSampler
-from unet3d.data.loading.worker_errors import count_oom_kills
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.errors import STOP_SIGNALS, UsageError
+from unet3d.errors import STOP_SIGNALS
 from unet3d.types import Triple
 
 
@@ -90,7 +89,6 @@ class TrainLoader(DataLoader[PatchSample]):
         )
         self.patches, self.epoch_sampler, self.device = patches, sampler, device
         self.epoch = self.batch = 0
-        self.oom_kills = count_oom_kills()  # before the first worker starts
         self.stream: torch.cuda.Stream | None = None
         self._batches: Iterator[Batch] = iter(())
         self._next: Batch | None = None
@@ -201,11 +199,6 @@ def build_loaders(
     world_size: int = 1,
 ) -> tuple[TrainLoader, DataLoader | None]:
     """Build the training loader and the validation loader; None without validation cases."""
-    if batch_size < 1 or patches_per_case < 1 or num_workers < 0:
-        raise UsageError(
-            "data needs batch_size >= 1, patches_per_case >= 1 and num_workers >= 0, "
-            f"got {batch_size}, {patches_per_case} and {num_workers}"
-        )
     cuda = device.type == "cuda"
     train = TrainLoader(
         TrainingPatches(

@@ -6,8 +6,6 @@ from math import floor
 import numpy as np
 from torch.utils.data import Sampler
 
-from unet3d.errors import UsageError
-
 PatchIndex = tuple[int, int, bool]
 """(epoch, sample index, whether the patch is centered on foreground)."""
 
@@ -30,10 +28,6 @@ class EpochSampler(Sampler[PatchIndex]):
         rank: int = 0,
         world_size: int = 1,
     ):
-        if not 0 <= foreground_fraction <= 1:
-            raise UsageError(
-                f"data.foreground_fraction must be within 0..1, got {foreground_fraction}"
-            )
         self.samples, self.batch_size, self.seed = samples, batch_size, seed
         self.foreground_fraction = foreground_fraction
         self.rank, self.world_size = rank, world_size

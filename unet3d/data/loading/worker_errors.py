@@ -3,27 +3,24 @@
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import threading
 import traceback
 from collections.abc import Generator, MutableSequence, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.sharedctypes import RawArray
-from pathlib import Path
 
 from torch.utils.data import get_worker_info
 
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.entry import DamagedEntryError, verify_arrays
 from unet3d.errors import RunError, describe_os_error
-from unet3d.units import format_bytes
 
 MAX_WORKERS = 1024
-SHARED_MEMORY = Path("/dev/shm")
-OOM_COUNTERS = (  # of this container: cgroup v2, cgroup v1
-    Path("/sys/fs/cgroup/memory.events"),
-    Path("/sys/fs/cgroup/memory/memory.oom_control"),
+
+FULL_SHM = (
+    "/dev/shm is full or missing: give the container more (docker run --shm-size=8g or --ipc=host),"
+    " or lower data.num_workers (0 needs none)"
 )
 NO_SHARED_MEMORY = (
     "unable to allocate shared memory",
@@ -114,23 +111,13 @@ def end_workers_on_error() -> Generator[None]:
         raise
 
 
-def count_oom_kills() -> int:
-    """Count the processes of this container that the kernel's out-of-memory killer has killed."""
-    for path in OOM_COUNTERS:
-        with suppress(OSError):
-            match = re.search(r"^oom_kill (\d+)", path.read_text("utf-8"), re.MULTILINE)
-            if match:
-                return int(match[1])
-    return 0
-
-
 def explain_worker_error(
-    error: BaseException, in_flight: Sequence[InFlightCases], *, num_workers: int, kills_before: int
+    error: BaseException, in_flight: Sequence[InFlightCases], *, num_workers: int
 ) -> RunError | None:
     """Explain a worker's death or exception in one line; None if the error is neither."""
     text = "".join(traceback.format_exception(error))  # with its causes: torch hides them
     if any(phrase in text for phrase in NO_SHARED_MEMORY):
-        return RunError(f"a data worker could not allocate shared memory: {explain_full_shm()}")
+        return RunError(f"a data worker could not allocate shared memory: {FULL_SHM}")
     if re.match(r"Caught \w+ in \w+ .*process \d+", str(error)):
         return RunError(f"a data worker failed: {str(error).strip().splitlines()[-1]}")
     death = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)", text)
@@ -139,33 +126,15 @@ def explain_worker_error(
     pids = [int(pid) for pid in death[1].split(",")]
     last = [volume.name for cases in in_flight for volume in cases.get_last(pids)]
     names = f" (last case: {', '.join(last)})" if last else ""
-    advice = f"lower data.num_workers (now {num_workers})"
     killed = re.search(r"killed by signal: ([^.]+)\.", text)
-    signals = {signal.strsignal(number): number.name for number in signal.Signals}
-    name = signals.get(killed[1].strip(), killed[1]) if killed else None
-    if name == "SIGKILL" and count_oom_kills() > kills_before:
-        cause = f"was killed because the container ran out of memory: give it more, or {advice}"
-    elif name == "SIGKILL":
+    if killed and killed[1].strip() == signal.strsignal(signal.SIGKILL):
         cause = (
             "was killed by SIGKILL, usually because memory ran out: look at dmesg or the "
-            f"scheduler's log, and {advice}"
+            f"scheduler's log, and lower data.num_workers (now {num_workers})"
         )
-    elif name == "SIGBUS":
-        cause = f"crashed with SIGBUS: {explain_full_shm()}"
+    elif killed and killed[1].strip() == signal.strsignal(signal.SIGBUS):
+        cause = f"crashed with SIGBUS: {FULL_SHM}"
     else:
-        how = "exited" if name is None else f"was killed by {name}"
+        how = f"was killed by a signal ({killed[1]})" if killed else "exited"
         cause = f"{how}; rerun with data.num_workers=0 to see why"
     return RunError(f"a data worker{names} {cause}")
-
-
-def explain_full_shm() -> str:
-    """Explain that shared memory is full or missing, and how large it is."""
-    fewer = "lower data.num_workers (0 needs none)"
-    if not SHARED_MEMORY.is_dir():
-        return f"there is no {SHARED_MEMORY}: {fewer}"
-    usage = shutil.disk_usage(SHARED_MEMORY)
-    return (
-        f"{SHARED_MEMORY} is full ({format_bytes(usage.free)} of {format_bytes(usage.total)} are "
-        "free now): give the container more (docker run --shm-size=8g or --ipc=host), or "
-        f"{fewer}"
-    )

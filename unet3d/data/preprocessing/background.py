@@ -36,17 +36,3 @@ def find_background(channels: np.ndarray, background: Background) -> list[float]
         (find_border_value(channel) or 0.0) if value == AUTO else float(value)
         for channel, value in zip(channels, values, strict=True)
     ]
-
-
-def check_background(background: Background) -> None:
-    """Raise UsageError unless every value is a finite number or AUTO."""
-    valid = [
-        value == AUTO
-        or (isinstance(value, int | float) and type(value) is not bool and np.isfinite(value))
-        for value in background
-    ]
-    if not valid or not all(valid):
-        raise UsageError(
-            f"data.background must be auto or a number, one for all channels or a list with one "
-            f"per channel, got {list(background)}"
-        )

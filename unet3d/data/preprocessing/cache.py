@@ -15,15 +15,14 @@ import numpy as np
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volumes import open_header
-from unet3d.data.preprocessing.contents import ContentDigests
+from unet3d.data.preprocessing.contents import digest_cases
 from unet3d.data.preprocessing.entry import (
     DamagedEntryError,
-    is_complete,
+    lock_cache,
     map_array,
     read_entry,
     write_entry,
 )
-from unet3d.data.preprocessing.lock import lock_cache
 from unet3d.data.preprocessing.pipeline import (
     PREPROCESSING_VERSION,
     Preprocessing,
@@ -37,7 +36,6 @@ from unet3d.data.preprocessing.resampling import (
 )
 from unet3d.data.preprocessing.statistics import Statistics
 from unet3d.errors import UsageError
-from unet3d.files import shorten_name
 from unet3d.types import IGNORE_LABEL
 from unet3d.units import MIB, format_bytes
 
@@ -49,9 +47,6 @@ CROPPED = 8
 
 ARRAYS = ("image", "label", "foreground_points")
 """The arrays of a cached volume."""
-
-NAME_BYTES = 128
-"""Bytes of a case's name in the name of its folder, which file systems limit to 255."""
 
 log = logging.getLogger(__name__)
 
@@ -114,24 +109,25 @@ def preprocess_all(
     a time, or fewer if half of the available `ram` does not hold them. A case that `ram` does not
     hold is refused. Arrays are compared with their checksums when a run first reads them.
     """
-    cache.mkdir(parents=True, exist_ok=True)
-    digests = ContentDigests(cache)
+    contents = digest_cases(cases, cache)
+    folders = [
+        cache / f"{case.name}-{make_cache_key(digest, preprocessing)}"
+        for case, digest in zip(cases, contents, strict=True)
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        names = [case.name for case in cases]
-        contents = collect_findings(pool, lambda case: digest_files(case, digests), cases, names)
-        folders = [
-            cache / f"{shorten_name(case.name, NAME_BYTES)}-{make_cache_key(digest, preprocessing)}"
-            for case, digest in zip(cases, contents, strict=True)
-        ]
         summaries = list(pool.map(find_summary, folders))
-    digests.save()
     missing = [n for n, summary in enumerate(summaries) if summary is None]
+    for n in missing:
+        if folders[n].exists():
+            log.warning("%s is damaged, preprocessing the case again", folders[n])
     if missing:
         names = [cases[n].name for n in missing]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            costs = collect_findings(
-                pool, lambda n: _estimate_cost(cases[n], preprocessing, ram), missing, names
-            )
+        costs = collect_findings(
+            lambda n: _estimate_cost(cases[n], preprocessing, ram),
+            missing,
+            names,
+            threads=os.cpu_count(),
+        )
         threads = count_parallel_jobs(max(c.ram for c in costs), ram)
         log.info(
             "preprocessing %d cases into %s: %s of disk space, at most %s of RAM for %d at a time",
@@ -141,10 +137,12 @@ def preprocess_all(
             format_bytes(threads * max(c.ram for c in costs)),
             threads,
         )
-        with ThreadPoolExecutor(threads) as pool:
-            collect_findings(
-                pool, lambda n: _preprocess(cases[n], folders[n], preprocessing), missing, names
-            )
+        collect_findings(
+            lambda n: _preprocess(cases[n], folders[n], preprocessing),
+            missing,
+            names,
+            threads=threads,
+        )
     return [
         CachedVolume(case, folder, summary or read_summary(folder), digest)
         for case, folder, summary, digest in zip(cases, folders, summaries, contents, strict=True)
@@ -198,11 +196,6 @@ def count_parallel_jobs(cost: int, ram: int | None) -> int:
     return cores if ram is None else max(1, min(cores, ram // 2 // cost))
 
 
-def digest_files(case: Case, digests: ContentDigests) -> tuple[str, ...]:
-    """Return a digest of each file of a case: of its contents, not its path."""
-    return tuple(digests.digest(file) for file in (*case.images, case.label))
-
-
 def make_cache_key(contents: Sequence[str], preprocessing: Preprocessing) -> str:
     """Return a key of the files' contents, the settings and the code."""
     parts = [preprocessing.to_dict(), PREPROCESSING_VERSION, list(ARRAYS), *contents]
@@ -221,17 +214,14 @@ def read_summary(folder: Path) -> VolumeSummary:
 
 def find_summary(folder: Path) -> VolumeSummary | None:
     """Return the summary of a folder; None if it is missing or damaged."""
-    if not folder.exists():
-        return None
     try:
         return read_summary(folder)
-    except DamagedEntryError as error:
-        log.warning("%s is damaged, preprocessing the case again: %s", folder, error)
+    except DamagedEntryError:
         return None
 
 
 def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> None:
-    with lock_cache(folder, is_complete) as draft:
+    with lock_cache(folder, find_summary) as draft:
         if draft is None:  # another process has made it
             return
         scan, label = preprocess_case(case, preprocessing)
@@ -240,12 +230,9 @@ def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> None:
                 f"{case.images[0]}: preprocessing makes infinite values of it: its values "
                 "are too large"
             )
-        arrays = {
-            "image": scan.image,
-            "label": label,
-            "foreground_points": _sample_foreground_points(label),
-        }
-        write_entry(draft, arrays, {"statistics": asdict(scan.statistics)}, folder.name)
+        points = _sample_foreground_points(label)
+        arrays = dict(zip(ARRAYS, (scan.image, label, points), strict=True))
+        write_entry(draft, arrays, {"statistics": asdict(scan.statistics)})
 
 
 def _sample_foreground_points(label: np.ndarray) -> np.ndarray:

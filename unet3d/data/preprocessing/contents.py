@@ -7,11 +7,10 @@ from contextlib import suppress
 from hashlib import blake2s, file_digest
 from pathlib import Path
 
+from unet3d.data.case import Case
+from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volumes import list_files
-from unet3d.errors import UsageError
 from unet3d.files import atomic_write, name_file, read_json
-
-FILE = "contents.json"
 
 
 class ContentDigests:
@@ -22,7 +21,7 @@ class ContentDigests:
     """
 
     def __init__(self, folder: Path):
-        self.file = folder / FILE
+        self.file = folder / "contents.json"
         self.known: dict[str, list[str]] = {}
         with suppress(OSError, ValueError):  # where it is missing or damaged, all files are read
             self.known = read_json(self.file)
@@ -30,13 +29,13 @@ class ContentDigests:
 
     def digest(self, volume: Path) -> str:
         """Return a digest of all files of a volume; paths do not matter."""
-        path, parts = os.path.realpath(volume), list_parts(volume)
+        path, parts = os.path.realpath(volume), list_files(volume)
         stats = [part.stat() for part in parts]
         state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
         version = _hash([*map(os.fsencode, parts), json.dumps(state).encode()])
         known_version, digest = self.known.get(path, ("", ""))
         if known_version != version:
-            digest = digest_parts(volume, parts)
+            digest = digest_volume(volume)
             self.new[path] = [version, digest]
         return digest
 
@@ -47,20 +46,23 @@ class ContentDigests:
                 draft.write_text(json.dumps({**self.known, **self.new}), "utf-8")
 
 
+def digest_cases(cases: Sequence[Case], folder: Path) -> list[tuple[str, ...]]:
+    """Return a digest of each file of each case; all are tried before a problem is raised."""
+    folder.mkdir(parents=True, exist_ok=True)
+    digests = ContentDigests(folder)
+
+    def digest(case: Case) -> tuple[str, ...]:
+        return tuple(digests.digest(file) for file in (*case.images, case.label))
+
+    names = [case.name for case in cases]
+    contents = collect_findings(digest, cases, names, threads=os.cpu_count())
+    digests.save()
+    return contents
+
+
 def digest_volume(volume: Path) -> str:
-    """Return a digest of all files of a volume, which are read; paths do not matter."""
-    return digest_parts(volume, list_parts(volume))
-
-
-def list_parts(volume: Path) -> list[Path]:
-    """Return the files of a volume that exists."""
-    if not volume.exists():
-        raise UsageError(f"{volume.absolute()} is missing")
-    return list_files(volume)
-
-
-def digest_parts(volume: Path, parts: Sequence[Path]) -> str:
-    """Return a digest of files, whose names count where a volume is more than one."""
+    """Return a digest of all files of a volume, whose names count where these are several."""
+    parts = list_files(volume)
     if parts == [volume]:
         return digest_file(volume)
     names = [os.fsencode(part.relative_to(volume.parent)) for part in parts]

@@ -1,7 +1,9 @@
-"""Write a folder of the cache with checksums, and read it again."""
+"""A folder of the cache: one process fills it while others wait, and each reads it again."""
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -10,7 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from unet3d.data.formats.numpy_file import save_array
-from unet3d.files import name_file
+from unet3d.files import lock_file, name_file
 
 VALUES = "values.json"
 
@@ -23,10 +25,29 @@ class DamagedEntryError(ValueError):
     """A folder of the cache cannot be used; the message says why."""
 
 
-def write_entry(
-    folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], name: str
-) -> None:
-    """Write arrays, and values with the checksums of all and the name that the folder will have.
+@contextmanager
+def lock_cache(folder: Path, find: Callable[[Path], object | None]) -> Generator[Path | None]:
+    """Yield an empty folder that replaces `folder` on success; None if `find` finds one in it.
+
+    Other threads, ranks and runs that want the same folder wait.
+    """
+    draft = folder.with_name(f".{folder.name}")
+    with lock_file(folder.with_name(f".{folder.name}.lock")):
+        if find(folder) is not None:
+            yield None
+            return
+        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+        draft.mkdir()
+        try:
+            yield draft
+            shutil.rmtree(folder, ignore_errors=True)
+            draft.rename(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+    """Write arrays, and values with the checksums of the arrays.
 
     Nothing is synced to disk: what a power failure loses is found by its size or its checksum.
     """
@@ -34,40 +55,21 @@ def write_entry(
     for key, array in arrays.items():
         array = np.ascontiguousarray(array)
         save_array(folder / f"{key}.npy", array)
-        records[key] = {
-            "shape": list(array.shape),
-            "dtype": array.dtype.str,
-            "crc32": crc32(array.data),
-        }
-    content = json.dumps({"name": name, "values": values, "arrays": records})
-    text = f"{content}\n{crc32(content.encode())}\n"
+        records[key] = {"shape": list(array.shape), "crc32": crc32(array.data)}
     with name_file(folder / VALUES):
-        (folder / VALUES).write_text(text, "utf-8")
+        (folder / VALUES).write_text(json.dumps({"values": values, "arrays": records}), "utf-8")
 
 
 def read_entry(folder: Path) -> dict[str, Any]:
     """Return the values, and what was recorded of the arrays, whose files must be complete."""
     try:
-        content, checksum = (folder / VALUES).read_text("utf-8").splitlines()
-    except OSError as error:
-        raise DamagedEntryError(f"{VALUES} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise DamagedEntryError(f"{VALUES} is damaged") from None
-    if str(crc32(content.encode())) != checksum:
-        raise DamagedEntryError(f"{VALUES} does not have its checksum")
-    entry = json.loads(content)
+        content = (folder / VALUES).read_text("utf-8")
+        entry = json.loads(content.partition("\n")[0])  # older entries have a line more
+    except (OSError, ValueError) as error:
+        raise DamagedEntryError(f"{VALUES} cannot be read: {error}") from None
     for name in entry["arrays"]:
         map_array(folder, name)
     return entry
-
-
-def is_complete(folder: Path) -> bool:
-    """Return whether `read_entry` can read a folder."""
-    try:
-        read_entry(folder)
-    except DamagedEntryError:
-        return False
-    return True
 
 
 def map_array(folder: Path, name: str) -> np.ndarray:

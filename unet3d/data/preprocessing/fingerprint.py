@@ -4,7 +4,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from hashlib import blake2s
 from os import cpu_count
@@ -17,15 +16,15 @@ from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volume_format import Grid
 from unet3d.data.formats.volumes import open_header
 from unet3d.data.preprocessing.background import AUTO, Background, find_background
-from unet3d.data.preprocessing.contents import ContentDigests
+from unet3d.data.preprocessing.contents import digest_cases
 from unet3d.data.preprocessing.entry import (
     DamagedEntryError,
+    lock_cache,
     map_array,
     read_entry,
     verify_arrays,
     write_entry,
 )
-from unet3d.data.preprocessing.lock import lock_cache
 from unet3d.data.preprocessing.pipeline import (
     PREPROCESSING_VERSION,
     Intensity,
@@ -78,25 +77,19 @@ def fingerprint_dataset(
     """
     folder = cache / "fingerprints"
     folder.mkdir(parents=True, exist_ok=True)
-    digests = ContentDigests(cache)
-    names = [case.name for case in cases]
-    with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
-        keys = collect_findings(
-            pool, lambda case: _make_key(case, code, background, digests), cases, names
-        )
-    folders = [folder / key for key in keys]
-    digests.save()
+    folders = [
+        folder / _make_key(digests, code, background) for digests in digest_cases(cases, cache)
+    ]
     found = {n: f for n, f in enumerate(map(_try_load, folders)) if f is not None}
     missing = [n for n in range(len(cases)) if n not in found]
     if missing:
         log.info("reading %d cases for the dataset's fingerprint", len(missing))
-        with ThreadPoolExecutor(min(4, cpu_count() or 1)) as pool:
-            made = collect_findings(
-                pool,
-                lambda n: _make(cases[n], folders[n], code, background),
-                missing,
-                [names[n] for n in missing],
-            )
+        made = collect_findings(
+            lambda n: _make(cases[n], folders[n], code, background),
+            missing,
+            [cases[n].name for n in missing],
+            threads=min(4, cpu_count() or 1),
+        )
         found |= zip(missing, made, strict=True)
     return [found[n] for n in range(len(cases))]
 
@@ -113,9 +106,8 @@ def compute_foreground_intensities(
     return tuple((float(m), float(s), float(a), float(b)) for m, s, a, b in rows)
 
 
-def _make_key(case: Case, code: str, background: Background, digests: ContentDigests) -> str:
-    files = (*case.images, case.label)
-    parts = [PREPROCESSING_VERSION, code, background, *(digests.digest(file) for file in files)]
+def _make_key(digests: Sequence[str], code: str, background: Background) -> str:
+    parts = [PREPROCESSING_VERSION, code, background, *digests]
     return blake2s(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
@@ -128,13 +120,13 @@ def _try_load(folder: Path) -> CaseFingerprint | None:
 
 
 def _make(case: Case, folder: Path, code: str, background: Background) -> CaseFingerprint:
-    with lock_cache(folder, lambda folder: _try_load(folder) is not None) as draft:
+    with lock_cache(folder, _try_load) as draft:
         if draft is None:  # another process has made it
             return _load(folder)
         fingerprint = fingerprint_case(case, code, background)
         values = asdict(fingerprint)
         arrays = {"intensities": values.pop("intensities")}
-        write_entry(draft, arrays, values, folder.name)
+        write_entry(draft, arrays, values)
     return fingerprint
 
 
@@ -177,15 +169,9 @@ def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) ->
 
 
 def count_labels(labels: np.ndarray) -> dict[int, int]:
-    """Count the voxels of each label; bytes are counted without sorting them."""
+    """Count the voxels of each label, plane by plane: sorting a whole volume needs memory."""
     total: Counter[int] = Counter()
     for plane in labels:
-        if plane.dtype == np.uint8:
-            counts = np.bincount(plane.ravel("K"))
-            values = np.flatnonzero(counts)
-            counts = counts[values]
-        else:
-            values, counts = np.unique(plane, return_counts=True)
-        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-            total[int(value)] += count
+        values, counts = np.unique(plane, return_counts=True)
+        total.update(dict(zip(map(int, values), counts.tolist(), strict=True)))
     return dict(sorted(total.items()))

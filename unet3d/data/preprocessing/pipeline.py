@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unet3d.data.case import Case
+from unet3d.data.formats.labels import read_labels
 from unet3d.data.formats.volume_format import Grid, iter_slabs
 from unet3d.data.formats.volumes import read_volume
-from unet3d.data.preprocessing.background import Background, check_background, find_background
+from unet3d.data.preprocessing.background import Background, find_background
 from unet3d.data.preprocessing.channels import Intensity, preprocess_channels
 from unet3d.data.preprocessing.resampling import (
     FileGrid,
@@ -28,10 +28,9 @@ from unet3d.data.preprocessing.statistics import (
     to_lists,
     to_tuples,
 )
-from unet3d.data.sizes import parse_spacing
 from unet3d.errors import UsageError
 from unet3d.text import join_first
-from unet3d.types import CROPS, IGNORE_LABEL, NORMALIZATIONS, ORIENTATIONS
+from unet3d.types import IGNORE_LABEL
 
 PREPROCESSING_VERSION = 1
 """Part of every key of the cache: raise it when the same files and settings give other values."""
@@ -79,20 +78,6 @@ class Preprocessing:
     ignore_labels: tuple[int, ...] = ()  # their values in the files
 
     def __post_init__(self):
-        unknown = [n for n in self.normalize if n not in NORMALIZATIONS]
-        if unknown or not self.normalize:
-            raise UsageError(
-                f"data.normalize must be auto, {', '.join(NORMALIZATIONS)}, or a list with one "
-                f"per channel, got {list(self.normalize)}"
-            )
-        check_background(self.background)
-        if self.crop not in CROPS:
-            raise UsageError(f"data.crop must be nonzero or none, got {self.crop!r}")
-        if sorted(self.orientation) not in ORIENTATIONS:
-            raise UsageError(
-                "data.orientation must hold one of L R, one of P A and one of I S, such as RAS, "
-                f"got {self.orientation!r}"
-            )
         if not 2 <= self.num_classes <= IGNORE_LABEL:
             raise UsageError(f"data.num_classes must be 2..{IGNORE_LABEL}, got {self.num_classes}")
         if any(0 <= label < self.num_classes for label in self.ignore_labels):
@@ -100,18 +85,6 @@ class Preprocessing:
                 f"data.ignore_label must be outside of the classes 0..{self.num_classes - 1}, "
                 f"got {list(self.ignore_labels)}"
             )
-        if self.spacing_mm is not None:
-            parse_spacing("data.spacing_mm", self.spacing_mm)
-        for channel, values in enumerate(self.intensities or ()):
-            mean, std, low, high = values
-            if self._get_method(channel) == "ct" and not (
-                isfinite(mean) and 0 < std < inf and low < high
-            ):
-                raise UsageError(
-                    "ct normalization needs the mean of the foreground, its standard deviation "
-                    f"above 0 and its percentile 0.5 below 99.5, got {list(values)} for channel "
-                    f"{channel}"
-                )
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Preprocessing":
@@ -164,7 +137,7 @@ class Preprocessing:
 
     def _to_classes(self, values: np.ndarray, file: Path) -> np.ndarray:
         allowed = set(range(self.num_classes)) | {*self.ignore_labels}
-        unknown = [f"{v:g}" for v in np.unique(values).astype(float).tolist() if v not in allowed]
+        unknown = [str(v) for v in np.unique(values).tolist() if v not in allowed]
         if unknown:
             ignored = "".join(f" or {label} (ignored)" for label in self.ignore_labels)
             raise UsageError(
@@ -211,15 +184,13 @@ def count_nonfinite(channel: np.ndarray) -> int:
 
 def read_label(file: Path, grid: Grid) -> np.ndarray:
     """Return labels (D, H, W) in the grid of their image, whose shape they must have."""
-    channels, _ = read_volume(file, grid)
-    if len(channels) != 1:
-        raise UsageError(f"{file} must hold one label per voxel, but has {len(channels)} channels")
-    if channels.shape[1:] != grid.shape:
+    labels, _ = read_labels(file, grid)
+    if labels.shape != grid.shape:
         raise UsageError(
-            f"{file} has shape {list(channels.shape[1:])}, but its image {list(grid.shape)}: "
-            "they must be equal"
+            f"{file} has shape {list(labels.shape)}, but its image {list(grid.shape)}: they must "
+            "be equal"
         )
-    return channels[0]
+    return labels
 
 
 def preprocess_case(

@@ -12,9 +12,9 @@ from unet3d.components.dataset import build_layout, choose_split, resolve_datase
 from unet3d.components.usable_cases import UsableCases
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.case import Case
-from unet3d.data.layouts.generated import GeneratedDataset
 from unet3d.data.layouts.groups import read_groups
 from unet3d.data.layouts.splits import find_too_few
+from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.background import choose_background
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.errors import DoesNotFitError, UsageError

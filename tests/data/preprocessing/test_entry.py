@@ -4,14 +4,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from unet3d.data.preprocessing.lock import lock_cache
+from unet3d.data.preprocessing.entry import lock_cache
+
+
+def find(folder):
+    return folder / "image.npy" if (folder / "image.npy").exists() else None
 
 
 def test_one_of_many_fills_a_folder_and_the_others_use_it(tmp_path):
     made = []
 
     def make(n):
-        with lock_cache(tmp_path / "case") as draft:
+        with lock_cache(tmp_path / "case", find) as draft:
             if draft is not None:
                 (draft / "image.npy").write_text(str(n))
                 made.append(n)
@@ -26,7 +30,7 @@ def test_one_of_many_fills_a_folder_and_the_others_use_it(tmp_path):
 
 def test_an_interrupted_folder_is_removed(tmp_path):
     def interrupt():
-        with lock_cache(tmp_path / "case") as draft:
+        with lock_cache(tmp_path / "case", find) as draft:
             (draft / "image.npy").write_text("half")
             raise KeyboardInterrupt
 
@@ -35,17 +39,10 @@ def test_an_interrupted_folder_is_removed(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_process_has_left_is_not_used_as_a_case(tmp_path):
-    (tmp_path / ".case").mkdir()
-    (tmp_path / ".case" / "image.npy").write_text("half")
-    with lock_cache(tmp_path / "case") as draft:
-        assert not list(draft.iterdir())
-    assert not list((tmp_path / "case").iterdir())
-
-
-def test_a_damaged_folder_is_replaced(tmp_path):
-    (tmp_path / "case").mkdir()
-    (tmp_path / "case" / "damaged.npy").write_text("")
-    with lock_cache(tmp_path / "case", lambda folder: (folder / "image.npy").exists()) as draft:
+def test_a_damaged_folder_is_replaced_without_what_a_killed_process_has_left(tmp_path):
+    for name in ("case", ".case"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "damaged.npy").write_text("")
+    with lock_cache(tmp_path / "case", find) as draft:
         (draft / "image.npy").write_text("")
     assert [path.name for path in (tmp_path / "case").iterdir()] == ["image.npy"]
