@@ -15,10 +15,9 @@ from tests.pool.helpers.volumes import WINDOWS
 from unet3d.components.network import build_network
 from unet3d.config.compose import list_options
 from unet3d.errors import RunError
-from unet3d.export import onnx_format, torch_export_format
+from unet3d.export import onnx_format, program
 from unet3d.export.parity import compare_outputs
-from unet3d.export.plain_operators import to_plain_operators
-from unet3d.export.program import export_program, suppress_output
+from unet3d.export.program import export_program, suppress_output, to_plain_operators
 from unet3d.inference.write_labels import argmax_labels
 from unet3d.pool import export_modules
 from unet3d.pool.approx_median import ApproxMedianPool3d
@@ -28,7 +27,7 @@ from unet3d.pool.median import MedianPool3d
 
 FORMATS = {
     ".onnx": (onnx_format.write_onnx, onnx_format.OnnxSession),
-    ".pt2": (torch_export_format.write_torch_export, torch_export_format.ExportedSession),
+    ".pt2": (program.write_torch_export, program.ExportedSession),
 }
 
 VARIED = {
@@ -64,11 +63,11 @@ def test_every_network_has_equal_outputs_in_both_formats(composed, tmp_path, opt
     takes_any_size = option.startswith(("unet_", "naive_"))
     patch = (17, 16, 19) if takes_any_size else tuple(settings.data.patch_size)
     model = randomize_norms(build_network(settings))
-    program = export_program(to_plain_operators(model), 2, patch)
+    graph = export_program(to_plain_operators(model), 2, patch)
     batches = [torch.randn(1, 2, *patch), torch.randn(3, 2, *patch)]
     for ending, (write, open_session) in FORMATS.items():
         path = tmp_path / f"net{ending}"
-        write(program, path, {"unet3d": "1"})
+        write(graph, path, {"unet3d": "1"})
         with torch.inference_mode():
             parity = compare_outputs(model, open_session(path), batches, argmax_labels)
         assert parity.max_difference < 2e-5 * parity.max_logit
@@ -99,11 +98,11 @@ def test_every_kind_of_pooling_has_equal_outputs_in_both_formats(tmp_path, monke
         export_modules, "MAX_COMPARED", 5
     )  # what is sorted has a long graph otherwise
     pools = Poolings()
-    program = export_program(to_plain_operators(pools), 2, (7, 8, 9))
+    graph = export_program(to_plain_operators(pools), 2, (7, 8, 9))
     batches = (torch.randn(1, 2, 7, 8, 9), torch.randn(2, 2, 7, 8, 9).relu().round(decimals=1))
     for ending, (write, open_session) in FORMATS.items():
         path = tmp_path / f"pools{ending}"
-        write(program, path, {"unet3d": "1"})
+        write(graph, path, {"unet3d": "1"})
         session = open_session(path)
         for batch in batches:
             torch.testing.assert_close(session(batch), pools(batch), rtol=1e-5, atol=1e-6)
@@ -130,10 +129,10 @@ def test_the_metadata_is_in_the_files(files):
     session = onnxruntime.InferenceSession(files / "net.onnx")
     properties = session.get_modelmeta().custom_metadata_map
     assert {key: json.loads(value) for key, value in properties.items()} == METADATA
-    extra = {torch_export_format.METADATA_FILE: ""}
+    extra = {program.METADATA_FILE: ""}
     with suppress_output():
         torch.export.load(files / "net.pt2", extra_files=extra)
-    assert json.loads(extra[torch_export_format.METADATA_FILE]) == METADATA
+    assert json.loads(extra[program.METADATA_FILE]) == METADATA
 
 
 def test_no_file_contains_local_paths(files):

@@ -1,5 +1,7 @@
 """Labels written tile by tile equal those of the full logits, resampled at once."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,12 +12,11 @@ from unet3d.data.preprocessing.resampling import FileGrid, crop, reorient
 from unet3d.errors import RunError
 from unet3d.inference.accumulate import list_flips
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, list_plans
-from unet3d.inference.segment import segment
 from unet3d.inference.write_labels import (
     Output,
-    RegionsToLabels,
     argmax_labels,
-    compute_probabilities,
+    label_regions,
+    segment,
 )
 
 CPU = torch.device("cpu")
@@ -116,23 +117,13 @@ def test_labels_are_written_into_a_box_of_a_reoriented_file(axes, flips):
         {"flips": list_flips([0, 1, 2])},
         {"batch_size": 5},
         {"classes": 2},
-        {"classes": 1, "decide": RegionsToLabels([3])},
-        {"classes": 3, "decide": RegionsToLabels([1, 2, 4])},
+        {"classes": 1, "decide": partial(label_regions, labels=[3])},
+        {"classes": 3, "decide": partial(label_regions, labels=[1, 2, 4])},
     ],
     ids=lambda options: next(iter(options)),
 )
 def test_ensembles_flips_batches_and_regions_give_the_same_labels(options):
     check_plans(make_grid(*UP), step=7, **options)
-
-
-def test_of_equal_logits_the_first_class_is_the_label():
-    logits = torch.tensor([[1.0, 0.0, 2.0], [1.0, 3.0, 1.0], [0.0, 3.0, 2.0]])[..., None]
-    assert argmax_labels(logits).flatten().tolist() == [0, 1, 0]
-
-
-def test_a_later_region_overwrites_an_earlier_one():
-    logits = torch.tensor([[1.0, 1.0, -1.0, -1.0], [-1.0, 1.0, 1.0, -1.0]])[..., None]
-    assert RegionsToLabels([5, 7])(logits).flatten().tolist() == [5, 7, 7, 0]
 
 
 @torch.no_grad()
@@ -143,7 +134,7 @@ def test_probabilities_are_those_of_the_resampled_logits():
     expected = interpolate(logits, UP[1], mode="trilinear")[0].softmax(0).numpy()
     plan = list_all_plans(grid, 3)[0]
     output = np.zeros((3, *grid.file_shape), np.float32)
-    segment(image, [network], plan, [Output(compute_probabilities, output)], device=CPU)
+    segment(image, [network], plan, [Output(partial(torch.softmax, dim=0), output)], device=CPU)
     np.testing.assert_allclose(output, expected, atol=1e-6)
 
 

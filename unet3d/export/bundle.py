@@ -28,6 +28,7 @@ MONAI_LABEL_FILE = "model.pt"
 """Weights that MONAI Label requires and loads into the network, which has its own: none."""
 
 PACKAGE = Path(__file__).parents[1]
+SCRIPTS = PACKAGE / "export" / "bundle_scripts"
 PIPELINE = (
     "data/preprocessing/channels.py",
     "data/preprocessing/resampling.py",
@@ -73,12 +74,15 @@ def write_description(
         part.mkdir()
     write_json(content, folder / DESCRIPTION_FILE)
     write_json(make_monai_metadata(pipeline), configs / "metadata.json")
-    write_json(make_monai_inference(pipeline), configs / "inference.json")
+    inference = read_json(SCRIPTS / "inference.json")
+    inference["data"] = inference["data"].replace("NUM_CHANNELS", str(len(pipeline["channels"])))
+    inference["inferer"]["roi_size"] = pipeline["patch_size"]
+    write_json(inference, configs / "inference.json")
     (docs / "README.md").write_text(card, "utf-8")
     with (folder / "models" / MONAI_LABEL_FILE).open("wb") as file:
         torch.save({}, file)
     (folder / "scripts" / "pipeline").mkdir(parents=True)
-    for script in (PACKAGE / "export" / "bundle_scripts").glob("*.py"):
+    for script in SCRIPTS.glob("*.py"):
         copy_module(script, folder / "scripts")
     for module in PIPELINE:
         copy_module(PACKAGE / module, folder / "scripts" / "pipeline")
@@ -99,8 +103,18 @@ def write_json(content: Any, path: Path) -> None:
 
 def make_monai_metadata(pipeline: Mapping[str, Any]) -> dict[str, Any]:
     """Return configs/metadata.json, as MONAI's model zoo has it."""
-    channels, outputs = pipeline["channels"], pipeline["outputs"]
-    shape = {"spatial_shape": pipeline["patch_size"], "dtype": "float32"}
+
+    def describe(format: str, names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "type": "image",
+            "format": format,
+            "num_channels": len(names),
+            "channel_def": dict(enumerate(names)),
+            "is_patch_data": True,
+            "spatial_shape": pipeline["patch_size"],
+            "dtype": "float32",
+        }
+
     return {
         "version": "1.0.0",
         "changelog": {"1.0.0": f"exported by unet3d {pipeline['unet3d']}"},
@@ -108,90 +122,14 @@ def make_monai_metadata(pipeline: Mapping[str, Any]) -> dict[str, Any]:
         "pytorch_version": torch.__version__.partition("+")[0],
         "numpy_version": version("numpy"),
         "required_packages_version": {name: version(name) for name in ("nibabel", "scipy")},
-        "task": f"segmentation of {', '.join(outputs)}",
+        "task": f"segmentation of {', '.join(pipeline['outputs'])}",
         "description": "a 3D network that segments volumes; docs/README.md describes it",
         "authors": "",
         "copyright": "",
         "network_data_format": {
-            "inputs": {
-                "image": {
-                    "type": "image",
-                    "format": "magnitude",
-                    "num_channels": len(channels),
-                    "channel_def": dict(enumerate(channels)),
-                    "is_patch_data": True,
-                    **shape,
-                }
-            },
-            "outputs": {
-                "pred": {
-                    "type": "image",
-                    "format": "segmentation",
-                    "num_channels": len(outputs),
-                    "channel_def": dict(enumerate(outputs)),
-                    "is_patch_data": True,
-                    **shape,
-                }
-            },
+            "inputs": {"image": describe("magnitude", pipeline["channels"])},
+            "outputs": {"pred": describe("segmentation", pipeline["outputs"])},
         },
-    }
-
-
-def make_monai_inference(pipeline: Mapping[str, Any]) -> dict[str, Any]:
-    """Return configs/inference.json for `python -m monai.bundle run`."""
-    description = f"$@bundle_root + '/{DESCRIPTION_FILE}'"
-    return {
-        "imports": ["$import scripts"],
-        "bundle_root": ".",
-        "dataset_dir": "$@bundle_root + '/images'",
-        "output_dir": "$@bundle_root + '/labels'",
-        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
-        "data": f"$scripts.list_scans(@dataset_dir, {len(pipeline['channels'])})",
-        "network_def": "$scripts.ExportedNetworks(@bundle_root + '/models', @device)",
-        "preprocessing": {
-            "_target_": "Compose",
-            "transforms": [
-                {"_target_": "LoadImaged", "keys": "image", "ensure_channel_first": True},
-                {"_target_": "scripts.Preprocessd", "keys": "image", "bundle": description},
-            ],
-        },
-        "dataset": {"_target_": "Dataset", "data": "@data", "transform": "@preprocessing"},
-        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
-        "inferer": {
-            "_target_": "SlidingWindowInferer",
-            "roi_size": pipeline["patch_size"],
-            "sw_batch_size": 1,
-            "overlap": 0.5,
-            "mode": "gaussian",
-            "sw_device": "@device",
-            "device": "cpu",
-        },
-        "postprocessing": {
-            "_target_": "Compose",
-            "transforms": [
-                {"_target_": "scripts.Postprocessd", "keys": "pred", "bundle": description},
-                {
-                    "_target_": "SaveImaged",
-                    "keys": "pred",
-                    "output_dir": "@output_dir",
-                    "output_postfix": "",
-                    "output_dtype": "uint8",
-                    "resample": False,
-                    "separate_folder": False,
-                },
-            ],
-        },
-        "handlers": [],
-        "evaluator": {
-            "_target_": "SupervisedEvaluator",
-            "device": "@device",
-            "val_data_loader": "@dataloader",
-            "network": "@network_def",
-            "inferer": "@inferer",
-            "postprocessing": "@postprocessing",
-            "val_handlers": "@handlers",
-        },
-        "run": ["$@evaluator.run()"],
     }
 
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Network = Callable[[Tensor], Tensor]
-"""(B, C, D, H, W) -> logits (B, K, D, H, W)."""
-
 TOLERANCE = 1e-3
 """Largest difference of two logits, relative to the largest logit, that counts as rounding.
 
@@ -21,7 +18,6 @@ a constant patch, 2e-2: instance norm divides it by almost 0.
 class Parity:
     """Differences of two networks' outputs on some patches."""
 
-    patches: int
     max_difference: float  # of two logits
     max_logit: float  # absolute value
     agreement: float  # fraction of voxels with the same label
@@ -40,8 +36,8 @@ class Parity:
 
 
 def compare_outputs(
-    reference: Network,
-    exported: Network,
+    reference: Callable[[Tensor], Tensor],
+    exported: Callable[[Tensor], Tensor],
     batches: Iterable[Tensor],
     decide: Callable[[Tensor], Tensor],
 ) -> Parity:
@@ -49,7 +45,7 @@ def compare_outputs(
 
     `decide` turns logits (K, D, H, W) into labels.
     """
-    patches = voxels = equal = 0
+    voxels = equal = 0
     max_difference = max_logit = torch.zeros(())
     for batch in batches:
         expected, actual = reference(batch), exported(batch)
@@ -61,9 +57,7 @@ def compare_outputs(
         for one, other in zip(expected, actual, strict=True):
             agreement = decide(one) == decide(other)
             equal, voxels = equal + int(agreement.sum()), voxels + agreement.numel()
-        patches += len(batch)
     return Parity(
-        patches=patches,
         max_difference=float(max_difference),
         max_logit=float(max_logit),
         agreement=equal / voxels,

@@ -73,15 +73,13 @@ def choose_plan(volume: VolumeToSegment, budget: Budget) -> InferencePlan:
 
     If none fits, return the one that needs the least, so that the caller can report the shortfall.
     """
-    unsplit = sorted(list_plans(volume, budget, split=False), key=_get_cost)
-    for plan in unsplit:
-        if plan.fits(budget):
-            return plan
-    split = sorted(list_plans(volume, budget, split=True), key=_get_cost)
-    for plan in split:
-        if plan.fits(budget):
-            return plan
-    return min(unsplit + split, key=lambda plan: (plan.gpu_bytes, plan.ram_bytes))
+    plans: list[InferencePlan] = []
+    for split in (False, True):
+        for plan in sorted(list_plans(volume, budget, split=split), key=_get_cost):
+            if plan.fits(budget):
+                return plan
+            plans.append(plan)
+    return min(plans, key=lambda plan: (plan.gpu_bytes, plan.ram_bytes))
 
 
 def _get_cost(plan: InferencePlan) -> tuple[int, bool, int]:

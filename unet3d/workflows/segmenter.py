@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from unet3d.config.settings.export import ExportSettings
-from unet3d.config.settings.training import parse_precision
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
@@ -16,14 +15,14 @@ from unet3d.text import join_first, pluralize
 from unet3d.types import BACKENDS
 from unet3d.units import GIB
 from unet3d.workflows.export.export_checkpoint import export
-from unet3d.workflows.inference.build import (
-    build_predictor,
+from unet3d.workflows.inference.ensemble import load_ensemble, resolve_checkpoint
+from unet3d.workflows.inference.networks import resolve_computation
+from unet3d.workflows.inference.options import (
     describe_mirroring,
     describe_networks,
     plan_outputs,
     resolve_flip_axes,
 )
-from unet3d.workflows.inference.ensemble import load_ensemble, resolve_checkpoint
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
 from unet3d.workflows.inference.prefetch import segment_scans
 from unet3d.workflows.inference.records import find_pending
@@ -200,7 +199,6 @@ def load(
     paths = [checkpoint] if isinstance(checkpoint, str | Path) else list(checkpoint)
     if not paths:
         raise UsageError("load needs a checkpoint or a run folder")
-    used = None if precision is None else parse_precision(precision)
     if backend not in BACKENDS:
         raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if flip_axes is not None and not set(flip_axes) <= {0, 1, 2}:
@@ -217,15 +215,16 @@ def load(
     axes = resolve_flip_axes(flip_axes, ensemble, "flip_axes")
     if flip_axes is None and not axes:
         warnings.warn(f"flip_axes=None: {describe_mirroring(ensemble)}", stacklevel=2)
-    predictor, _ = build_predictor(
+    kind, used = resolve_computation(str(device), precision, backend, ensemble.precision)
+    predictor = Predictor(
         ensemble,
-        device=str(device),
+        device=kind,
         precision=used,
         overlap=overlap,
         batch_size=batch_size,
         flip_axes=axes,
         keep_largest_component=keep_largest_component,
-        memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
+        ram=None if memory_gib is None else int(memory_gib * GIB),
         backend=backend,
         skip_background=skip_background,
     )

@@ -20,7 +20,7 @@ NUM_PATCHES = 3
 """One for a batch of one, and two for a batch of two."""
 
 NUM_CANDIDATES = 8
-"""Positions tried in a volume: its center, and random ones."""
+"""Random positions tried in a volume."""
 
 
 def load_sample_patches(
@@ -35,37 +35,31 @@ def load_sample_patches(
     """
     channels = metadata["channels"]
     preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
+    if scans is not None:
+        cases = [scan.files for scan in find_scans(scans, channels)]
+        images = select_varied_patches(cases, preprocessing, patch_size, len(channels))
+        return images, f"{NUM_PATCHES} patches of {scans}"
+    root = Path(str(metadata["config"]["data"]["root"]))
     try:
-        if scans is not None:
-            root, cases = scans, [scan.files for scan in find_scans(scans, channels)]
-        else:
-            root, cases = find_training_images(metadata, allow_targets)
+        cases = list_training_images(metadata["config"]["data"]["layout"], root, allow_targets)
         images = select_varied_patches(cases, preprocessing, patch_size, len(channels))
         return images, f"{NUM_PATCHES} patches of {root}"
     except Exception as error:  # the dataset may have been moved, changed or damaged
-        if scans is not None:
-            raise
         generator = torch.Generator().manual_seed(0)
         images = list(torch.randn(NUM_PATCHES, len(channels), *patch_size, generator=generator))
         reason = f"{summarize_error(error)}: give scans with input="
         return images, f"seeded noise instead of scans ({reason}),"
 
 
-def find_training_images(
-    metadata: Mapping[str, Any], allow_targets: Sequence[str]
-) -> tuple[Path, list[tuple[Path, ...]]]:
-    """Return the folder that a checkpoint was trained on, and its cases' images."""
-    data = metadata["config"]["data"]
-    root = Path(str(data["root"]))
+def list_training_images(
+    saved: Mapping[str, Any], root: Path, allow_targets: Sequence[str]
+) -> list[tuple[Path, ...]]:
+    """Return the images of the cases that a checkpoint was trained on."""
     if root.is_dir():
-        key, saved = "data.layout", data["layout"]
-        check_saved_config(saved, key, packages=LAYOUTS, allow_targets=allow_targets)
-        layout = Factory(key, saved)()
+        check_saved_config(saved, "data.layout", packages=LAYOUTS, allow_targets=allow_targets)
+        layout = Factory("data.layout", saved)()
         if Path(getattr(layout, "root", root)).is_dir():  # or synthetic data would be generated
-            cases = layout.list_cases()
-            if not cases:
-                raise UsageError(f"the training dataset at {root.absolute()} has no cases")
-            return root, [case.images for case in cases]
+            return [case.images for case in layout.list_cases()]
     raise UsageError(f"the training dataset was not found at {root.absolute()}")
 
 
@@ -89,10 +83,9 @@ def select_varied_patches(
                 f"{', '.join(f.name for f in files)} has {len(image)} channels, but the network "
                 f"takes {channels}"
             )
-        slack = [n - p for n, p in zip(image.shape[1:], patch_size, strict=True)]
-        starts = [[s // 2 for s in slack]]
-        for _ in range(NUM_CANDIDATES - 1):
-            starts.append([int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack])
+        slack = np.subtract(image.shape[1:], patch_size)
+        positions = rng.integers(np.maximum(slack, 0) + 1, size=(NUM_CANDIDATES, 3))
+        starts = np.where(slack > 0, positions, slack // 2).tolist()
         candidates = [crop_padded(image, start, patch_size) for start in starts]
         candidates.sort(key=lambda patch: patch.std(), reverse=True)
         images += candidates[: len(range(index, NUM_PATCHES, len(chosen)))]

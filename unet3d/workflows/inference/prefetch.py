@@ -55,12 +55,9 @@ def segment_scans(
         for task, next_task in zip(tasks, [*tasks[1:], None], strict=False):
             read, reading = reading, None
             try:
-                if read is None:
-                    origin, prepared = get_origin(predictor, task), predictor.prepare(task)
-                else:
-                    origin, scan = read.result()
-                    prepared = predictor.plan(task, scan)
-                    del read, scan  # or they would keep the image of a scan that is done
+                origin, scan = _read(predictor, task) if read is None else read.result()
+                prepared = predictor.plan(task, scan)
+                del read, scan  # or they would keep the image of a scan that is done
                 if writing and (writing.nbytes > prepared.spare_ram or writing.future.done()):
                     yield from writing.list_failures()
                     writing = None
@@ -94,13 +91,12 @@ def segment_scans(
             wait([writing.future])
 
 
-def get_origin(predictor: Predictor, task: ScanTask) -> Origin:
-    """Return what labels will be made from, before the scan is read: it may be replaced then."""
-    return {**predictor.describe_settings(), "scan": digest_scan(task.scan)}
-
-
-def _read(predictor: Predictor, task: ScanTask, ram: int) -> tuple[Origin, PreprocessedScan]:
-    return get_origin(predictor, task), predictor.read(task, ram)
+def _read(
+    predictor: Predictor, task: ScanTask, ram: int | None = None
+) -> tuple[Origin, PreprocessedScan]:
+    """Return a scan, and what its labels are made from before it is read: it may be replaced."""
+    origin = {**predictor.describe_settings(), "scan": digest_scan(task.scan)}
+    return origin, predictor.read(task, ram)
 
 
 def _write(task: ScanTask, write_labels: Callable[[], None], origin: Origin) -> None:

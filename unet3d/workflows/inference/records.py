@@ -7,7 +7,6 @@ write to the same one. It is empty while its labels are replaced: after a kill t
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +83,9 @@ def find_cause(task: ScanTask, settings: Mapping[str, Any]) -> str | None:
     """Return why a scan is to be segmented, "" if nothing would be replaced; None: it is not."""
     if not task.labels.exists():
         return ""
-    record = _read_record(task.labels)
-    if record is None:
+    try:
+        record = read_json(get_record_path(task.labels))
+    except (OSError, ValueError):
         return FOREIGN
     if "labels" not in record:  # interrupted
         return ""
@@ -98,11 +98,3 @@ def find_cause(task: ScanTask, settings: Mapping[str, Any]) -> str | None:
     if not cause and task.done and (task.probabilities is None or record.get("probabilities")):
         return None
     return cause if record["labels"] == digest_volume(task.labels) else FOREIGN
-
-
-def _read_record(labels: Path) -> dict[str, Any] | None:
-    with suppress(OSError, ValueError):
-        content = read_json(get_record_path(labels))
-        if isinstance(content, dict):
-            return content
-    return None
