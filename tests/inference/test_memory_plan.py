@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -10,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from unet3d.inference.accumulate import list_flips
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, choose_plan
+from unet3d.inference.window_order import WindowSchedule
 from unet3d.inference.write_labels import Output, argmax_labels, segment
 from unet3d.units import GIB
 
@@ -32,18 +32,17 @@ def measure_peak_bytes(action: Callable[[], object]) -> int:
 
 
 def make_volume(
-    shape=(40, 48, 30), box=(40, 48, 30), classes=20, batch_size=1, window_bytes=0, held_bytes=0
+    shape=(40, 48, 30), box=(40, 48, 30), *, classes=20, side=16, batch_size=1, **held
 ):
+    """Describe a volume with no memory of windows and none that is held, unless it is given."""
     return VolumeToSegment(
-        shape=shape,
+        schedule=WindowSchedule(
+            size=shape, patch=(side,) * 3, overlap=0.5, batch_size=batch_size
+        ),
         box=box,
         channels=1,
         classes=classes,
-        patch=(16, 16, 16),
-        overlap=0.5,
-        batch_size=batch_size,
-        window_bytes=window_bytes,
-        held_bytes=held_bytes,
+        **{"window_bytes": 0, "held_bytes": 0, **held},
     )
 
 
@@ -90,9 +89,7 @@ def test_the_smallest_plan_is_returned_if_none_fits():
 
 def test_a_hundred_classes_at_384x384x256_fit_into_six_gib():
     shape = (384, 384, 256)
-    volume = replace(
-        make_volume(shape, shape, classes=100, window_bytes=GIB, held_bytes=5 * 384 * 384 * 256),
-        patch=(128, 128, 128),
-    )
+    held = {"window_bytes": GIB, "held_bytes": 5 * 384 * 384 * 256}  # with a small network
+    volume = make_volume(shape, shape, classes=100, side=128, **held)
     assert choose_plan(volume, Budget(ram_bytes=2**40)).ram_bytes < 5 * GIB
     assert choose_plan(volume, Budget(ram_bytes=3 * GIB)).fits(Budget(ram_bytes=3 * GIB))

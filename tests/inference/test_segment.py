@@ -12,6 +12,7 @@ from unet3d.data.preprocessing.resampling import FileGrid, crop, reorient
 from unet3d.errors import RunError
 from unet3d.inference.accumulate import list_flips
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, list_plans
+from unet3d.inference.window_order import WindowSchedule
 from unet3d.inference.write_labels import (
     Output,
     argmax_labels,
@@ -69,13 +70,12 @@ def segment_at_once(image, networks, flips, grid, decide):
 
 def list_all_plans(grid, classes, batch_size=1):
     volume = VolumeToSegment(
-        shape=grid.shape,
+        schedule=WindowSchedule(
+            size=grid.shape, patch=PATCH, overlap=0.5, batch_size=batch_size
+        ),
         box=tuple(stop - start for start, stop in grid.box),
         channels=2,
         classes=classes,
-        patch=PATCH,
-        overlap=0.5,
-        batch_size=batch_size,
         window_bytes=0,
         held_bytes=0,
     )

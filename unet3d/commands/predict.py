@@ -23,8 +23,7 @@ from unet3d.workflows.inference.options import (
     summarize_predictor,
 )
 from unet3d.workflows.inference.predictor import Predictor, PreparedScan
-from unet3d.workflows.inference.prefetch import segment_scans
-from unet3d.workflows.inference.records import find_pending
+from unet3d.workflows.inference.segment_scans import find_pending, segment_scans
 from unet3d.workflows.inference.sharing import InferenceResult, count_processes, run_in_processes
 
 

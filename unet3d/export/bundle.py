@@ -82,18 +82,11 @@ def write_description(
     with (folder / "models" / MONAI_LABEL_FILE).open("wb") as file:
         torch.save({}, file)
     (folder / "scripts" / "pipeline").mkdir(parents=True)
-    for script in SCRIPTS.glob("*.py"):
-        copy_module(script, folder / "scripts")
-    for module in PIPELINE:
-        copy_module(PACKAGE / module, folder / "scripts" / "pipeline")
-
-
-def copy_module(module: Path, folder: Path) -> None:
-    """Copy a module into a bundle, where what it imports of unet3d is in `pipeline`."""
-    text = re.sub(
-        r"from unet3d\.[\w.]+\.(\w+) import", r"from pipeline.\1 import", module.read_text("utf-8")
-    )
-    (folder / module.name).write_text(text, "utf-8")
+    scripts = {script: "." for script in SCRIPTS.glob("*.py")}
+    for module, part in (scripts | {PACKAGE / name: "pipeline" for name in PIPELINE}).items():
+        text, imported = module.read_text("utf-8"), r"from unet3d\.[\w.]+\.(\w+) import"
+        text = re.sub(imported, r"from pipeline.\1 import", text)
+        (folder / "scripts" / part / module.name).write_text(text, "utf-8")
 
 
 def write_json(content: Any, path: Path) -> None:

@@ -24,8 +24,7 @@ from unet3d.workflows.inference.options import (
     resolve_flip_axes,
 )
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
-from unet3d.workflows.inference.prefetch import segment_scans
-from unet3d.workflows.inference.records import find_pending
+from unet3d.workflows.inference.segment_scans import find_pending, segment_scans
 
 PathLike = str | Path
 
@@ -95,13 +94,10 @@ class Segmenter:
         """
         files = [image] if isinstance(image, str | Path) else list(image)
         paths = tuple(Path(file).expanduser() for file in files)
-        scan = ScanFiles(name=paths[0].name, files=paths)
-        missing = [file for file in scan.files if not file.exists()]
-        if missing:
-            raise UsageError(f"no file {missing[0]}")
         target = Path(output).expanduser()
         if not split_suffix(target)[1]:
             raise UsageError(f"output must end in {SUFFIX_LIST}, got {output}")
+        scan = ScanFiles(name=paths[0].name, files=paths)
         task = ScanTask(scan=scan, labels=target, probabilities=None)
         for _, error in segment_scans(self._predictor, [task], prefetch=False):
             raise error
@@ -122,21 +118,19 @@ class Segmenter:
         """
         source = Path(images).expanduser()
         scans = find_scans(source, self.channels)
-        ignored = describe_ignored(source)
-        if ignored is not None:
-            warnings.warn(ignored, stacklevel=2)
         tasks = plan_outputs(scans, source, Path(output).expanduser(), save_probabilities=False)
         settings = self._predictor.describe_settings()
         pending, notice = find_pending(tasks, settings, overwrite=overwrite)
-        if notice is not None:
-            warnings.warn(notice, stacklevel=2)
+        for warning in filter(None, (describe_ignored(source), notice)):
+            warnings.warn(warning, stacklevel=2)
         failures = list(segment_scans(self._predictor, pending, prefetch=True))
         if failures:
             reasons = [f"{task.scan.name}: {summarize_error(error)}" for task, error in failures]
-            count = f"{len(failures)} of {pluralize(len(pending), 'scan')} failed"
             is_usage = all(isinstance(error, UsageError) for _, error in failures)
-            kind = UsageError if is_usage else RunError
-            raise kind(f"{count}: {join_first(reasons)}") from failures[0][1]
+            raise (UsageError if is_usage else RunError)(
+                f"{len(failures)} of {pluralize(len(pending), 'scan')} failed: "
+                f"{join_first(reasons)}"
+            ) from failures[0][1]
         return [task.labels for task in tasks]
 
     def save(self, folder: PathLike) -> Path:

@@ -9,7 +9,7 @@ import torch
 
 from unet3d.memory.peak import CLEAR_REFS, PeakMeter
 from unet3d.units import MIB
-from unet3d.workflows.inference.prefetch import segment_scans
+from unet3d.workflows.inference.segment_scans import segment_scans
 
 CPU = torch.device("cpu")
 

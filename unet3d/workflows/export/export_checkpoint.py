@@ -17,7 +17,6 @@ from unet3d.errors import RunError, UsageError
 from unet3d.export import bundle as bundle_format
 from unet3d.export import onnx_format
 from unet3d.export.bundle import get_network_path
-from unet3d.export.parity import TOLERANCE, Parity, compare_outputs
 from unet3d.export.program import (
     ExportedSession,
     export_program,
@@ -33,7 +32,12 @@ from unet3d.machine.device import Precision
 from unet3d.report.model_card import make_model_card
 from unet3d.units import MIB
 from unet3d.workflows.export import nnunet_folder
-from unet3d.workflows.export.sample_patches import load_sample_patches
+from unet3d.workflows.export.parity import (
+    TOLERANCE,
+    Parity,
+    compare_outputs,
+    load_sample_patches,
+)
 from unet3d.workflows.inference.ensemble import (
     TrainedNetwork,
     find_common_mirroring_axes,
@@ -126,14 +130,10 @@ def open_sessions(format: str, path: Path, number: int) -> list[Network]:
     """Return a network of what was written, in every runtime."""
     if format == "nnunet":
         return [nnunet_folder.NnUnetSession(path)]
-    if format == "onnx":
-        return [onnx_format.OnnxSession(path)]
-    if format == "torch_export":
-        return [ExportedSession(path)]
-    return [
-        onnx_format.OnnxSession(get_network_path(path, number, ".onnx")),
-        ExportedSession(get_network_path(path, number, ".pt2")),
-    ]
+    sessions = {".onnx": onnx_format.OnnxSession, ".pt2": ExportedSession}
+    if format == "bundle":
+        return [run(get_network_path(path, number, end)) for end, run in sessions.items()]
+    return [sessions[path.suffix](path)]
 
 
 def trace(trained: TrainedNetwork) -> ExportedProgram:
@@ -213,13 +213,10 @@ def describe_export(files: Sequence[Path], kind: str, trained: TrainedNetwork, p
     """Say in one line what was written."""
     shape = f"(batch, {{}}, {', '.join(map(str, trained.patch_size))})"
     inputs, outputs = shape.format(len(trained.channels)), shape.format(len(trained.outputs))
-    names = " and ".join(f"{file} ({get_size(file) / MIB:.1f} MiB)" for file in files)
+    names = []
+    for file in files:
+        parts = [part for part in (file, *file.rglob("*")) if part.is_file()]
+        names.append(f"{file} ({sum(part.stat().st_size for part in parts) / MIB:.1f} MiB)")
     precision = str(trained.metadata["config"]["precision"])
     cast = "" if precision == "32" else f" in float32 (trained with precision={precision})"
-    return f"{names}, {kind}, {inputs} -> {outputs}{cast}; {parity}"
-
-
-def get_size(path: Path) -> int:
-    """Return the bytes of a file, or of the files in a folder."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return f"{' and '.join(names)}, {kind}, {inputs} -> {outputs}{cast}; {parity}"

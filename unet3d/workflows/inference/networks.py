@@ -98,8 +98,15 @@ def measure_window_memory(
         output_bytes += output.nbytes if isinstance(output, Tensor) else 0
 
     hook = register_module_forward_hook(count)  # of all modules: those of one disable fused blocks
+    meter, num_outputs = PeakMeter(), 0
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    meter.start(device)
+    before = meter.read(device)
     try:
-        num_outputs, peak = _run_windows(networks, shape, device)
+        batch = torch.zeros(tuple(shape)).to(device)
+        for network in networks:
+            num_outputs = network(batch.flip([])).shape[1]
     except (UsageError, DoesNotFitError):
         raise
     except Exception as error:
@@ -117,25 +124,11 @@ def measure_window_memory(
         ) from error
     finally:
         hook.remove()
-    return num_outputs, output_bytes if peak is None else peak
-
-
-def _run_windows(
-    networks: Sequence[Network], shape: Sequence[int], device: torch.device
-) -> tuple[int, int | None]:
-    meter = PeakMeter()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    meter.start(device)
-    before = meter.read(device)
-    num_outputs = 0
-    batch = torch.zeros(tuple(shape)).to(device)
-    for network in networks:
-        num_outputs = network(batch.flip([])).shape[1]
     after = meter.read(device)
     if device.type == "cuda":
+        del batch
         torch.cuda.empty_cache()
         return num_outputs, (after.reserved or 0) - (before.reserved or 0)
     if after.resident is None or before.resident is None:
-        return num_outputs, None
+        return num_outputs, output_bytes
     return num_outputs, after.resident - before.resident

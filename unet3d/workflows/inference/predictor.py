@@ -23,6 +23,7 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
 from unet3d.inference.accumulate import list_flips, make_background_test
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
+from unet3d.inference.window_order import WindowSchedule
 from unet3d.inference.write_labels import Output, choose_decision, segment
 from unet3d.machine.device import Precision
 from unet3d.machine.memory import get_available_bytes, get_free_bytes
@@ -141,7 +142,11 @@ class Predictor:
         None: what a case may take.
         """
         ram = self._budget().ram_bytes if ram is None else ram
-        check_scan(task.scan)
+        findings = list(check_scan_headers(task.scan.name, task.scan.files))
+        if findings:
+            first, rest = findings[0], len(findings) - 1
+            more = f" (and {pluralize(rest, 'more problem')})" if rest else ""
+            raise UsageError(f"{first.file} {first.message}: {first.advice}{more}")
         check_target(task.labels, task.scan.files[0])
         needed = self.estimate_reading(task)
         if needed > ram:
@@ -153,10 +158,6 @@ class Predictor:
         self._check_channels(", ".join(file.name for file in task.scan.files), len(scan.image))
         return scan
 
-    def plan(self, task: ScanTask, scan: PreprocessedScan) -> PreparedScan:
-        """Plan the segmentation of a scan that was read, within the free memory."""
-        return self._plan(task.scan.name, task, scan)
-
     def prepare_array(self, channels: np.ndarray, affine: np.ndarray) -> PreparedScan:
         """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
         self._check_channels("the image", len(channels))
@@ -167,7 +168,7 @@ class Predictor:
                     "infinite: replace them"
                 )
         scan = self.ensemble.preprocessing.preprocess_channels(channels, affine)
-        return self._plan("the image", None, scan)
+        return self.plan(None, scan)
 
     def _check_channels(self, name: str, count: int) -> None:
         channels = self.ensemble.channels
@@ -177,18 +178,21 @@ class Predictor:
                 f"{', '.join(channels)}"
             )
 
-    def _plan(self, name: str, task: ScanTask | None, scan: PreprocessedScan) -> PreparedScan:
+    def plan(self, task: ScanTask | None, scan: PreprocessedScan) -> PreparedScan:
+        """Plan the segmentation of a preprocessed scan, within the free memory."""
         budget = self._budget(held=scan.image.nbytes)
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
         volume = VolumeToSegment(
-            shape=scan.grid.shape,
+            schedule=WindowSchedule(
+                size=scan.grid.shape,
+                patch=self.ensemble.patch_size,
+                overlap=self.overlap,
+                batch_size=self.batch_size,
+            ),
             box=(d, h, w),
             channels=len(self.ensemble.channels),
             classes=self.classes,
-            patch=self.ensemble.patch_size,
-            overlap=self.overlap,
-            batch_size=self.batch_size,
             window_bytes=self.window_bytes,
             held_bytes=scan.image.nbytes + voxels + HEAP,
         )
@@ -196,6 +200,7 @@ class Predictor:
         max_ram = max(plan.ram_bytes, 0 if task is None else self.estimate_reading(task))
         if self.largest_component_labels:
             max_ram = max(max_ram, volume.held_bytes + postprocess.BYTES_PER_VOXEL * voxels)
+        name = "the image" if task is None else task.scan.name
         size, cost = "x".join(map(str, scan.grid.file_shape)), replace(plan, ram_bytes=max_ram)
         memory_summary = f"{name} {size}, {self.classes} classes: {describe_cost(cost)}"
         if task is not None and task.probabilities is not None:
@@ -329,15 +334,6 @@ class Predictor:
         if self.device.type != "cuda":
             return Budget(ram_bytes=ram)
         return Budget(ram_bytes=ram, gpu_bytes=int(USABLE_FRACTION * get_free_bytes(self.device)))
-
-
-def check_scan(scan: ScanFiles) -> None:
-    """Refuse headers that `unet3d check` would report."""
-    findings = list(check_scan_headers(scan.name, scan.files))
-    if findings:
-        first, rest = findings[0], len(findings) - 1
-        more = f" (and {pluralize(rest, 'more problem')})" if rest else ""
-        raise UsageError(f"{first.file} {first.message}: {first.advice}{more}")
 
 
 def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:

@@ -60,23 +60,20 @@ def expand_plans(args: Sequence[str], log: Callable[[str], None]) -> list[str]:
     The other arguments come after it, so that they win. `log` gets what the file stands for.
     """
     pattern = r"experiment=['\"]?(.+\.json)(?::(\w+))?['\"]?"
-    found = [match for arg in args if (match := re.fullmatch(pattern, arg))]
     experiments = [arg for arg in args if arg.lstrip("+").startswith("experiment=")]
-    if not found or len(experiments) > 1 or "," in found[0][1]:
+    found = re.fullmatch(pattern, experiments[0])
+    if not found or len(experiments) > 1 or "," in found[1]:
         raise UsageError(
             "plans of nnU-Net are used as experiment=PATH/nnUNetPlans.json, one file and no other "
             f"experiment, got {' '.join(experiments)}"
         )
-    others = [arg for arg in args if arg != found[-1][0]]
     roots = [arg.partition("=")[2].strip("'\"") for arg in args if arg.startswith("data.root=")]
     root = Path(roots[-1]).expanduser() if roots else None
-    path = Path(found[-1][1]).expanduser()
-    overrides = read_plans(path, found[-1][2] or "3d_fullres", root)
-    log(f"{found[-1][1]} stands for:")
-    line = " ".join(overrides)
-    lines = textwrap.wrap(line, 98, break_long_words=False, break_on_hyphens=False)
+    overrides = read_plans(Path(found[1]).expanduser(), found[2] or "3d_fullres", root)
+    log(f"{found[1]} stands for:")
+    lines = textwrap.wrap(" ".join(overrides), 98, break_long_words=False, break_on_hyphens=False)
     log(textwrap.indent("\n".join(lines), "  "))
-    return [*overrides, *others]
+    return [*overrides, *(arg for arg in args if arg not in experiments)]
 
 
 def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
@@ -107,7 +104,10 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
             reader = plans.get("image_reader_writer", "SimpleITKIO")
             if reader not in READERS:
                 raise UsageError(f"{path}: nnU-Net's reader {reader} is not available here")
-            orientation = READERS[reader] or _read_first_orientation(root)
+            images = list_volumes(root / "imagesTr")
+            if not images:
+                raise UsageError(f"{root / 'imagesTr'} holds no images")
+            orientation = READERS[reader] or read_orientation(images[0])
             overrides += [f"data.root={root}", f"data.orientation={orientation}"]
         elif facts.regions is None:  # enough for an estimate
             overrides.append(f"data.in_channels={len(facts.channels)}")
@@ -151,14 +151,6 @@ def _find_raw(name: str, path: Path) -> Path | None:
     folders = [os.environ.get("nnUNet_raw"), path.absolute().parents[2] / "nnUNet_raw"]  # noqa: SIM112
     raw = [Path(folder, name) for folder in folders if folder]
     return next((folder for folder in raw if (folder / "imagesTr").is_dir()), None)
-
-
-def _read_first_orientation(root: Path) -> str:
-    """Return the orientation of the dataset's first volume: nnU-Net keeps the axes of files."""
-    images = list_volumes(root / "imagesTr")
-    if not images:
-        raise UsageError(f"{root / 'imagesTr'} holds no images")
-    return read_orientation(images[0])
 
 
 def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str]:
