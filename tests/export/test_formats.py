@@ -3,8 +3,6 @@
 import json
 import zipfile
 
-import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
@@ -16,7 +14,6 @@ from unet3d.components.network import build_network
 from unet3d.config.compose import list_options
 from unet3d.errors import RunError
 from unet3d.export import onnx_format, program
-from unet3d.workflows.export.parity import compare_outputs
 from unet3d.export.program import export_program, suppress_output, to_plain_operators
 from unet3d.inference.write_labels import argmax_labels
 from unet3d.pool import export_modules
@@ -24,6 +21,7 @@ from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
+from unet3d.workflows.export.parity import compare_outputs
 
 FORMATS = {
     ".onnx": (onnx_format.write_onnx, onnx_format.OnnxSession),
@@ -108,47 +106,28 @@ def test_every_kind_of_pooling_has_equal_outputs_in_both_formats(tmp_path, monke
             torch.testing.assert_close(session(batch), pools(batch), rtol=1e-5, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def convolution():
-    return export_program(nn.Conv3d(1, 2, 3, padding=1).eval().requires_grad_(False), 1, (6, 5, 4))
-
-
-METADATA = {"unet3d": "1", "classes": ["a", "b: c"], "spacing_mm": None}
-
-
-@pytest.fixture(scope="module")
-def files(convolution, tmp_path_factory):
-    """Return a folder with net.onnx and net.pt2."""
-    folder = tmp_path_factory.mktemp("files")
+def test_files_have_plain_names_and_the_metadata_and_no_local_paths(tmp_path):
+    convolution = nn.Conv3d(1, 2, 3, padding=1).eval().requires_grad_(False)
+    graph = export_program(convolution, 1, (6, 5, 4))
+    metadata = {"unet3d": "1", "classes": ["a", "b: c"], "spacing_mm": None}
     for ending, (write, _) in FORMATS.items():
-        write(convolution, folder / f"net{ending}", METADATA)
-    return folder
-
-
-def test_the_metadata_is_in_the_files(files):
-    session = onnxruntime.InferenceSession(files / "net.onnx")
-    properties = session.get_modelmeta().custom_metadata_map
-    assert {key: json.loads(value) for key, value in properties.items()} == METADATA
-    extra = {program.METADATA_FILE: ""}
-    with suppress_output():
-        torch.export.load(files / "net.pt2", extra_files=extra)
-    assert json.loads(extra[program.METADATA_FILE]) == METADATA
-
-
-def test_no_file_contains_local_paths(files):
-    with zipfile.ZipFile(files / "net.pt2") as archive:
-        parts = [archive.read(name) for name in archive.namelist()]
-    for text in ((files / "net.onnx").read_bytes(), *parts):
-        assert b"site-packages" not in text
-        assert b"conv.py" not in text
-
-
-def test_inputs_and_outputs_have_plain_names(files):
-    session = onnxruntime.InferenceSession(files / "net.onnx")
+        write(graph, tmp_path / f"net{ending}", metadata)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     (image,), (logits,) = session.get_inputs(), session.get_outputs()
     assert (image.name, image.shape) == ("image", ["batch", 1, 6, 5, 4])
     assert (logits.name, logits.shape) == ("logits", ["batch", 2, 6, 5, 4])
-    assert session.get_modelmeta().producer_name == "unet3d"
+    found = session.get_modelmeta()
+    assert found.producer_name == "unet3d"
+    assert {key: json.loads(v) for key, v in found.custom_metadata_map.items()} == metadata
+    extra = {program.METADATA_FILE: ""}
+    with suppress_output():
+        torch.export.load(tmp_path / "net.pt2", extra_files=extra)
+    assert json.loads(extra[program.METADATA_FILE]) == metadata
+    with zipfile.ZipFile(tmp_path / "net.pt2") as archive:
+        parts = [archive.read(name) for name in archive.namelist()]
+    for text in ((tmp_path / "net.onnx").read_bytes(), *parts):
+        assert b"site-packages" not in text
+        assert b"conv.py" not in text
 
 
 def test_a_file_that_onnxruntime_cannot_load_is_named(tmp_path):

@@ -31,14 +31,10 @@ def measure_peak_bytes(action: Callable[[], object]) -> int:
     return max(accumulate(size for _, size in sorted(events)))
 
 
-def make_volume(
-    shape=(40, 48, 30), box=(40, 48, 30), *, classes=20, side=16, batch_size=1, **held
-):
+def make_volume(shape=(40, 48, 30), box=(40, 48, 30), *, classes=20, side=16, batch_size=1, **held):
     """Describe a volume with no memory of windows and none that is held, unless it is given."""
     return VolumeToSegment(
-        schedule=WindowSchedule(
-            size=shape, patch=(side,) * 3, overlap=0.5, batch_size=batch_size
-        ),
+        schedule=WindowSchedule(size=shape, patch=(side,) * 3, overlap=0.5, batch_size=batch_size),
         box=box,
         channels=1,
         classes=classes,

@@ -70,9 +70,7 @@ def segment_at_once(image, networks, flips, grid, decide):
 
 def list_all_plans(grid, classes, batch_size=1):
     volume = VolumeToSegment(
-        schedule=WindowSchedule(
-            size=grid.shape, patch=PATCH, overlap=0.5, batch_size=batch_size
-        ),
+        schedule=WindowSchedule(size=grid.shape, patch=PATCH, overlap=0.5, batch_size=batch_size),
         box=tuple(stop - start for start, stop in grid.box),
         channels=2,
         classes=classes,

@@ -59,7 +59,7 @@ def test_ignored_files_and_labels_made_again_are_warned_of(tmp_path):
     nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), scans / "a.nii")
     load().predict_files(scans, tmp_path / "out")
     (scans / "notes.txt").write_text("text")
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="notes.txt") as caught:
         load(overlap=0.25).predict_files(scans, tmp_path / "out")
     ignored, again = (str(warning.message) for warning in caught)
     assert "notes.txt" in ignored

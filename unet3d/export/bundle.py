@@ -82,7 +82,7 @@ def write_description(
     with (folder / "models" / MONAI_LABEL_FILE).open("wb") as file:
         torch.save({}, file)
     (folder / "scripts" / "pipeline").mkdir(parents=True)
-    scripts = {script: "." for script in SCRIPTS.glob("*.py")}
+    scripts = dict.fromkeys(SCRIPTS.glob("*.py"), ".")
     for module, part in (scripts | {PACKAGE / name: "pipeline" for name in PIPELINE}).items():
         text, imported = module.read_text("utf-8"), r"from unet3d\.[\w.]+\.(\w+) import"
         text = re.sub(imported, r"from pipeline.\1 import", text)

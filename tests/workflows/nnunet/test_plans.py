@@ -44,14 +44,13 @@ NETWORK = f"{SIZES}architecture__arch_kwargs__"
 
 def test_patches_and_folds_are_those_of_nnunet(path, tmp_path):
     change(path, **{f"{SIZES}use_mask_for_norm": [True, False]})
-    settings = read_settings(path)
-    data = settings.data
+    data = read_settings(path).data
     assert data.normalize == ("zscore_nonzero", "ct")
     assert data.splits == tmp_path / "nnUNet_preprocessed" / NAME / "splits_final.json"
     assert data.patches_per_case == 188  # 4 training cases, 250 steps of 3 patches
     assert data.foreground_fraction == pytest.approx(1 / 3, abs=1e-3)
-    assert settings.trainer["check_val_every_n_epoch"] == 20  # about 5,000 steps
-    assert settings.trainer["max_steps"] == 250_000
+    overrides = read_plans(path, "3d_fullres", None)
+    assert {"trainer.max_steps=250000", "trainer.check_val_every_n_epoch=20"} <= {*overrides}
 
 
 def test_volumes_have_the_axes_that_the_reader_of_nnunet_gives_them(path, tmp_path):

@@ -97,7 +97,7 @@ def load_sample_patches(
         return images, f"{NUM_PATCHES} patches of {scans}"
     root = Path(str(metadata["config"]["data"]["root"]))
     try:
-        cases = list_training_images(metadata["config"]["data"]["layout"], root, allow_targets)
+        cases = list_training_images(metadata["config"]["data"], root, allow_targets)
         images = select_varied_patches(cases, preprocessing, patch_size, len(channels))
         return images, f"{NUM_PATCHES} patches of {root}"
     except Exception as error:  # the dataset may have been moved, changed or damaged
@@ -108,10 +108,11 @@ def load_sample_patches(
 
 
 def list_training_images(
-    saved: Mapping[str, Any], root: Path, allow_targets: Sequence[str]
+    data: Mapping[str, Any], root: Path, allow_targets: Sequence[str]
 ) -> list[tuple[Path, ...]]:
     """Return the images of the cases that a checkpoint was trained on."""
     if root.is_dir():
+        saved = data["layout"]
         check_saved_config(saved, "data.layout", packages=LAYOUTS, allow_targets=allow_targets)
         layout = Factory("data.layout", saved)()
         if Path(getattr(layout, "root", root)).is_dir():  # or synthetic data would be generated

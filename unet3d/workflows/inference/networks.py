@@ -126,7 +126,6 @@ def measure_window_memory(
         hook.remove()
     after = meter.read(device)
     if device.type == "cuda":
-        del batch
         torch.cuda.empty_cache()
         return num_outputs, (after.reserved or 0) - (before.reserved or 0)
     if after.resident is None or before.resident is None:

@@ -200,5 +200,3 @@ def digest_scan(scan: ScanFiles) -> list[str]:
 def get_record_path(labels: Path) -> Path:
     """Return the file of a record."""
     return labels.parent / FOLDER / f"{labels.name}.json"
-
-

@@ -90,10 +90,13 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
             raise UsageError(
                 f"{path} is of an nnU-Net before 2.2: plan again with nnUNetv2_plan_experiment"
             )
+        schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))
+        if unknown := [scheme for scheme in schemes if scheme not in METHODS]:
+            raise UsageError(f"nnU-Net's {unknown[0][0]} is not available here")
         overrides = [
             "data=nnunet",
             *_describe_patches(sizes, axes),
-            f"data.normalize={_list(_read_normalization(sizes))}",
+            f"data.normalize={_list(METHODS[scheme] for scheme in schemes)}",
             *_describe_network(sizes["architecture"], axes),
             f"loss.batch_dice={str(sizes['batch_dice']).lower()}",
             *TRAINER,
@@ -164,14 +167,6 @@ def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str
         f"data.patch_size={_list(int(sizes['patch_size'][axis]) for axis in axes)}",
         f"data.batch_size={batch}",
     ]
-
-
-def _read_normalization(sizes: Mapping[str, Any]) -> list[str]:
-    schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))
-    for scheme in schemes:
-        if scheme not in METHODS:
-            raise UsageError(f"nnU-Net's {scheme[0]} is not available here")
-    return [METHODS[scheme] for scheme in schemes]
 
 
 def _describe_network(architecture: Mapping[str, Any], axes: Sequence[int]) -> list[str]:
