@@ -8,7 +8,7 @@ from monai.inferers.utils import sliding_window_inference
 from torch import nn
 
 from tests.contract.helpers.allocated import AllocatedBytes
-from unet3d.inference.accumulate import make_background_test, run_windows
+from unet3d.inference.accumulate import BackgroundTest, run_windows
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.inference.window_order import WindowSchedule, compute_window_starts
@@ -98,7 +98,7 @@ def test_about_half_a_window_of_rows_is_active():
 def test_without_background_voxels_above_the_level_keep_their_logits(channels, batch_size):
     image = torch.full((channels, 40, 30, 24), -1.0)
     image[0, 25:38, 3:20, 2:15] = torch.rand(13, 17, 13) + 1  # bright in one channel only
-    background = make_background_test(image, 0.1, outputs=3, overlapping=False)
+    background = BackgroundTest(image, 0.1, outputs=3, overlapping=False)
     schedule = WindowSchedule(
         size=(40, 30, 24), patch=(8, 10, 8), overlap=0.5, batch_size=batch_size
     )
@@ -123,7 +123,7 @@ def test_an_image_without_foreground_is_background():
     image = torch.full((1, 20, 17, 9), 3.0)
     schedule = WindowSchedule(size=(20, 17, 9), patch=(8, 10, 8), overlap=0.5)
     for overlapping in (False, True):
-        background = make_background_test(image, 0.0, outputs=3, overlapping=overlapping)
+        background = BackgroundTest(image, 0.0, outputs=3, overlapping=overlapping)
         logits, _, num_skipped = assemble(schedule, image, [], background)
         assert num_skipped == len(schedule.windows)
         labels = label_regions(logits, [1, 2, 3]) if overlapping else argmax_labels(logits)

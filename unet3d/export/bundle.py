@@ -1,10 +1,12 @@
 """Write and read bundles: folders with trained networks and all that it takes to use them.
 
-docs/reference/bundle.md describes the format. `unet3d.load` reads its weights; MONAI and the script
-in it run its exported networks, without this package.
+docs/reference/bundle.md describes the format. `unet3d.load` reads its weights, also of bundles on
+Hugging Face's hub (hf://OWNER/NAME, or hf://OWNER/NAME@REVISION); MONAI and the script in it run
+its exported networks, without this package.
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -22,6 +24,9 @@ REQUIRED_PACKAGES = ("safetensors", "onnx", "onnxscript", "onnxruntime")
 FORMAT = "unet3d bundle"
 FORMAT_VERSION = 1
 """Raised when an older unet3d could not read a bundle any more."""
+
+HUB_PREFIX = "hf:/"
+"""What is left of hf:// in a path."""
 
 DESCRIPTION_FILE = "bundle.json"
 MONAI_LABEL_FILE = "model.pt"
@@ -157,3 +162,38 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return {f"model.{name}": weight for name, weight in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{path} cannot be read: {summarize_error(error)}") from error
+
+
+def is_on_hub(path: Path) -> bool:
+    """Return whether a path names a repository on the hub.
+
+    >>> is_on_hub(Path("hf://lab/liver@v2"))
+    True
+    """
+    return str(path).startswith(HUB_PREFIX)
+
+
+def download_bundle(path: Path) -> Path:
+    """Return the folder of a bundle with what is read of it, downloaded unless it is there."""
+    name = f"hf://{str(path).removeprefix(HUB_PREFIX).lstrip('/')}"
+    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", name)
+    if match is None:
+        raise UsageError(f"{name} must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+    with need_packages("hf://", "huggingface_hub", "safetensors"):
+        from huggingface_hub import snapshot_download
+    previous_level = logging.root.manager.disable
+    logging.disable(logging.INFO)  # every request is logged
+    try:
+        folder = snapshot_download(
+            match[1],
+            revision=match[2],
+            allow_patterns=[DESCRIPTION_FILE, "models/*.safetensors"],
+        )
+    except Exception as error:  # of the hub, of the network, of the cache
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"hf://{match[1]} cannot be downloaded: {reason}") from error
+    finally:
+        logging.disable(previous_level)
+    if not (Path(folder) / DESCRIPTION_FILE).is_file():
+        raise UsageError(f"hf://{match[1]} is not a bundle: it has no {DESCRIPTION_FILE}")
+    return Path(folder)

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -35,12 +34,23 @@ BACKGROUND_LOGIT = 10.0
 """Margin of the background where no window is computed: a probability of 0.9999."""
 
 
-@dataclass(frozen=True)
 class BackgroundTest:
-    """A window is background if no voxel of any channel is above the channel's threshold."""
+    """A window is background if no voxel of any channel is above the channel's threshold.
 
-    thresholds: tuple[float, ...]
-    logits: tuple[float, ...]  # of the voxels that no computed window covers
+    `level` is between the darkest voxels of the preprocessed image (C, D, H, W), 0, and the
+    brightest, 1. The `outputs` are classes of which the first is the background or, if
+    `overlapping`, regions. `logits` are those of the voxels that no computed window covers.
+    """
+
+    def __init__(self, image: Tensor, level: float, *, outputs: int, overlapping: bool):
+        step = max(1, round((image[0].numel() / MAX_SAMPLED_VOXELS) ** (1 / 3)))
+        sample = image[:, ::step, ::step, ::step].flatten(1).cpu().numpy()
+        level = max(level, MIN_BACKGROUND_LEVEL)
+        percentiles = np.percentile(sample, BACKGROUND_PERCENTILES, axis=1).T
+        self.thresholds = [float(low + level * (high - low)) for low, high in percentiles]
+        self.logits = [BACKGROUND_LOGIT, *[0.0] * (outputs - 1)]
+        if overlapping:
+            self.logits = [-BACKGROUND_LOGIT] * outputs
 
     def is_background(self, window: Tensor) -> bool:
         """Return whether a window (C, D, H, W), without its padding, is background."""
@@ -48,25 +58,6 @@ class BackgroundTest:
             bool(channel.max() <= threshold)
             for channel, threshold in zip(window, self.thresholds, strict=True)
         )
-
-
-def make_background_test(
-    image: Tensor, level: float, *, outputs: int, overlapping: bool
-) -> BackgroundTest:
-    """Return the test for a preprocessed image (C, D, H, W).
-
-    `level` is between the darkest voxels, 0, and the brightest, 1. The `outputs` are classes of
-    which the first is the background or, if `overlapping`, regions.
-    """
-    step = max(1, round((image[0].numel() / MAX_SAMPLED_VOXELS) ** (1 / 3)))
-    sample = image[:, ::step, ::step, ::step].flatten(1).cpu().numpy()
-    level = max(level, MIN_BACKGROUND_LEVEL)
-    percentiles = np.percentile(sample, BACKGROUND_PERCENTILES, axis=1).T
-    thresholds = [float(low + level * (high - low)) for low, high in percentiles]
-    logits = [BACKGROUND_LOGIT, *[0.0] * (outputs - 1)]
-    if overlapping:
-        logits = [-BACKGROUND_LOGIT] * outputs
-    return BackgroundTest(tuple(thresholds), tuple(logits))
 
 
 def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:

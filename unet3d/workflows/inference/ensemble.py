@@ -13,8 +13,14 @@ from unet3d.data.preprocessing.contents import digest_file
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError
-from unet3d.export.bundle import DESCRIPTION_FILE, get_network_path, is_bundle, read_bundle
-from unet3d.export.hub import download_bundle, is_on_hub
+from unet3d.export.bundle import (
+    DESCRIPTION_FILE,
+    download_bundle,
+    get_network_path,
+    is_bundle,
+    is_on_hub,
+    read_bundle,
+)
 from unet3d.inference.regions import get_region_labels
 from unet3d.types import Triple
 

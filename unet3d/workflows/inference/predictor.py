@@ -21,7 +21,7 @@ from unet3d.data.preprocessing.resampling import crop, reorient
 from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
-from unet3d.inference.accumulate import list_flips, make_background_test
+from unet3d.inference.accumulate import BackgroundTest, list_flips
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
 from unet3d.inference.window_order import WindowSchedule
 from unet3d.inference.write_labels import Output, choose_decision, segment
@@ -75,7 +75,7 @@ class Predictor:
     of the classes `keep_largest_component` only the largest component is kept (None: as in
     training); a case may take `ram` bytes, or, if None, what is free; `backend` runs the networks.
     Windows without a voxel above the level `skip_background` are not computed
-    (:func:`unet3d.inference.accumulate.make_background_test`); None: all are.
+    (:class:`unet3d.inference.accumulate.BackgroundTest`); None: all are.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class Predictor:
         outputs = [Output(decide, get_crop(labels, prepared)), *more]
         image, background = torch.from_numpy(prepared.scan.image), None
         if self.skip_background is not None:
-            background = make_background_test(
+            background = BackgroundTest(
                 image,
                 self.skip_background,
                 outputs=self.classes,
