@@ -22,7 +22,7 @@ OPSET = 18
 def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, Any]) -> str:
     """Write an ONNX file and return its format and version.
 
-    The metadata becomes model properties, each as JSON. Weights over 2 GiB go to `<name>.data`.
+    The metadata becomes model properties, each as JSON. Weights over 1.5 GiB go to `<name>.data`.
     """
     with suppress_output():
         try:
