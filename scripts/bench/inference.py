@@ -87,7 +87,7 @@ def measure(mm: float) -> dict[str, Any]:
         predictor = build_predictor(network, CLASSES, PATCH, preprocessing)
         start = time.perf_counter()
         scan = predictor.prepare(task)
-        predictor.predict(scan, on_windows=lambda count: None, log=lambda message: None)
+        predictor.compute(scan)()
         seconds = time.perf_counter() - start
         peak = (meter.read(CPU).resident or 0) - before
     return {

@@ -24,7 +24,7 @@ from torch import nn
 from scripts.bench.inference import build_predictor, write_scan
 from scripts.bench.results import make_parser, write_results
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.export.plain_operators import to_plain_operators
+from unet3d.export.program import to_plain_operators
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
 from unet3d.types import Triple
@@ -134,7 +134,7 @@ def compare(name: str, scan: Scan, rounds: int) -> dict[str, Any]:
         def segment(way: Predictor | nn.Module) -> np.ndarray:
             if isinstance(way, nn.Module):
                 return segment_with_monai(prepared.scan.image, way)
-            return way.segment(prepared, on_windows=lambda count: None, log=lambda message: None)
+            return way.segment(prepared)
 
         works = {name: lambda w=way: segment(w) for name, way in ways.items()}
         result, labels = time_in_turn(works, rounds)

@@ -3,8 +3,6 @@
 import json
 import zipfile
 
-import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
@@ -15,20 +13,19 @@ from tests.pool.helpers.volumes import WINDOWS
 from unet3d.components.network import build_network
 from unet3d.config.compose import list_options
 from unet3d.errors import RunError
-from unet3d.export import onnx_format, torch_export_format
-from unet3d.export.parity import compare_outputs
-from unet3d.export.plain_operators import to_plain_operators
-from unet3d.export.program import export_program, suppress_output
+from unet3d.export import onnx_format, program
+from unet3d.export.program import export_program, suppress_output, to_plain_operators
 from unet3d.inference.write_labels import argmax_labels
 from unet3d.pool import export_modules
 from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
+from unet3d.workflows.export.parity import compare_outputs
 
 FORMATS = {
     ".onnx": (onnx_format.write_onnx, onnx_format.OnnxSession),
-    ".pt2": (torch_export_format.write_torch_export, torch_export_format.ExportedSession),
+    ".pt2": (program.write_torch_export, program.ExportedSession),
 }
 
 VARIED = {
@@ -64,11 +61,11 @@ def test_every_network_has_equal_outputs_in_both_formats(composed, tmp_path, opt
     takes_any_size = option.startswith(("unet_", "naive_"))
     patch = (17, 16, 19) if takes_any_size else tuple(settings.data.patch_size)
     model = randomize_norms(build_network(settings))
-    program = export_program(to_plain_operators(model), 2, patch)
+    graph = export_program(to_plain_operators(model), 2, patch)
     batches = [torch.randn(1, 2, *patch), torch.randn(3, 2, *patch)]
     for ending, (write, open_session) in FORMATS.items():
         path = tmp_path / f"net{ending}"
-        write(program, path, {"unet3d": "1"})
+        write(graph, path, {"unet3d": "1"})
         with torch.inference_mode():
             parity = compare_outputs(model, open_session(path), batches, argmax_labels)
         assert parity.max_difference < 2e-5 * parity.max_logit
@@ -99,94 +96,46 @@ def test_every_kind_of_pooling_has_equal_outputs_in_both_formats(tmp_path, monke
         export_modules, "MAX_COMPARED", 5
     )  # what is sorted has a long graph otherwise
     pools = Poolings()
-    program = export_program(to_plain_operators(pools), 2, (7, 8, 9))
+    graph = export_program(to_plain_operators(pools), 2, (7, 8, 9))
     batches = (torch.randn(1, 2, 7, 8, 9), torch.randn(2, 2, 7, 8, 9).relu().round(decimals=1))
     for ending, (write, open_session) in FORMATS.items():
         path = tmp_path / f"pools{ending}"
-        write(program, path, {"unet3d": "1"})
+        write(graph, path, {"unet3d": "1"})
         session = open_session(path)
         for batch in batches:
             torch.testing.assert_close(session(batch), pools(batch), rtol=1e-5, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def convolution():
-    return export_program(nn.Conv3d(1, 2, 3, padding=1).eval().requires_grad_(False), 1, (6, 5, 4))
-
-
-METADATA = {"unet3d": "1", "classes": ["a", "b: c"], "spacing_mm": None}
-
-
-@pytest.fixture(scope="module")
-def files(convolution, tmp_path_factory):
-    """Return a folder with net.onnx and net.pt2."""
-    folder = tmp_path_factory.mktemp("files")
+def test_files_have_plain_names_and_the_metadata_and_no_local_paths(tmp_path):
+    convolution = nn.Conv3d(1, 2, 3, padding=1).eval().requires_grad_(False)
+    graph = export_program(convolution, 1, (6, 5, 4))
+    metadata = {"unet3d": "1", "classes": ["a", "b: c"], "spacing_mm": None}
     for ending, (write, _) in FORMATS.items():
-        write(convolution, folder / f"net{ending}", METADATA)
-    return folder
-
-
-def test_the_metadata_is_in_the_files(files):
-    session = onnxruntime.InferenceSession(files / "net.onnx")
-    properties = session.get_modelmeta().custom_metadata_map
-    assert {key: json.loads(value) for key, value in properties.items()} == METADATA
-    extra = {torch_export_format.METADATA_FILE: ""}
+        write(graph, tmp_path / f"net{ending}", metadata)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
+    (image,), (logits,) = session.get_inputs(), session.get_outputs()
+    assert (image.name, image.shape) == ("image", ["batch", 1, 6, 5, 4])
+    assert (logits.name, logits.shape) == ("logits", ["batch", 2, 6, 5, 4])
+    found = session.get_modelmeta()
+    assert found.producer_name == "unet3d"
+    assert {key: json.loads(v) for key, v in found.custom_metadata_map.items()} == metadata
+    extra = {program.METADATA_FILE: ""}
     with suppress_output():
-        torch.export.load(files / "net.pt2", extra_files=extra)
-    assert json.loads(extra[torch_export_format.METADATA_FILE]) == METADATA
-
-
-def test_no_file_contains_local_paths(files):
-    with zipfile.ZipFile(files / "net.pt2") as archive:
+        torch.export.load(tmp_path / "net.pt2", extra_files=extra)
+    assert json.loads(extra[program.METADATA_FILE]) == metadata
+    with zipfile.ZipFile(tmp_path / "net.pt2") as archive:
         parts = [archive.read(name) for name in archive.namelist()]
-    for text in ((files / "net.onnx").read_bytes(), *parts):
+    for text in ((tmp_path / "net.onnx").read_bytes(), *parts):
         assert b"site-packages" not in text
         assert b"conv.py" not in text
 
 
-def test_inputs_and_outputs_have_plain_names(files):
-    session = onnxruntime.InferenceSession(files / "net.onnx")
-    (image,), (logits,) = session.get_inputs(), session.get_outputs()
-    assert (image.name, image.shape) == ("image", ["batch", 1, 6, 5, 4])
-    assert (logits.name, logits.shape) == ("logits", ["batch", 2, 6, 5, 4])
-    assert session.get_modelmeta().producer_name == "unet3d"
-
-
-@pytest.mark.parametrize("ending", FORMATS)
-def test_a_file_that_its_runtime_cannot_load_is_named(tmp_path, ending):
-    (tmp_path / f"cut{ending}").write_bytes(b"cut")
-    with pytest.raises(RunError, match=rf"cannot load .*cut\{ending}: "):
-        FORMATS[ending][1](tmp_path / f"cut{ending}")
-
-
-def test_weights_too_large_for_one_file_go_to_an_external_data_file(
-    convolution, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(onnx_format, "MAX_INTERNAL_BYTES", 100)
-    monkeypatch.setattr(onnx_format, "MIN_EXTERNAL_BYTES", 0)
-    onnx_format.write_onnx(convolution, tmp_path / "net.onnx", {"unet3d": "1"})
-    assert {file.name for file in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}
-    assert (tmp_path / "net.onnx.data").stat().st_size >= 27 * 2 * 4
-    batch = torch.randn(1, 1, 6, 5, 4)
-    logits = onnx_format.OnnxSession(tmp_path / "net.onnx")(batch)
-    with suppress_output():
-        np.testing.assert_allclose(logits, convolution.module()(batch), rtol=1e-5, atol=1e-6)
-    onnx.checker.check_model(tmp_path / "net.onnx")
+def test_a_file_that_onnxruntime_cannot_load_is_named(tmp_path):
+    (tmp_path / "cut.onnx").write_bytes(b"cut")
+    with pytest.raises(RunError, match=r"cannot load cut\.onnx: "):
+        onnx_format.OnnxSession(tmp_path / "cut.onnx")
 
 
 def test_a_custom_operator_is_an_error_that_names_it():
     with pytest.raises(RunError, match=r"unet3d\.median_pool3d"):
         export_program(nn.Sequential(MedianPool3d(2)), 1, (4, 4, 4))
-
-
-def test_parity_fails_for_differences_and_nan():
-    logits = torch.randn(2, 3, 4, 4, 4)
-    batches = [torch.zeros(2, 1, 4, 4, 4)]
-
-    def passes(other: Tensor) -> bool:
-        return compare_outputs(lambda _: logits, lambda _: other, batches, argmax_labels).passed
-
-    assert passes(logits)
-    assert passes(logits + 1e-5)
-    assert not passes(logits + 0.01)
-    assert not passes(logits.masked_fill(logits > 1, torch.nan))

@@ -13,18 +13,17 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.inference import InferenceSettings, parse_inference
 from unet3d.data.layouts.scans import describe_ignored, find_scans
 from unet3d.errors import summarize_error
-from unet3d.workflows.inference.build import (
-    build_predictor,
+from unet3d.workflows.inference.ensemble import load_ensemble
+from unet3d.workflows.inference.networks import resolve_computation
+from unet3d.workflows.inference.options import (
     check_output,
     describe_mirroring,
     plan_outputs,
     resolve_flip_axes,
     summarize_predictor,
 )
-from unet3d.workflows.inference.ensemble import load_ensemble
-from unet3d.workflows.inference.predictor import PreparedScan
-from unet3d.workflows.inference.prefetch import segment_scans
-from unet3d.workflows.inference.records import find_pending
+from unet3d.workflows.inference.predictor import Predictor, PreparedScan
+from unet3d.workflows.inference.segment_scans import find_pending, segment_scans
 from unet3d.workflows.inference.sharing import InferenceResult, count_processes, run_in_processes
 
 
@@ -64,15 +63,18 @@ def predict(settings: InferenceSettings) -> InferenceResult:
         save_probabilities=settings.save_probabilities,
         output_format=settings.output_format,
     )[index::count]
-    predictor, precision = build_predictor(
+    device, precision = resolve_computation(
+        settings.device, settings.precision, settings.backend, ensemble.precision
+    )
+    predictor = Predictor(
         ensemble,
-        device=settings.device,
-        precision=settings.precision,
+        device=device,
+        precision=precision,
         overlap=settings.windows.overlap,
         batch_size=settings.windows.batch_size,
         flip_axes=flip_axes,
         keep_largest_component=settings.keep_largest_component,
-        memory_bytes=settings.memory_bytes,
+        ram=settings.memory_bytes,
         backend=settings.backend,
         skip_background=settings.skip_background,
     )
@@ -80,7 +82,7 @@ def predict(settings: InferenceSettings) -> InferenceResult:
         tasks, predictor.describe_settings(), overwrite=settings.overwrite
     )
     if index == 0:
-        print(summarize_predictor(predictor, precision), flush=True)
+        print(summarize_predictor(predictor), flush=True)
         if settings.flip_axes is None:
             print(f"tta=true: {describe_mirroring(ensemble)}", flush=True)
         if (ignored := describe_ignored(settings.input)) is not None:

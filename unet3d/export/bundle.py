@@ -1,10 +1,12 @@
 """Write and read bundles: folders with trained networks and all that it takes to use them.
 
-docs/reference/bundle.md describes the format. `unet3d.load` reads its weights; MONAI and the script
-in it run its exported networks, without this package.
+docs/reference/bundle.md describes the format. `unet3d.load` reads its weights, also of bundles on
+Hugging Face's hub (hf://OWNER/NAME, or hf://OWNER/NAME@REVISION); MONAI and the script in it run
+its exported networks, without this package.
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -23,11 +25,15 @@ FORMAT = "unet3d bundle"
 FORMAT_VERSION = 1
 """Raised when an older unet3d could not read a bundle any more."""
 
+HUB_PREFIX = "hf:/"
+"""What is left of hf:// in a path."""
+
 DESCRIPTION_FILE = "bundle.json"
 MONAI_LABEL_FILE = "model.pt"
 """Weights that MONAI Label requires and loads into the network, which has its own: none."""
 
 PACKAGE = Path(__file__).parents[1]
+SCRIPTS = PACKAGE / "export" / "bundle_scripts"
 PIPELINE = (
     "data/preprocessing/channels.py",
     "data/preprocessing/resampling.py",
@@ -73,23 +79,19 @@ def write_description(
         part.mkdir()
     write_json(content, folder / DESCRIPTION_FILE)
     write_json(make_monai_metadata(pipeline), configs / "metadata.json")
-    write_json(make_monai_inference(pipeline), configs / "inference.json")
+    inference = read_json(SCRIPTS / "inference.json")
+    inference["data"] = inference["data"].replace("NUM_CHANNELS", str(len(pipeline["channels"])))
+    inference["inferer"]["roi_size"] = pipeline["patch_size"]
+    write_json(inference, configs / "inference.json")
     (docs / "README.md").write_text(card, "utf-8")
     with (folder / "models" / MONAI_LABEL_FILE).open("wb") as file:
         torch.save({}, file)
     (folder / "scripts" / "pipeline").mkdir(parents=True)
-    for script in (PACKAGE / "export" / "bundle_scripts").glob("*.py"):
-        copy_module(script, folder / "scripts")
-    for module in PIPELINE:
-        copy_module(PACKAGE / module, folder / "scripts" / "pipeline")
-
-
-def copy_module(module: Path, folder: Path) -> None:
-    """Copy a module into a bundle, where what it imports of unet3d is in `pipeline`."""
-    text = re.sub(
-        r"from unet3d\.[\w.]+\.(\w+) import", r"from pipeline.\1 import", module.read_text("utf-8")
-    )
-    (folder / module.name).write_text(text, "utf-8")
+    scripts = dict.fromkeys(SCRIPTS.glob("*.py"), ".")
+    for module, part in (scripts | {PACKAGE / name: "pipeline" for name in PIPELINE}).items():
+        text, imported = module.read_text("utf-8"), r"from unet3d\.[\w.]+\.(\w+) import"
+        text = re.sub(imported, r"from pipeline.\1 import", text)
+        (folder / "scripts" / part / module.name).write_text(text, "utf-8")
 
 
 def write_json(content: Any, path: Path) -> None:
@@ -99,8 +101,18 @@ def write_json(content: Any, path: Path) -> None:
 
 def make_monai_metadata(pipeline: Mapping[str, Any]) -> dict[str, Any]:
     """Return configs/metadata.json, as MONAI's model zoo has it."""
-    channels, outputs = pipeline["channels"], pipeline["outputs"]
-    shape = {"spatial_shape": pipeline["patch_size"], "dtype": "float32"}
+
+    def describe(format: str, names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "type": "image",
+            "format": format,
+            "num_channels": len(names),
+            "channel_def": dict(enumerate(names)),
+            "is_patch_data": True,
+            "spatial_shape": pipeline["patch_size"],
+            "dtype": "float32",
+        }
+
     return {
         "version": "1.0.0",
         "changelog": {"1.0.0": f"exported by unet3d {pipeline['unet3d']}"},
@@ -108,90 +120,14 @@ def make_monai_metadata(pipeline: Mapping[str, Any]) -> dict[str, Any]:
         "pytorch_version": torch.__version__.partition("+")[0],
         "numpy_version": version("numpy"),
         "required_packages_version": {name: version(name) for name in ("nibabel", "scipy")},
-        "task": f"segmentation of {', '.join(outputs)}",
+        "task": f"segmentation of {', '.join(pipeline['outputs'])}",
         "description": "a 3D network that segments volumes; docs/README.md describes it",
         "authors": "",
         "copyright": "",
         "network_data_format": {
-            "inputs": {
-                "image": {
-                    "type": "image",
-                    "format": "magnitude",
-                    "num_channels": len(channels),
-                    "channel_def": dict(enumerate(channels)),
-                    "is_patch_data": True,
-                    **shape,
-                }
-            },
-            "outputs": {
-                "pred": {
-                    "type": "image",
-                    "format": "segmentation",
-                    "num_channels": len(outputs),
-                    "channel_def": dict(enumerate(outputs)),
-                    "is_patch_data": True,
-                    **shape,
-                }
-            },
+            "inputs": {"image": describe("magnitude", pipeline["channels"])},
+            "outputs": {"pred": describe("segmentation", pipeline["outputs"])},
         },
-    }
-
-
-def make_monai_inference(pipeline: Mapping[str, Any]) -> dict[str, Any]:
-    """Return configs/inference.json for `python -m monai.bundle run`."""
-    description = f"$@bundle_root + '/{DESCRIPTION_FILE}'"
-    return {
-        "imports": ["$import scripts"],
-        "bundle_root": ".",
-        "dataset_dir": "$@bundle_root + '/images'",
-        "output_dir": "$@bundle_root + '/labels'",
-        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
-        "data": f"$scripts.list_scans(@dataset_dir, {len(pipeline['channels'])})",
-        "network_def": "$scripts.ExportedNetworks(@bundle_root + '/models', @device)",
-        "preprocessing": {
-            "_target_": "Compose",
-            "transforms": [
-                {"_target_": "LoadImaged", "keys": "image", "ensure_channel_first": True},
-                {"_target_": "scripts.Preprocessd", "keys": "image", "bundle": description},
-            ],
-        },
-        "dataset": {"_target_": "Dataset", "data": "@data", "transform": "@preprocessing"},
-        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
-        "inferer": {
-            "_target_": "SlidingWindowInferer",
-            "roi_size": pipeline["patch_size"],
-            "sw_batch_size": 1,
-            "overlap": 0.5,
-            "mode": "gaussian",
-            "sw_device": "@device",
-            "device": "cpu",
-        },
-        "postprocessing": {
-            "_target_": "Compose",
-            "transforms": [
-                {"_target_": "scripts.Postprocessd", "keys": "pred", "bundle": description},
-                {
-                    "_target_": "SaveImaged",
-                    "keys": "pred",
-                    "output_dir": "@output_dir",
-                    "output_postfix": "",
-                    "output_dtype": "uint8",
-                    "resample": False,
-                    "separate_folder": False,
-                },
-            ],
-        },
-        "handlers": [],
-        "evaluator": {
-            "_target_": "SupervisedEvaluator",
-            "device": "@device",
-            "val_data_loader": "@dataloader",
-            "network": "@network_def",
-            "inferer": "@inferer",
-            "postprocessing": "@postprocessing",
-            "val_handlers": "@handlers",
-        },
-        "run": ["$@evaluator.run()"],
     }
 
 
@@ -226,3 +162,38 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return {f"model.{name}": weight for name, weight in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{path} cannot be read: {summarize_error(error)}") from error
+
+
+def is_on_hub(path: Path) -> bool:
+    """Return whether a path names a repository on the hub.
+
+    >>> is_on_hub(Path("hf://lab/liver@v2"))
+    True
+    """
+    return str(path).startswith(HUB_PREFIX)
+
+
+def download_bundle(path: Path) -> Path:
+    """Return the folder of a bundle with what is read of it, downloaded unless it is there."""
+    name = f"hf://{str(path).removeprefix(HUB_PREFIX).lstrip('/')}"
+    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", name)
+    if match is None:
+        raise UsageError(f"{name} must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+    with need_packages("hf://", "huggingface_hub", "safetensors"):
+        from huggingface_hub import snapshot_download
+    previous_level = logging.root.manager.disable
+    logging.disable(logging.INFO)  # every request is logged
+    try:
+        folder = snapshot_download(
+            match[1],
+            revision=match[2],
+            allow_patterns=[DESCRIPTION_FILE, "models/*.safetensors"],
+        )
+    except Exception as error:  # of the hub, of the network, of the cache
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"hf://{match[1]} cannot be downloaded: {reason}") from error
+    finally:
+        logging.disable(previous_level)
+    if not (Path(folder) / DESCRIPTION_FILE).is_file():
+        raise UsageError(f"hf://{match[1]} is not a bundle: it has no {DESCRIPTION_FILE}")
+    return Path(folder)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,12 @@ REQUIRED_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 18
 """The native opset of torch's exporter; others need a conversion."""
 
-MAX_INTERNAL_BYTES = 2**31 - 2**26
-"""Largest size of weights inside the .onnx file: protobuf messages are limited to 2 GiB."""
-
-MIN_EXTERNAL_BYTES = 1024
-"""Smallest tensor to move to the external data file, if there is one."""
-
 
 def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, Any]) -> str:
     """Write an ONNX file and return its format and version.
 
-    The metadata becomes model properties, each as JSON. Weights over 2 GiB go to `<name>.data`.
+    The metadata becomes model properties, each as JSON. Weights over 1.5 GiB go to `<name>.data`.
     """
-    import onnx
-
     with suppress_output():
         try:
             exported = torch.onnx.export(
@@ -49,27 +40,16 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, Any]
                 f"this network to ONNX: {find_root_cause(error)}"
             ) from error
     assert exported is not None
-    model = exported.model_proto
-    strip_metadata(model)
-    model.producer_name, model.producer_version = "unet3d", str(metadata["unet3d"])
-    onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in metadata.items()})
-    weight_bytes = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    onnx.save_model(
-        model,
-        path,
-        save_as_external_data=weight_bytes > MAX_INTERNAL_BYTES,
-        location=f"{path.name}.data",
-        size_threshold=MIN_EXTERNAL_BYTES,
-    )
-    return f"ONNX opset {OPSET}"
-
-
-def strip_metadata(model: Any) -> None:
-    """Remove torch's notes on the Python source of each node, which contain local paths."""
+    model = exported.model
     graph = model.graph
-    parts = (graph.node, graph.input, graph.output, graph.value_info, graph.initializer, [graph])
-    for part in chain.from_iterable(parts):
-        del part.metadata_props[:]
+    values = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
+    for part in (graph, *graph, *values, *(value for node in graph for value in node.outputs)):
+        part.metadata_props.clear()  # torch's notes on the Python source, which have local paths
+    model.producer_name, model.producer_version = "unet3d", str(metadata["unet3d"])
+    model.metadata_props.update({key: json.dumps(value) for key, value in metadata.items()})
+    with suppress_output():
+        exported.save(path)
+    return f"ONNX opset {OPSET}"
 
 
 class OnnxSession:

@@ -1,24 +1,43 @@
-"""Export a network to the graph of operators from which both formats are written."""
+"""Export a network to the graph of plain operators, and save it as .pt2 for torch alone.
 
+The other formats are written from this graph.
+"""
+
+import json
 import logging
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from copy import deepcopy
 from importlib import import_module
 from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 
 from unet3d.errors import RunError, need_packages
-from unet3d.types import Triple
+from unet3d.pool.export_modules import replace_with_plain
+from unet3d.types import HasRetention, Triple
 
 INPUT, OUTPUT = "image", "logits"
+METADATA_FILE = "unet3d.json"
 
 STANDARD_NAMESPACES = ("aten", "prim", "prims")
 """Namespaces of the operators that every torch has and ONNX can express."""
+
+
+def to_plain_operators(network: nn.Module) -> nn.Module:
+    """Return the network in plain modules and operators; its weights are shared, not copied."""
+    weights = [*network.parameters(), *network.buffers()]
+    copy = deepcopy(network, {id(weight): weight for weight in weights})
+    replace_with_plain(copy)
+    if isinstance(copy, HasRetention):
+        copy.retention = None
+    return copy
 
 
 def export_program(network: nn.Module, channels: int, patch: Triple) -> ExportedProgram:
@@ -38,21 +57,39 @@ def export_program(network: nn.Module, channels: int, patch: Triple) -> Exported
                 f"{find_root_cause(error)}"
             ) from error
     for part in program.graph_module.modules():
-        if isinstance(part, torch.fx.GraphModule):
-            check_operators(part)
-            for node in part.graph.nodes:
-                node.meta.pop("stack_trace", None)  # contains local paths
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            operator = node.target
+            if isinstance(operator, OpOverload) and operator.namespace not in STANDARD_NAMESPACES:
+                raise RunError(
+                    f"the network uses {operator}, a custom operator that cannot be exported: "
+                    "replace it in the network with standard torch operators"
+                )
+            node.meta.pop("stack_trace", None)  # contains local paths
     return program
 
 
-def check_operators(graph: torch.fx.GraphModule) -> None:
-    """Reject custom operators, which exist only where their package is installed."""
-    for node in graph.graph.nodes:
-        if isinstance(node.target, OpOverload) and node.target.namespace not in STANDARD_NAMESPACES:
-            raise RunError(
-                f"the network uses {node.target}, a custom operator that cannot be exported: "
-                "replace it in the network with standard torch operators"
-            )
+def write_torch_export(program: ExportedProgram, path: Path, metadata: Mapping[str, Any]) -> str:
+    """Write a .pt2 file and return its format and version.
+
+    The metadata becomes an extra file inside, unet3d.json.
+    """
+    with suppress_output():
+        extra = {METADATA_FILE: json.dumps(metadata, indent=1)}
+        torch.export.save(program, path, extra_files=extra)
+    return f"torch.export of torch {torch.__version__}"
+
+
+class ExportedSession:
+    """A .pt2 file, run by torch on the CPU."""
+
+    def __init__(self, path: Path):
+        with suppress_output():
+            self.module = torch.export.load(path).module()
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
+        with torch.inference_mode():
+            return self.module(batch)
 
 
 def require_packages(key: str, packages: Sequence[str]) -> None:

@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unet3d.inference.background import BackgroundTest, fill_uncovered
 from unet3d.inference.window_order import (
     OutputTile,
     Span,
@@ -20,6 +20,44 @@ from unet3d.inference.window_order import (
 
 Network = Callable[[Tensor], Tensor]
 """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
+
+BACKGROUND_PERCENTILES = 0.5, 99.5
+"""The darkest and the brightest voxels of a channel."""
+
+MAX_SAMPLED_VOXELS = 2**18
+"""Size of the sample from which the percentiles are computed."""
+
+MIN_BACKGROUND_LEVEL = 1e-5
+"""Interpolation between equal voxels rounds."""
+
+BACKGROUND_LOGIT = 10.0
+"""Margin of the background where no window is computed: a probability of 0.9999."""
+
+
+class BackgroundTest:
+    """A window is background if no voxel of any channel is above the channel's threshold.
+
+    `level` is between the darkest voxels of the preprocessed image (C, D, H, W), 0, and the
+    brightest, 1. The `outputs` are classes of which the first is the background or, if
+    `overlapping`, regions. `logits` are those of the voxels that no computed window covers.
+    """
+
+    def __init__(self, image: Tensor, level: float, *, outputs: int, overlapping: bool):
+        step = max(1, round((image[0].numel() / MAX_SAMPLED_VOXELS) ** (1 / 3)))
+        sample = image[:, ::step, ::step, ::step].flatten(1).cpu().numpy()
+        level = max(level, MIN_BACKGROUND_LEVEL)
+        percentiles = np.percentile(sample, BACKGROUND_PERCENTILES, axis=1).T
+        self.thresholds = [float(low + level * (high - low)) for low, high in percentiles]
+        self.logits = [BACKGROUND_LOGIT, *[0.0] * (outputs - 1)]
+        if overlapping:
+            self.logits = [-BACKGROUND_LOGIT] * outputs
+
+    def is_background(self, window: Tensor) -> bool:
+        """Return whether a window (C, D, H, W), without its padding, is background."""
+        return all(
+            bool(channel.max() <= threshold)
+            for channel, threshold in zip(window, self.thresholds, strict=True)
+        )
 
 
 def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
@@ -75,10 +113,12 @@ class Accumulator:
         if sums is None:  # all of its windows are background
             assert self.background is not None
             sums = self._make_sums(tile.rows, tile.columns, len(self.background.logits))
-        sums[:-1] /= sums[-1]
-        if self.background is not None:
-            fill_uncovered(sums[:-1], sums[-1], self.background.logits)
-        return sums[:-1]
+        logits, weights = sums[:-1], sums[-1]
+        logits /= weights
+        if self.background is not None and torch.any(uncovered := weights == 0):
+            for output, value in zip(logits, self.background.logits, strict=True):
+                output.masked_fill_(uncovered, value)
+        return logits
 
     def _make_sums(self, rows: Span, columns: Span, classes: int) -> Tensor:
         shape = map(compute_span_length, self.schedule.get_tile_box(rows, columns))

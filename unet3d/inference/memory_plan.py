@@ -1,7 +1,7 @@
 """Estimate the memory of segmenting a volume and choose the cheapest plan that fits."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from math import prod
 
@@ -21,13 +21,10 @@ FLOAT = 4
 class VolumeToSegment:
     """A volume and the networks to segment it with."""
 
-    shape: Triple  # of the preprocessed volume
+    schedule: WindowSchedule  # of the whole preprocessed volume, in any order of its axes
     box: Triple  # of the same region at the file's resolution
     channels: int
     classes: int  # channels of the logits
-    patch: Triple
-    overlap: float
-    batch_size: int
     window_bytes: int  # of a batch of windows on its device, from input to logits
     held_bytes: int  # bytes of RAM in use throughout: the image and the outputs
 
@@ -73,15 +70,13 @@ def choose_plan(volume: VolumeToSegment, budget: Budget) -> InferencePlan:
 
     If none fits, return the one that needs the least, so that the caller can report the shortfall.
     """
-    unsplit = sorted(list_plans(volume, budget, split=False), key=_get_cost)
-    for plan in unsplit:
-        if plan.fits(budget):
-            return plan
-    split = sorted(list_plans(volume, budget, split=True), key=_get_cost)
-    for plan in split:
-        if plan.fits(budget):
-            return plan
-    return min(unsplit + split, key=lambda plan: (plan.gpu_bytes, plan.ram_bytes))
+    plans: list[InferencePlan] = []
+    for split in (False, True):
+        for plan in sorted(list_plans(volume, budget, split=split), key=_get_cost):
+            if plan.fits(budget):
+                return plan
+            plans.append(plan)
+    return min(plans, key=lambda plan: (plan.gpu_bytes, plan.ram_bytes))
 
 
 def _get_cost(plan: InferencePlan) -> tuple[int, bool, int]:
@@ -90,15 +85,11 @@ def _get_cost(plan: InferencePlan) -> tuple[int, bool, int]:
 
 def list_plans(volume: VolumeToSegment, budget: Budget, *, split: bool) -> Iterator[InferencePlan]:
     """Yield a plan for every order of the axes, in one slab or in every larger number of slabs."""
-    windows_once = prod(
-        len(compute_window_starts(n, p, volume.overlap))
-        for n, p in zip(volume.shape, volume.patch, strict=True)
-    )
+    whole = volume.schedule
     for d, h, w in permutations(range(3)):
-        order = (d, h, w)
-        starts = compute_window_starts(volume.shape[h], volume.patch[h], volume.overlap)
+        starts = compute_window_starts(whole.size[h], whole.patch[h], whole.overlap)
         for count in range(2, len(starts) + 1) if split else (1,):
-            slabs = tuple(_split_into_slabs(volume, order, starts, count))
+            slabs = tuple(_split_into_slabs(volume, (d, h, w), starts, count))
             windows = sum(len(slab.schedule.windows) for slab in slabs)
             for sums_in_ram in (True,) if budget.gpu_bytes is None else (False, True):
                 ram, gpu = _estimate_bytes(
@@ -109,7 +100,7 @@ def list_plans(volume: VolumeToSegment, budget: Budget, *, split: bool) -> Itera
                     sums_in_ram=sums_in_ram,
                     ram_bytes=ram,
                     gpu_bytes=gpu,
-                    extra_fraction=windows / windows_once - 1,
+                    extra_fraction=windows / len(whole.windows) - 1,
                 )
 
 
@@ -120,20 +111,12 @@ def _split_into_slabs(
 
     If columns are resampled, a slab also computes the column before it, to interpolate with.
     """
-    size = volume.shape[order[1]]
+    size = volume.schedule.size[order[1]]
     resampled = size != volume.box[order[1]]
     edges = [0, *(starts[n * len(starts) // count] for n in range(1, count)), size]
     for start, stop in pairwise(edges):
-        first = max(0, start - resampled)
-        schedule = WindowSchedule(
-            size=volume.shape,
-            patch=volume.patch,
-            overlap=volume.overlap,
-            order=order,
-            columns=(first, stop),
-            batch_size=volume.batch_size,
-        )
-        yield Slab(schedule, (start, stop))
+        columns = (max(0, start - resampled), stop)
+        yield Slab(replace(volume.schedule, order=order, columns=columns), (start, stop))
 
 
 def _estimate_bytes(
@@ -153,11 +136,12 @@ def _estimate_bytes(
 def _estimate_sums(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
     """Return the bytes of active tiles, the importance map, and rows and columns kept."""
     a, b, c = schedule.order
-    numbers = schedule.max_active_voxels * (volume.classes + 1) + prod(volume.patch)
-    if volume.shape[a] != volume.box[a]:
-        numbers += volume.classes * compute_span_length(schedule.column_span) * volume.shape[c]
-    if volume.shape[b] != volume.box[b]:
-        numbers += volume.classes * 2 * volume.patch[a] * volume.shape[c]
+    size, patch = schedule.size, schedule.patch
+    numbers = schedule.max_active_voxels * (volume.classes + 1) + prod(patch)
+    if size[a] != volume.box[a]:
+        numbers += volume.classes * compute_span_length(schedule.column_span) * size[c]
+    if size[b] != volume.box[b]:
+        numbers += volume.classes * 2 * patch[a] * size[c]
     return FLOAT * numbers
 
 
@@ -167,10 +151,11 @@ def _estimate_temporaries(volume: VolumeToSegment, schedule: WindowSchedule) -> 
     The larger of the two.
     """
     _, b, c = schedule.order
+    size, patch = schedule.size, schedule.patch
     rows, columns = (max(map(compute_span_length, spans)) for spans in schedule.tile_spans)
-    window = (volume.channels + volume.classes) * prod(volume.patch)
-    part = volume.classes * rows * columns * volume.patch[c]
-    length = max(volume.shape[c], volume.box[c])
-    written = -(-columns * volume.box[b] // volume.shape[b]) + 1
-    row = volume.classes * (3 * (columns + 1) * volume.shape[c] + 5 * written * length)
-    return FLOAT * max(volume.batch_size * window + 2 * part, row)
+    window = (volume.channels + volume.classes) * prod(patch)
+    part = volume.classes * rows * columns * patch[c]
+    length = max(size[c], volume.box[c])
+    written = -(-columns * volume.box[b] // size[b]) + 1
+    row = volume.classes * (3 * (columns + 1) * size[c] + 5 * written * length)
+    return FLOAT * max(schedule.batch_size * window + 2 * part, row)

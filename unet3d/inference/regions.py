@@ -16,24 +16,17 @@ def get_region_labels(
     [1, 2, 3]
     """
     if labels is not None:
-        return _check_region_labels(regions, labels)
-    return _derive_region_labels(regions)
-
-
-def _check_region_labels(regions: Mapping[str, Sequence[int]], labels: Sequence[int]) -> list[int]:
-    named = zip(regions.items(), labels, strict=False)
-    wrong = [f"{label} for {name}" for (name, part), label in named if label not in part]
-    if len(labels) != len(regions):
-        wrong = [f"{len(labels)} labels for {len(regions)} regions"]
-    if wrong:
-        raise UsageError(
-            f"data.region_labels must name a label of each region, in their order, got {wrong[0]}"
-        )
-    return list(labels)
-
-
-def _derive_region_labels(regions: Mapping[str, Sequence[int]]) -> list[int]:
-    labels: list[int] = []
+        named = zip(regions.items(), labels, strict=False)
+        wrong = [f"{label} for {name}" for (name, part), label in named if label not in part]
+        if len(labels) != len(regions):
+            wrong = [f"{len(labels)} labels for {len(regions)} regions"]
+        if wrong:
+            raise UsageError(
+                "data.region_labels must name a label of each region, in their order, got "
+                f"{wrong[0]}"
+            )
+        return list(labels)
+    derived: list[int] = []
     parts = list(regions.values())
     for index, (name, part) in enumerate(regions.items()):
         own = set(part).difference(*parts[index + 1 :])
@@ -43,5 +36,5 @@ def _derive_region_labels(regions: Mapping[str, Sequence[int]]) -> list[int]:
                 f"the outermost region first) unless data.region_labels is set, it has {len(own)}: "
                 f"{sorted(own)}"
             )
-        labels += own
-    return labels
+        derived += own
+    return derived

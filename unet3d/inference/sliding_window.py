@@ -4,6 +4,7 @@ MONAI's SlidingWindowInferer keeps the logits of all classes for the whole volum
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import permutations
 
 import torch
@@ -43,16 +44,13 @@ class SlidingWindow:
 
     def _segment(self, image: Tensor, network: Network, observe: Observer | None) -> Tensor:
         _, d, h, w = image.shape
-        schedules = [
-            WindowSchedule(
-                size=(d, h, w),
-                patch=self.patch_size,
-                overlap=self.overlap,
-                order=(a, b, c),
-                batch_size=self.batch_size,
-            )
-            for a, b, c in permutations(range(3))
-        ]
+        base = WindowSchedule(
+            size=(d, h, w),
+            patch=self.patch_size,
+            overlap=self.overlap,
+            batch_size=self.batch_size,
+        )
+        schedules = [replace(base, order=(a, b, c)) for a, b, c in permutations(range(3))]
         schedule = min(schedules, key=lambda s: s.max_active_voxels)
         labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 

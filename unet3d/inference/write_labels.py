@@ -5,15 +5,17 @@ Linear interpolation needs the row and the column before a tile: only these are 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unet3d.errors import RunError
+from unet3d.inference.accumulate import BackgroundTest, Network, run_windows
+from unet3d.inference.memory_plan import InferencePlan
 from unet3d.inference.regions import get_region_labels
 from unet3d.inference.window_order import OutputTile, Span, WindowSchedule
-from unet3d.types import Triple
 
 Decision = Callable[[Tensor], Tensor]
 """Logits (K, ...) -> labels (...), or another output such as probabilities (K, ...)."""
@@ -24,23 +26,12 @@ def argmax_labels(logits: Tensor) -> Tensor:
     return logits.max(0).indices.to(torch.uint8)  # argmax takes ten times as long on a CPU
 
 
-def compute_probabilities(logits: Tensor) -> Tensor:
-    """Return the probability of each class, (K, ...)."""
-    return logits.softmax(0)
-
-
-class RegionsToLabels:
-    """Writes overlapping regions over each other in their order, each with its label."""
-
-    def __init__(self, labels: Sequence[int]):
-        self.labels = list(labels)
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Return the label of the last region that contains each voxel, uint8."""
-        output = torch.zeros(logits.shape[1:], dtype=torch.uint8, device=logits.device)
-        for region, label in zip(logits, self.labels, strict=True):
-            output.masked_fill_(region > 0, label)
-        return output
+def label_regions(logits: Tensor, labels: Sequence[int]) -> Tensor:
+    """Return the label of the last region that contains each voxel, uint8; 0 outside of all."""
+    output = torch.zeros(logits.shape[1:], dtype=torch.uint8, device=logits.device)
+    for region, label in zip(logits, labels, strict=True):
+        output.masked_fill_(region > 0, label)
+    return output
 
 
 def choose_decision(
@@ -49,7 +40,7 @@ def choose_decision(
     """Return what turns logits of classes, or of regions, into labels."""
     if regions is None:
         return argmax_labels
-    return RegionsToLabels(get_region_labels(regions, region_labels))
+    return partial(label_regions, labels=get_region_labels(regions, region_labels))
 
 
 @dataclass(frozen=True)
@@ -111,7 +102,10 @@ class LabelWriter:
         self.axes = [
             AxisInterpolator(schedule.size[axis], box[axis], device) for axis in schedule.order
         ]
-        self.outputs = [Output(o.decide, _transpose(o.target, schedule.order)) for o in outputs]
+        dims = [axis - 3 for axis in schedule.order]
+        self.outputs = [
+            Output(o.decide, np.moveaxis(o.target, dims, (-3, -2, -1))) for o in outputs
+        ]
         self.last_rows: dict[Span, Tensor] = {}  # of the tiles above, by their columns
         self.last_columns: dict[Span, Tensor] = {}  # of the tiles to the left, by their rows
 
@@ -153,6 +147,37 @@ class LabelWriter:
             self.last_rows[tile.columns] = own[:, -1].clone()
 
 
-def _transpose(target: np.ndarray, order: Triple) -> np.ndarray:
-    extra = target.ndim - 3
-    return target.transpose(*range(extra), *(extra + axis for axis in order))
+def segment(
+    image: Tensor,
+    networks: Sequence[Network],
+    plan: InferencePlan,
+    outputs: Sequence[Output],
+    *,
+    flips: Sequence[Sequence[int]] = ((),),
+    device: torch.device,
+    on_windows: Callable[[int], None] = lambda windows: None,
+    background: BackgroundTest | None = None,
+) -> int:
+    """Fill the targets of all outputs, at their own resolution, from `image` (C, D, H, W).
+
+    `flips` are the flips to average over; `on_windows` is called with the size of each completed
+    batch of windows. Windows that `background` finds are not computed; return their number.
+    """
+    num_skipped = 0
+    sum_device = torch.device("cpu") if plan.sums_in_ram else device
+    for slab in plan.slabs:
+        writer = LabelWriter(
+            outputs, schedule=slab.schedule, columns=slab.columns, device=sum_device
+        )
+        num_skipped += run_windows(
+            image,
+            slab.schedule,
+            networks,
+            writer.write,
+            flips=flips,
+            device=device,
+            sum_device=sum_device,
+            on_windows=on_windows,
+            background=background,
+        )
+    return num_skipped

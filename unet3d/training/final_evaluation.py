@@ -68,8 +68,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
             probabilities=None,
         )
         try:
-            scan = predictor.prepare(task)
-            predictor.predict(scan, on_windows=lambda count: None, log=log)
+            predictor.compute(predictor.prepare(task), log=log)()
         except Exception as error:  # a case that vanished or does not fit costs that case alone
             failures[volume.name] = summarize_error(error)
             task.labels.unlink(missing_ok=True)  # of an earlier evaluation

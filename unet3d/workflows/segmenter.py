@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from unet3d.config.settings.export import ExportSettings
-from unet3d.config.settings.training import parse_precision
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
@@ -16,17 +15,16 @@ from unet3d.text import join_first, pluralize
 from unet3d.types import BACKENDS
 from unet3d.units import GIB
 from unet3d.workflows.export.export_checkpoint import export
-from unet3d.workflows.inference.build import (
-    build_predictor,
+from unet3d.workflows.inference.ensemble import load_ensemble, resolve_checkpoint
+from unet3d.workflows.inference.networks import resolve_computation
+from unet3d.workflows.inference.options import (
     describe_mirroring,
     describe_networks,
     plan_outputs,
     resolve_flip_axes,
 )
-from unet3d.workflows.inference.ensemble import load_ensemble, resolve_checkpoint
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
-from unet3d.workflows.inference.prefetch import segment_scans
-from unet3d.workflows.inference.records import find_pending
+from unet3d.workflows.inference.segment_scans import find_pending, segment_scans
 
 PathLike = str | Path
 
@@ -96,13 +94,10 @@ class Segmenter:
         """
         files = [image] if isinstance(image, str | Path) else list(image)
         paths = tuple(Path(file).expanduser() for file in files)
-        scan = ScanFiles(name=paths[0].name, files=paths)
-        missing = [file for file in scan.files if not file.exists()]
-        if missing:
-            raise UsageError(f"no file {missing[0]}")
         target = Path(output).expanduser()
         if not split_suffix(target)[1]:
             raise UsageError(f"output must end in {SUFFIX_LIST}, got {output}")
+        scan = ScanFiles(name=paths[0].name, files=paths)
         task = ScanTask(scan=scan, labels=target, probabilities=None)
         for _, error in segment_scans(self._predictor, [task], prefetch=False):
             raise error
@@ -123,21 +118,19 @@ class Segmenter:
         """
         source = Path(images).expanduser()
         scans = find_scans(source, self.channels)
-        ignored = describe_ignored(source)
-        if ignored is not None:
-            warnings.warn(ignored, stacklevel=2)
         tasks = plan_outputs(scans, source, Path(output).expanduser(), save_probabilities=False)
         settings = self._predictor.describe_settings()
         pending, notice = find_pending(tasks, settings, overwrite=overwrite)
-        if notice is not None:
-            warnings.warn(notice, stacklevel=2)
+        for warning in filter(None, (describe_ignored(source), notice)):
+            warnings.warn(warning, stacklevel=2)
         failures = list(segment_scans(self._predictor, pending, prefetch=True))
         if failures:
             reasons = [f"{task.scan.name}: {summarize_error(error)}" for task, error in failures]
-            count = f"{len(failures)} of {pluralize(len(pending), 'scan')} failed"
             is_usage = all(isinstance(error, UsageError) for _, error in failures)
-            kind = UsageError if is_usage else RunError
-            raise kind(f"{count}: {join_first(reasons)}") from failures[0][1]
+            raise (UsageError if is_usage else RunError)(
+                f"{len(failures)} of {pluralize(len(pending), 'scan')} failed: "
+                f"{join_first(reasons)}"
+            ) from failures[0][1]
         return [task.labels for task in tasks]
 
     def save(self, folder: PathLike) -> Path:
@@ -200,7 +193,6 @@ def load(
     paths = [checkpoint] if isinstance(checkpoint, str | Path) else list(checkpoint)
     if not paths:
         raise UsageError("load needs a checkpoint or a run folder")
-    used = None if precision is None else parse_precision(precision)
     if backend not in BACKENDS:
         raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if flip_axes is not None and not set(flip_axes) <= {0, 1, 2}:
@@ -217,15 +209,16 @@ def load(
     axes = resolve_flip_axes(flip_axes, ensemble, "flip_axes")
     if flip_axes is None and not axes:
         warnings.warn(f"flip_axes=None: {describe_mirroring(ensemble)}", stacklevel=2)
-    predictor, _ = build_predictor(
+    kind, used = resolve_computation(str(device), precision, backend, ensemble.precision)
+    predictor = Predictor(
         ensemble,
-        device=str(device),
+        device=kind,
         precision=used,
         overlap=overlap,
         batch_size=batch_size,
         flip_axes=axes,
         keep_largest_component=keep_largest_component,
-        memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
+        ram=None if memory_gib is None else int(memory_gib * GIB),
         backend=backend,
         skip_background=skip_background,
     )

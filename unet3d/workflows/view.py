@@ -65,8 +65,10 @@ def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolum
     if not 0 <= channel < len(channels):
         raise UsageError(f"channel={channel}: {image} has the channels 0 to {len(channels) - 1}")
     axes, flips = find_orientation(affine, "RAS")
-    volumes = {name: read_layer(file, image, channels.shape[1:], affine)
-               for name, file in name_files(labels).items()}  # fmt: skip
+    volumes = {
+        name: read_layer(file, image, channels.shape[1:], affine)
+        for name, file in name_files(labels).items()
+    }
     classes = find_classes(labels, list(volumes.values()))
     gray = channels[channel]
     legend = [{"name": n, "color": c, "note": ""} for n, c in get_hex_colors(classes).items()]
@@ -90,11 +92,10 @@ def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolum
 def read_layer(file: Path, image: Path, shape: Sequence[int], affine: np.ndarray) -> np.ndarray:
     """Read labels; refuse another grid than that of the image."""
     volume, own = read_labels(file, open_header(image))
-    difference = "affines"
-    if volume.shape != tuple(shape):
-        difference = f"shapes, {list(volume.shape)} and {list(shape)}"
-    elif np.allclose(own, affine, rtol=0, atol=AFFINE_TOLERANCE_MM):
+    same_shape = volume.shape == tuple(shape)
+    if same_shape and np.allclose(own, affine, rtol=0, atol=AFFINE_TOLERANCE_MM):
         return volume
+    difference = "affines" if same_shape else f"shapes, {list(volume.shape)} and {list(shape)}"
     raise UsageError(
         f"{file} and {image} have different {difference}: labels must be on the grid of the image"
     )

@@ -15,35 +15,36 @@ COMMIT = "a" * 40
 def serve_hub(repository: str, folder: Path) -> Generator[tuple[str, list[str]]]:
     """Yield the address, and the names of the files that have been downloaded."""
     downloaded: list[str] = []
+    files = {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+    tree = [
+        {"type": "file", "path": name, "size": len(content), "oid": hash_content(content)}
+        for name, content in files.items()
+    ]
+    answers = {
+        f"/api/models/{repository}/revision/main": {"id": repository, "sha": COMMIT},
+        f"/api/models/{repository}/tree/{COMMIT}": tree,
+    }
 
     class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            self.answer(with_body=False)
-
         def do_GET(self):
-            self.answer(with_body=True)
-
-        def answer(self, *, with_body: bool) -> None:
-            path, code, headers, content = self.path.partition("?")[0], 200, {}, b""
-            api, files = f"/api/models/{repository}", f"/{repository}/resolve/{COMMIT}/"
-            if path == f"{api}/revision/main":
-                content = json.dumps({"id": repository, "sha": COMMIT}).encode()
-            elif path == f"{api}/tree/{COMMIT}":
-                content = json.dumps(list_tree(folder)).encode()
-            elif path.startswith(files):
-                name = path.removeprefix(files)
-                content = (folder / name).read_bytes()
-                headers = {"X-Repo-Commit": COMMIT, "ETag": hash_content(content)}
-                if with_body:
-                    downloaded.append(name)
-            else:
-                code = 404
-            self.send_response(code)
-            for key, value in (headers | {"Content-Length": str(len(content))}).items():
-                self.send_header(key, value)
+            path = self.path.partition("?")[0]
+            name = path.removeprefix(f"/{repository}/resolve/{COMMIT}/")
+            is_known = path in answers or name in files
+            content = files[name] if name in files else json.dumps(answers.get(path)).encode()
+            self.send_response(200 if is_known else 404)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", hash_content(content))
             self.end_headers()
-            if with_body:
+            if self.command == "GET":
                 self.wfile.write(content)
+                downloaded.extend([name] if name in files else [])
+
+        do_HEAD = do_GET
 
         def log_message(self, *_: object) -> None:
             """Print nothing."""
@@ -57,20 +58,6 @@ def serve_hub(repository: str, folder: Path) -> Generator[tuple[str, list[str]]]
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def list_tree(folder: Path) -> list[dict[str, object]]:
-    """Describe all files, as the hub does."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return [
-        {
-            "type": "file",
-            "path": file.relative_to(folder).as_posix(),
-            "size": file.stat().st_size,
-            "oid": hash_content(file.read_bytes()),
-        }
-        for file in files
-    ]
 
 
 def hash_content(content: bytes) -> str:

@@ -103,23 +103,6 @@ def test_regions_and_their_labels_are_those_of_dataset_json(composed, tmp_path):
     assert dataset["channel_names"] == {"0": "T1", "1": "T2"}
 
 
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
-        ({"classes": ["background", "ignore", "b"]}, "nnU-Net reserves the name 'ignore'"),
-        ({"regions": {"background": [1, 2]}}, "nnU-Net reserves the name 'background'"),
-        ({"regions": {"a": [1], "b": [2]}}, "train without data.regions"),
-    ],
-)
-def test_names_and_regions_that_nnunet_does_not_take_are_refused(
-    composed, tmp_path, metadata, message
-):
-    trained = build(composed, NETWORKS["plain"])
-    changed = replace(trained, metadata={**trained.metadata, **metadata})
-    with pytest.raises(UsageError, match=message):
-        write_model_folder(changed, tmp_path / "model")
-
-
 def test_another_orientation_is_said(composed, tmp_path):
     trained = build(composed, NETWORKS["plain"], orientation="LPS")
     assert "files stored in LPS orientation" in write_model_folder(trained, tmp_path / "model")
@@ -145,13 +128,15 @@ def test_networks_that_nnunet_does_not_have_are_refused(composed, tmp_path, word
 
 
 @pytest.mark.parametrize(
-    ("metadata", "message"),
+    ("preprocessing", "message"),
     [
         ({"spacing_mm": None}, "train with data.spacing_mm=median"),
         ({"crop": "none"}, "data.crop=nonzero"),
         ({"background": [-1]}, "data.background=0"),
     ],
 )
-def test_preprocessing_that_nnunet_does_not_have_is_refused(composed, tmp_path, metadata, message):
+def test_preprocessing_that_nnunet_does_not_have_is_refused(
+    composed, tmp_path, preprocessing, message
+):
     with pytest.raises(UsageError, match=message):
-        write_model_folder(build(composed, NETWORKS["plain"], **metadata), tmp_path / "model")
+        write_model_folder(build(composed, NETWORKS["plain"], **preprocessing), tmp_path / "model")

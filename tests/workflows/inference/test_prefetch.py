@@ -4,52 +4,14 @@ import os
 import time
 from threading import Event, current_thread, main_thread
 
-import nibabel
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from unet3d.data.layouts.scans import ScanFiles
-from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.machine import Precision
 from unet3d.memory.peak import CLEAR_REFS, PeakMeter
 from unet3d.units import MIB
-from unet3d.workflows.inference.ensemble import Ensemble
-from unet3d.workflows.inference.predictor import Predictor, ScanTask
-from unet3d.workflows.inference.prefetch import segment_scans
+from unet3d.workflows.inference.segment_scans import segment_scans
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def predictor():
-    torch.manual_seed(0)
-    ensemble = Ensemble(
-        networks=(nn.Conv3d(1, 3, 3, padding=1).requires_grad_(False),),
-        channels=("MR",),
-        classes=("background", "a", "b"),
-        regions=None,
-        keep_largest_component=(),
-        preprocessing=Preprocessing(num_classes=3),
-        patch_size=(16, 16, 16),
-        precision="32",
-    )
-    precision = Precision("32", "32")
-    return Predictor(ensemble, device=CPU, precision=precision, overlap=0.5, batch_size=1)
-
-
-def write_scans(folder, count, shape=(20, 18, 17)):
-    """Write scans of noise; return the tasks of segmenting them."""
-    folder.mkdir(exist_ok=True)
-    tasks = []
-    for n in range(count):
-        voxels = np.random.default_rng(n).normal(0, 1, shape).astype(np.float32)
-        file = folder / f"{n}.nii"
-        nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), file)
-        scan = ScanFiles(name=str(n), files=(file,))
-        tasks.append(ScanTask(scan=scan, labels=folder / f"labels_{n}.nii", probabilities=None))
-    return tasks
 
 
 def segment(predictor, tasks, *, prefetch=True):
@@ -76,8 +38,8 @@ def get_readers(predictor, monkeypatch):
     return readers
 
 
-def test_the_files_are_those_of_one_scan_after_the_other(predictor, tmp_path, monkeypatch):
-    tasks = write_scans(tmp_path / "scans", 4)
+def test_the_files_are_those_of_one_scan_after_the_other(predictor, write_scans, monkeypatch):
+    tasks = write_scans(4)
     assert segment(predictor, tasks, prefetch=False)[1] == []
     expected = [task.labels.read_bytes() for task in tasks]
     for task in tasks:
@@ -89,8 +51,8 @@ def test_the_files_are_those_of_one_scan_after_the_other(predictor, tmp_path, mo
     assert [" to read the next" in summary for summary in summaries] == [True] * 3 + [False]
 
 
-def test_a_scan_that_cannot_be_read_fails_alone(predictor, tmp_path):
-    tasks = write_scans(tmp_path / "scans", 4)
+def test_a_scan_that_cannot_be_read_fails_alone(predictor, write_scans):
+    tasks = write_scans(4)
     file = tasks[1].scan.files[0]
     file.write_bytes(file.read_bytes()[:2000])
     _, failed = segment(predictor, tasks)
@@ -98,17 +60,19 @@ def test_a_scan_that_cannot_be_read_fails_alone(predictor, tmp_path):
     assert [task.done for task in tasks] == [True, False, True, True]
 
 
-@pytest.mark.parametrize("which", [1, 3])
-def test_labels_that_cannot_be_written_are_reported_for_their_scan(predictor, tmp_path, which):
-    tasks = write_scans(tmp_path / "scans", 4)
-    tasks[which].labels.mkdir()
+def test_labels_that_cannot_be_written_are_reported_for_their_scan(predictor, write_scans):
+    tasks = write_scans(4)
+    for which in (1, 3):  # one of them is the last
+        tasks[which].labels.mkdir()
     _, failed = segment(predictor, tasks)
-    assert [name for name, _ in failed] == [str(which)]
-    assert all(task.labels.is_file() for task in tasks if task is not tasks[which])
+    assert [name for name, _ in failed] == ["1", "3"]
+    assert [task.labels.is_file() for task in tasks] == [True, False, True, False]
 
 
-def test_the_next_scan_is_not_read_where_the_ram_suffices_for_one(predictor, tmp_path, monkeypatch):
-    tasks = write_scans(tmp_path / "scans", 3)
+def test_the_next_scan_is_not_read_where_the_ram_suffices_for_one(
+    predictor, write_scans, monkeypatch
+):
+    tasks = write_scans(3)
     predictor.ram = 2**40
     needed = predictor.prepare(tasks[0]).max_ram + predictor.estimate_reading(tasks[1])
     for ram, expected in ((needed - 1, False), (needed + MIB, True)):
@@ -118,8 +82,8 @@ def test_the_next_scan_is_not_read_where_the_ram_suffices_for_one(predictor, tmp
         monkeypatch.undo()
 
 
-def test_an_interruption_does_not_wait_for_the_next_scan(predictor, tmp_path, monkeypatch):
-    tasks, never = write_scans(tmp_path / "scans", 2), Event()
+def test_an_interruption_does_not_wait_for_the_next_scan(predictor, write_scans, monkeypatch):
+    tasks, never = write_scans(2), Event()
     read = predictor.read
     monkeypatch.setattr(
         predictor, "read", lambda task, ram: never.wait(60) if task is tasks[1] else read(task, ram)
@@ -136,8 +100,8 @@ def test_an_interruption_does_not_wait_for_the_next_scan(predictor, tmp_path, mo
 
 
 @pytest.mark.skipif(not os.access(CLEAR_REFS, os.W_OK), reason="the peak cannot be measured")
-def test_the_peak_is_within_the_forecast_of_both_scans(predictor, tmp_path):
-    tasks = write_scans(tmp_path / "scans", 3, shape=(128, 128, 128))
+def test_the_peak_is_within_the_forecast_of_both_scans(predictor, write_scans):
+    tasks = write_scans(3, shape=(128, 128, 128))
     predictor.ram = 2**40
     segment(predictor, tasks[:1])  # what the first case loads stays
     forecast = predictor.prepare(tasks[0]).max_ram + predictor.estimate_reading(tasks[1])

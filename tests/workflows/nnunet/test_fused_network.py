@@ -80,16 +80,6 @@ def test_deep_supervision_is_switched_as_in_nnunet():
         assert network(x).shape == (1, 3, 16, 32, 32)
 
 
-def test_a_fused_network_is_still_nnunets_and_has_no_more_weights():
-    network = make_network("PlainConvUNet")
-    names = list(network.state_dict())
-    use_fused_blocks(network)
-    network(torch.randn(1, 2, 16, 32, 32, dtype=torch.float64))
-    assert isinstance(network, unet.PlainConvUNet)
-    assert list(network.state_dict()) == names
-    network.load_state_dict(make_network("PlainConvUNet").state_dict())
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -15,11 +15,15 @@ from unet3d.config.settings.export import ExportSettings
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import RunError, UsageError
 from unet3d.export import bundle as bundle_format
-from unet3d.export import onnx_format, torch_export_format
+from unet3d.export import onnx_format
 from unet3d.export.bundle import get_network_path
-from unet3d.export.parity import TOLERANCE, Parity, compare_outputs
-from unet3d.export.plain_operators import to_plain_operators
-from unet3d.export.program import export_program, require_packages
+from unet3d.export.program import (
+    ExportedSession,
+    export_program,
+    require_packages,
+    to_plain_operators,
+    write_torch_export,
+)
 from unet3d.files import name_file, read_json, shorten_name
 from unet3d.inference.accumulate import Network
 from unet3d.inference.regions import get_region_labels
@@ -28,15 +32,19 @@ from unet3d.machine import Precision
 from unet3d.report.model_card import make_model_card
 from unet3d.units import MIB
 from unet3d.workflows.export import nnunet_folder
-from unet3d.workflows.export.sample_patches import load_sample_patches
-from unet3d.workflows.inference.backend import get_inference_fn
+from unet3d.workflows.export.parity import (
+    TOLERANCE,
+    Parity,
+    compare_outputs,
+    load_sample_patches,
+)
 from unet3d.workflows.inference.ensemble import (
     TrainedNetwork,
     find_common_mirroring_axes,
     find_largest_component_classes,
     load_members,
 )
-from unet3d.workflows.inference.window_memory import measure_window_memory
+from unet3d.workflows.inference.networks import get_inference_fn, measure_window_memory
 
 REQUIRED_PACKAGES = {
     "onnx": onnx_format.REQUIRED_PACKAGES,
@@ -63,7 +71,7 @@ def export(settings: ExportSettings) -> str:
     forwards = [get_inference_fn(t.network, Precision("32", "32"), CPU) for t in networks]
     for forward, trained in zip(forwards, networks, strict=True):
         shape = (1, len(trained.channels), *trained.patch_size)
-        measure_window_memory([forward], [trained.network], shape, CPU)  # refuses such patches
+        measure_window_memory([forward], shape, CPU)  # refuses such patches
     first = networks[0]
     patches, source = load_sample_patches(
         settings.input, first.metadata, first.patch_size, settings.allow_targets
@@ -93,29 +101,20 @@ def write(format: str, networks: Sequence[TrainedNetwork], path: Path) -> str:
     if format == "nnunet":
         return nnunet_folder.write_model_folder(networks[0], path)
     pipeline = describe_pipeline(networks)
-    if format == "bundle":
-        return write_bundle(networks, path, pipeline)
-    write_program = {
-        "onnx": onnx_format.write_onnx,
-        "torch_export": torch_export_format.write_torch_export,
-    }[format]
-    return write_program(trace(networks[0]), path, pipeline)
-
-
-def write_bundle(networks: Sequence[TrainedNetwork], folder: Path, pipeline: dict[str, Any]) -> str:
-    """Write a bundle into a new folder, and say what it is."""
-    (folder / "models").mkdir(parents=True)
+    if format == "onnx":
+        return onnx_format.write_onnx(trace(networks[0]), path, pipeline)
+    if format == "torch_export":
+        return write_torch_export(trace(networks[0]), path, pipeline)
+    (path / "models").mkdir(parents=True)
     for number, trained in enumerate(networks):
         weights, program = trained.network.state_dict(), trace(trained)
-        bundle_format.write_weights(weights, get_network_path(folder, number, ".safetensors"))
-        onnx_format.write_onnx(program, get_network_path(folder, number, ".onnx"), pipeline)
-        torch_export_format.write_torch_export(
-            program, get_network_path(folder, number, ".pt2"), pipeline
-        )
+        bundle_format.write_weights(weights, get_network_path(path, number, ".safetensors"))
+        onnx_format.write_onnx(program, get_network_path(path, number, ".onnx"), pipeline)
+        write_torch_export(program, get_network_path(path, number, ".pt2"), pipeline)
     members = [trained.metadata for trained in networks]
     reports = [read_report(trained.path) for trained in networks]
     card = make_model_card(pipeline, members, reports)
-    bundle_format.write_description(folder, pipeline, members, card)
+    bundle_format.write_description(path, pipeline, members, card)
     return f"MONAI bundle of {len(networks)} network{'s' if len(networks) > 1 else ''}"
 
 
@@ -131,14 +130,10 @@ def open_sessions(format: str, path: Path, number: int) -> list[Network]:
     """Return a network of what was written, in every runtime."""
     if format == "nnunet":
         return [nnunet_folder.NnUnetSession(path)]
-    if format == "onnx":
-        return [onnx_format.OnnxSession(path)]
-    if format == "torch_export":
-        return [torch_export_format.ExportedSession(path)]
-    return [
-        onnx_format.OnnxSession(get_network_path(path, number, ".onnx")),
-        torch_export_format.ExportedSession(get_network_path(path, number, ".pt2")),
-    ]
+    sessions = {".onnx": onnx_format.OnnxSession, ".pt2": ExportedSession}
+    if format == "bundle":
+        return [run(get_network_path(path, number, end)) for end, run in sessions.items()]
+    return [sessions[path.suffix](path)]
 
 
 def trace(trained: TrainedNetwork) -> ExportedProgram:
@@ -218,13 +213,10 @@ def describe_export(files: Sequence[Path], kind: str, trained: TrainedNetwork, p
     """Say in one line what was written."""
     shape = f"(batch, {{}}, {', '.join(map(str, trained.patch_size))})"
     inputs, outputs = shape.format(len(trained.channels)), shape.format(len(trained.outputs))
-    names = " and ".join(f"{file} ({get_size(file) / MIB:.1f} MiB)" for file in files)
+    names = []
+    for file in files:
+        parts = [part for part in (file, *file.rglob("*")) if part.is_file()]
+        names.append(f"{file} ({sum(part.stat().st_size for part in parts) / MIB:.1f} MiB)")
     precision = str(trained.metadata["config"]["precision"])
     cast = "" if precision == "32" else f" in float32 (trained with precision={precision})"
-    return f"{names}, {kind}, {inputs} -> {outputs}{cast}; {parity}"
-
-
-def get_size(path: Path) -> int:
-    """Return the bytes of a file, or of the files in a folder."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return f"{' and '.join(names)}, {kind}, {inputs} -> {outputs}{cast}; {parity}"

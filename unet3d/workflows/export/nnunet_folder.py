@@ -4,7 +4,6 @@ Keys of the files were read in nnunetv2 2.8.1.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from pydoc import locate
 from typing import Any
@@ -33,11 +32,13 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
     (path / "plans.json").write_text(json.dumps(plans, indent=1), "utf-8")
     (path / "dataset.json").write_text(json.dumps(make_dataset(trained), indent=1), "utf-8")
     network: Any = trained.network
+    flipped = metadata.get("mirroring_axes") or ()
     content = {
         "network_weights": to_nnunet_weights(network),
         "trainer_name": "nnUNetTrainer",
         "init_args": {"plans": plans, "configuration": CONFIGURATION, "fold": 0},
-        "inference_allowed_mirroring_axes": list_flipped_axes(metadata),
+        # prediction may flip the axes that training flipped, in nnU-Net's order
+        "inference_allowed_mirroring_axes": tuple(sorted(2 - axis for axis in flipped)) or None,
         "optimizer_state": None,
         "grad_scaler_state": None,
         "logging": {},
@@ -50,16 +51,6 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
     if preprocessing.orientation != "RAS":
         files = f"files stored in {preprocessing.orientation} orientation (others are not checked)"
     return f"nnU-Net 2.8 model folder for {files}"
-
-
-def list_flipped_axes(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the axes, in nnU-Net's order, that training flipped: prediction may flip them, too.
-
-    >>> list_flipped_axes({"mirroring_axes": [0, 1]})
-    (1, 2)
-    """
-    axes = metadata.get("mirroring_axes") or ()
-    return tuple(sorted(2 - axis for axis in axes)) or None
 
 
 def make_plans(trained: TrainedNetwork, preprocessing: Preprocessing) -> dict[str, Any]:
@@ -131,22 +122,15 @@ def make_dataset(trained: TrainedNetwork) -> dict[str, Any]:
     """Return the content of dataset.json."""
     metadata = trained.metadata
     regions = metadata.get("regions")
-    names = list(regions or metadata["classes"][1:])
-    reserved = [name for name in names if name in ("background", "ignore")]
-    if reserved:
-        raise UsageError(f"nnU-Net reserves the name {reserved[0]!r}: rename the class or region")
-    if regions is not None and all(len(part) == 1 for part in regions.values()):
-        raise UsageError("nnU-Net has no regions of one label each: train without data.regions")
-    labels: dict[str, Any] = {"background": 0} | {name: n for n, name in enumerate(names, 1)}
-    content: dict[str, Any] = {}
+    labels: dict[str, Any] = {name: n for n, name in enumerate(metadata["classes"][1:], 1)}
+    order = {}
     if regions is not None:
-        labels = {"background": 0} | {name: list(r) for name, r in regions.items()}
-        order = get_region_labels(regions, metadata.get("region_labels"))
-        content["regions_class_order"] = order
+        labels = {name: list(part) for name, part in regions.items()}
+        order["regions_class_order"] = get_region_labels(regions, metadata.get("region_labels"))
     return {
         "channel_names": {str(n): name for n, name in enumerate(trained.channels)},
-        "labels": labels,
-        **content,
+        "labels": {"background": 0, **labels},
+        **order,
         "numTraining": (metadata.get("training_statistics") or {}).get("cases", 0),
         "file_ending": ".nii.gz",
     }

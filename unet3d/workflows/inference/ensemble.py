@@ -13,8 +13,14 @@ from unet3d.data.preprocessing.contents import digest_file
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError
-from unet3d.export.bundle import DESCRIPTION_FILE, get_network_path, is_bundle, read_bundle
-from unet3d.export.hub import download_bundle, is_on_hub
+from unet3d.export.bundle import (
+    DESCRIPTION_FILE,
+    download_bundle,
+    get_network_path,
+    is_bundle,
+    is_on_hub,
+    read_bundle,
+)
 from unet3d.inference.regions import get_region_labels
 from unet3d.types import Triple
 
@@ -75,9 +81,14 @@ def load_members(
     for path in map(resolve_checkpoint, paths):
         digest = digest_checkpoint(path)  # before it is read: training may replace it
         for content in read_bundle(path) if is_bundle(path) else [load_checkpoint(path)]:
-            metadata, weights = get_metadata(path, content), extract_weights(path, content)
+            metadata = content.get("unet3d")
+            if not isinstance(metadata, Mapping):
+                raise UsageError(
+                    f"{path} is not a checkpoint of unet3d: it does not describe its network"
+                )
             if members:
                 check_compatible(members[0].path, members[0].metadata, path, metadata)
+            weights = extract_weights(path, content)
             network = load_network(path, metadata, weights, allow_targets)
             d, h, w = metadata["config"]["data"]["patch_size"]
             members.append(
@@ -90,14 +101,6 @@ def load_members(
                 )
             )
     return members
-
-
-def get_metadata(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a checkpoint says about its network; refuse one of another project."""
-    metadata = content.get("unet3d")
-    if not isinstance(metadata, Mapping):
-        raise UsageError(f"{path} is not a checkpoint of unet3d: it does not describe its network")
-    return metadata
 
 
 def resolve_checkpoint(path: Path) -> Path:
@@ -188,32 +191,22 @@ def check_compatible(
     first_path: Path, first: Mapping[str, Any], second_path: Path, second: Mapping[str, Any]
 ) -> None:
     """Refuse an ensemble whose members differ in what a prediction depends on."""
-    keys = ("channels", "classes", "regions", "preprocessing")
-    described = []
-    for metadata in (first, second):
-        regions = metadata.get("regions")
-        labels = regions and get_region_labels(regions, metadata.get("region_labels"))
-        patch_size = metadata["config"]["data"]["patch_size"]
-        own = {"region_labels": labels, "data.patch_size": patch_size}
-        described.append({key: metadata.get(key) for key in keys} | own)
-    differences = list_differences(*described)
+    one, other = (
+        {
+            **{key: metadata.get(key) for key in ("channels", "classes", "regions")},
+            **metadata["preprocessing"],
+            "region_labels": (regions := metadata.get("regions"))
+            and get_region_labels(regions, metadata.get("region_labels")),
+            "data.patch_size": metadata["config"]["data"]["patch_size"],
+        }
+        for metadata in (first, second)
+    )
+    differences = [
+        f"{key} is {one.get(key)} and {other.get(key)}"
+        for key in dict.fromkeys([*one, *other])
+        if one.get(key) != other.get(key)
+    ]
     if differences:
         raise UsageError(
             f"{first_path} and {second_path} cannot form an ensemble: {'; '.join(differences)}"
         )
-
-
-def list_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose values differ, at any depth, with both values.
-
-    >>> list_differences({"a": {"b": 1, "c": [2]}, "d": 3}, {"a": {"b": 1, "c": [4]}, "d": 3})
-    ['c is [2] and [4]']
-    """
-    differences = []
-    for key in dict.fromkeys([*first, *second]):
-        one, other = first.get(key), second.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            differences += list_differences(one, other)
-        elif one != other:
-            differences.append(f"{key} is {one} and {other}")
-    return differences

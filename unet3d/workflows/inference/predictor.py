@@ -21,31 +21,25 @@ from unet3d.data.preprocessing.resampling import crop, reorient
 from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
-from unet3d.inference.accumulate import list_flips
-from unet3d.inference.background import make_background_test
+from unet3d.inference.accumulate import BackgroundTest, list_flips
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
-from unet3d.inference.segment import segment
+from unet3d.inference.window_order import WindowSchedule
 from unet3d.inference.write_labels import (
     Output,
     choose_decision,
-    compute_probabilities,
+    segment,
 )
 from unet3d.machine import Precision, get_available_bytes, get_free_bytes
 from unet3d.text import pluralize
 from unet3d.units import MIB, format_bytes
-from unet3d.workflows.inference.backend import open_network
 from unet3d.workflows.inference.ensemble import Ensemble
-from unet3d.workflows.inference.window_memory import measure_window_memory
+from unet3d.workflows.inference.networks import measure_window_memory, open_network
 
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a case may take."""
 
 HEAP = 64 * MIB
 """Freed small blocks that the C library may keep."""
-
-
-def _ignore(_: object) -> None:
-    """Show no progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +53,7 @@ class ScanTask:
     @property
     def done(self) -> bool:
         """Return whether all outputs exist; files are written atomically."""
-        outputs = [self.labels, *([self.probabilities] if self.probabilities else [])]
-        return all(path.exists() for path in outputs)
+        return self.labels.exists() and (not self.probabilities or self.probabilities.exists())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +75,10 @@ class Predictor:
     """Segment scans with the networks of an ensemble.
 
     `overlap`, `batch_size` and `flip_axes` (test-time augmentation) concern the sliding window;
-    of `largest_component_labels` only the largest component is kept; a case may take `ram` bytes,
-    or, if None, what is free; `backend` runs the networks. Windows without
-    a voxel above the level `skip_background` are not computed
-    (:func:`unet3d.inference.background.make_background_test`); None: all are.
+    of the classes `keep_largest_component` only the largest component is kept (None: as in
+    training); a case may take `ram` bytes, or, if None, what is free; `backend` runs the networks.
+    Windows without a voxel above the level `skip_background` are not computed
+    (:class:`unet3d.inference.accumulate.BackgroundTest`); None: all are.
     """
 
     def __init__(
@@ -97,19 +90,23 @@ class Predictor:
         overlap: float,
         batch_size: int,
         flip_axes: Sequence[int] = (),
-        largest_component_labels: Sequence[int] = (),
+        keep_largest_component: Sequence[str] | None = (),
         ram: int | None = None,
         backend: str = "torch",
         skip_background: float | None = None,
     ):
-        self.ensemble, self.device, self.backend = ensemble, device, backend
-        self.precision = precision.used
+        self.ensemble, self.device, self.precision = ensemble, device, precision
         self.overlap, self.batch_size, self.skip_background = overlap, batch_size, skip_background
-        self.flips, self.largest_component_labels, self.ram = (
-            list_flips(flip_axes),
-            list(largest_component_labels),
-            ram,
-        )
+        self.flips, self.ram, self.backend = list_flips(flip_axes), ram, backend
+        if keep_largest_component is None:
+            keep_largest_component = ensemble.keep_largest_component
+        unknown = [name for name in keep_largest_component if name not in ensemble.classes[1:]]
+        if unknown:
+            raise UsageError(
+                "keep_largest_component must be some of the classes "
+                f"{', '.join(ensemble.classes[1:])}; got {unknown[0]!r}"
+            )
+        self.largest_component_labels = [ensemble.classes.index(n) for n in keep_largest_component]
         self.networks = [
             open_network(
                 *(network, backend, precision, device),
@@ -119,9 +116,7 @@ class Predictor:
             for network in ensemble.networks
         ]
         shape = (batch_size, len(ensemble.channels), *ensemble.patch_size)
-        self.classes, self.window_bytes = measure_window_memory(
-            self.networks, ensemble.networks, shape, device
-        )
+        self.classes, self.window_bytes = measure_window_memory(self.networks, shape, device)
 
     def describe_settings(self) -> dict[str, Any]:
         """Return all that changes the labels of a scan by more than rounding, as plain values."""
@@ -131,22 +126,30 @@ class Predictor:
                 "overlap": self.overlap,
                 "flips": [list(axes) for axes in self.flips],
                 "largest_component_labels": self.largest_component_labels,
-                "precision": self.precision,
+                "precision": self.precision.used,
                 "skip_background": self.skip_background,
             },
         }
 
     def prepare(self, task: ScanTask) -> PreparedScan:
         """Read and preprocess a scan, and plan its segmentation within the free memory."""
-        return self.plan(task, self.read(task, self._budget().ram_bytes))
+        return self.plan(task, self.read(task))
 
     def estimate_reading(self, task: ScanTask) -> int:
         """Return the bytes of RAM that reading and preprocessing a scan takes."""
         return estimate_preprocessing_cost(task.scan.files, self.ensemble.preprocessing).ram
 
-    def read(self, task: ScanTask, ram: int) -> PreprocessedScan:
-        """Read and preprocess a scan, if its headers are valid and it fits in `ram` bytes."""
-        check_scan(task.scan)
+    def read(self, task: ScanTask, ram: int | None = None) -> PreprocessedScan:
+        """Read and preprocess a scan, if its headers are valid and it fits in `ram` bytes.
+
+        None: what a case may take.
+        """
+        ram = self._budget().ram_bytes if ram is None else ram
+        findings = list(check_scan_headers(task.scan.name, task.scan.files))
+        if findings:
+            first, rest = findings[0], len(findings) - 1
+            more = f" (and {pluralize(rest, 'more problem')})" if rest else ""
+            raise UsageError(f"{first.file} {first.message}: {first.advice}{more}")
         check_target(task.labels, task.scan.files[0])
         needed = self.estimate_reading(task)
         if needed > ram:
@@ -158,10 +161,6 @@ class Predictor:
         self._check_channels(", ".join(file.name for file in task.scan.files), len(scan.image))
         return scan
 
-    def plan(self, task: ScanTask, scan: PreprocessedScan) -> PreparedScan:
-        """Plan the segmentation of a scan that was read, within the free memory."""
-        return self._plan(task.scan.name, task, scan, self.estimate_reading(task))
-
     def prepare_array(self, channels: np.ndarray, affine: np.ndarray) -> PreparedScan:
         """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
         self._check_channels("the image", len(channels))
@@ -172,7 +171,7 @@ class Predictor:
                     "infinite: replace them"
                 )
         scan = self.ensemble.preprocessing.preprocess_channels(channels, affine)
-        return self._plan("the image", None, scan, 0)
+        return self.plan(None, scan)
 
     def _check_channels(self, name: str, count: int) -> None:
         channels = self.ensemble.channels
@@ -182,37 +181,31 @@ class Predictor:
                 f"{', '.join(channels)}"
             )
 
-    def _plan(
-        self,
-        name: str,
-        task: ScanTask | None,
-        scan: PreprocessedScan,
-        preprocessing_ram: int,
-    ) -> PreparedScan:
-        """Plan the segmentation of a preprocessed scan."""
+    def plan(self, task: ScanTask | None, scan: PreprocessedScan) -> PreparedScan:
+        """Plan the segmentation of a preprocessed scan, within the free memory."""
         budget = self._budget(held=scan.image.nbytes)
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
         volume = VolumeToSegment(
-            shape=scan.grid.shape,
+            schedule=WindowSchedule(
+                size=scan.grid.shape,
+                patch=self.ensemble.patch_size,
+                overlap=self.overlap,
+                batch_size=self.batch_size,
+            ),
             box=(d, h, w),
             channels=len(self.ensemble.channels),
             classes=self.classes,
-            patch=self.ensemble.patch_size,
-            overlap=self.overlap,
-            batch_size=self.batch_size,
             window_bytes=self.window_bytes,
             held_bytes=scan.image.nbytes + voxels + HEAP,
         )
         plan = self._choose_plan(volume, budget)
-        postprocessing = (
-            postprocess.BYTES_PER_VOXEL * voxels if self.largest_component_labels else 0
-        )
-        max_ram = max(preprocessing_ram, plan.ram_bytes, volume.held_bytes + postprocessing)
-        memory_summary = f"{name} {'x'.join(map(str, scan.grid.file_shape))}, "
-        memory_summary += (
-            f"{self.classes} classes: {describe_cost(replace(plan, ram_bytes=max_ram))}"
-        )
+        max_ram = max(plan.ram_bytes, 0 if task is None else self.estimate_reading(task))
+        if self.largest_component_labels:
+            max_ram = max(max_ram, volume.held_bytes + postprocess.BYTES_PER_VOXEL * voxels)
+        name = "the image" if task is None else task.scan.name
+        size, cost = "x".join(map(str, scan.grid.file_shape)), replace(plan, ram_bytes=max_ram)
+        memory_summary = f"{name} {size}, {self.classes} classes: {describe_cost(cost)}"
         if task is not None and task.probabilities is not None:
             file = get_probability_bytes(scan.grid.file_shape, self.classes)
             memory_summary += f"; probabilities: {format_bytes(file)} on disk"
@@ -237,24 +230,17 @@ class Predictor:
         ]
         return by_network[0] if by_network and all(by_network) else []
 
-    def predict(
-        self,
-        prepared: PreparedScan,
-        *,
-        on_windows: Callable[[int], None] = _ignore,
-        log: Callable[[str], None] = _ignore,
-    ) -> None:
-        """Segment a scan and write its outputs; `on_windows` gets the number of windows done."""
-        self.compute(prepared, on_windows=on_windows, log=log)()
-
     def compute(
         self,
         prepared: PreparedScan,
         *,
-        on_windows: Callable[[int], None] = _ignore,
-        log: Callable[[str], None] = _ignore,
+        on_windows: Callable[[int], None] = lambda count: None,
+        log: Callable[[str], None] = lambda message: None,
     ) -> Callable[[], None]:
-        """Segment a scan, as `predict` does; return what writes the labels."""
+        """Segment a scan; return what writes the labels.
+
+        `on_windows` gets the number of windows done.
+        """
         task, regions = prepared.task, self.ensemble.regions
         assert task is not None
         more = []
@@ -265,20 +251,19 @@ class Predictor:
                 )
                 if regions is None:
                     array[0] = 1  # all is background outside of the crop
-                activation = compute_probabilities if regions is None else torch.sigmoid
+                activation = torch.sigmoid if regions else partial(torch.softmax, dim=0)
                 more.append(Output(activation, get_crop(array, prepared)))
                 del array
             labels = self.segment(prepared, on_windows=on_windows, log=log, more=more)
             del more  # and with it the mapping of the file, which Windows would not move
-        labels_file, like = task.labels, task.scan.files[0]
-        return partial(write_labels, labels_file, labels, like, self.ensemble.classes)
+        return partial(write_labels, task.labels, labels, task.scan.files[0], self.ensemble.classes)
 
     def segment(
         self,
         prepared: PreparedScan,
         *,
-        on_windows: Callable[[int], None] = _ignore,
-        log: Callable[[str], None] = _ignore,
+        on_windows: Callable[[int], None] = lambda count: None,
+        log: Callable[[str], None] = lambda message: None,
         more: Sequence[Output] = (),
     ) -> np.ndarray:
         """Return the labels of a scan in the grid of its file, uint8; fill `more` outputs."""
@@ -287,7 +272,7 @@ class Predictor:
         outputs = [Output(decide, get_crop(labels, prepared)), *more]
         image, background = torch.from_numpy(prepared.scan.image), None
         if self.skip_background is not None:
-            background = make_background_test(
+            background = BackgroundTest(
                 image,
                 self.skip_background,
                 outputs=self.classes,
@@ -326,9 +311,18 @@ class Predictor:
 
     def _choose_plan(self, volume: VolumeToSegment, budget: Budget) -> InferencePlan:
         plan = choose_plan(volume, budget)
-        if not plan.fits(budget):
-            raise DoesNotFitError(explain_shortfall(plan, budget, self._ram_advice))
-        return plan
+        if plan.fits(budget):
+            return plan
+        if plan.gpu_bytes > (budget.gpu_bytes or 0):
+            raise DoesNotFitError(
+                f"its windows need {format_bytes(plan.gpu_bytes)} on the GPU, "
+                f"{format_bytes(budget.gpu_bytes or 0)} are free: close other programs on the GPU, "
+                "or predict with batch_size=1, precision=bf16 or device=cpu"
+            )
+        raise DoesNotFitError(
+            f"needs at least {describe_cost(plan)}; {format_bytes(budget.ram_bytes)} are "
+            f"available: {self._ram_advice}"
+        )
 
     @property
     def _ram_advice(self) -> str:
@@ -343,15 +337,6 @@ class Predictor:
         if self.device.type != "cuda":
             return Budget(ram_bytes=ram)
         return Budget(ram_bytes=ram, gpu_bytes=int(USABLE_FRACTION * get_free_bytes(self.device)))
-
-
-def check_scan(scan: ScanFiles) -> None:
-    """Refuse headers that `unet3d check` would report."""
-    findings = list(check_scan_headers(scan.name, scan.files))
-    if findings:
-        first, rest = findings[0], len(findings) - 1
-        more = f" (and {pluralize(rest, 'more problem')})" if rest else ""
-        raise UsageError(f"{first.file} {first.message}: {first.advice}{more}")
 
 
 def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:
@@ -369,15 +354,3 @@ def describe_cost(plan: InferencePlan) -> str:
     if len(plan.slabs) > 1:
         cost += f", in {len(plan.slabs)} slabs with {100 * plan.extra_fraction:.0f}% more windows"
     return cost
-
-
-def explain_shortfall(smallest: InferencePlan, budget: Budget, ram_advice: str) -> str:
-    """Say why not even the smallest plan fits, and what to do."""
-    if smallest.gpu_bytes > (budget.gpu_bytes or 0):
-        return (
-            f"its windows need {format_bytes(smallest.gpu_bytes)} on the GPU, "
-            f"{format_bytes(budget.gpu_bytes or 0)} are free: close other programs on the GPU, or "
-            "predict with batch_size=1, precision=bf16 or device=cpu"
-        )
-    available = format_bytes(budget.ram_bytes)
-    return f"needs at least {describe_cost(smallest)}; {available} are available: {ram_advice}"

@@ -1,10 +1,9 @@
 """Share scans among processes: one per GPU, or several on a CPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
@@ -41,33 +40,31 @@ def count_processes(settings: InferenceSettings) -> int:
     return settings.devices
 
 
-def split_settings(settings: InferenceSettings, count: int) -> list[InferenceSettings]:
-    """Return the settings of each process: every count-th scan, and its part of the RAM."""
+def run_in_processes(settings: InferenceSettings, count: int, work: Work) -> InferenceResult:
+    """Call `work` in `count` processes, each with every count-th scan and its part of the RAM.
+
+    Return the sums of their results. An error of a process, not of one of its scans, is raised
+    when the others have ended.
+    """
     ram = settings.memory_bytes
     if ram is None and (free := get_available_bytes(torch.device("cpu"))) is not None:
         ram = int(USABLE_FRACTION * free)
-    part = None if ram is None else ram // count
-    return [replace(settings, share=(n, count), memory_bytes=part) for n in range(count)]
-
-
-def run_in_processes(settings: InferenceSettings, count: int, work: Work) -> InferenceResult:
-    """Call `work` in `count` processes, each with its share of the scans; add up the results.
-
-    An error of a process, not of one of its scans, is raised when the others have ended.
-    """
     context, processes, pipes = get_context("spawn"), [], []
     threads = max(1, torch.get_num_threads() // count)
     try:
-        for n, part in enumerate(split_settings(settings, count)):
+        for n in range(count):
+            part = replace(
+                settings, share=(n, count), memory_bytes=None if ram is None else ram // count
+            )
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=_run_share, args=(work, part, n, threads, sender), daemon=True
+                target=_run_share, args=(work, part, threads, sender), daemon=True
             )
             process.start()
             sender.close()  # or the death of the process would not end the pipe
             processes.append(process)
             pipes.append(receiver)
-        results = [_receive(pipe) for pipe in pipes]
+        received = [_receive(pipe) for pipe in pipes]
     except BaseException:
         for process in processes:
             process.terminate()  # it removes what it has half written
@@ -75,26 +72,22 @@ def run_in_processes(settings: InferenceSettings, count: int, work: Work) -> Inf
     finally:
         for process in processes:
             process.join()
-    return add_results(results)
-
-
-def add_results(results: Sequence[InferenceResult | Exception]) -> InferenceResult:
-    """Return the sums; raise the first error."""
-    for result in results:
+    results: list[InferenceResult] = []
+    for result in received:
         if isinstance(result, Exception):
             raise result
-    done = [result for result in results if isinstance(result, InferenceResult)]
+        results.append(result)
     return InferenceResult(
-        num_tasks=sum(result.num_tasks for result in done),
-        num_skipped=sum(result.num_skipped for result in done),
-        num_different=sum(result.num_different for result in done),
-        failures=tuple(failure for result in done for failure in result.failures),
-        out_of_memory=any(result.out_of_memory for result in done),
-        seconds=max(result.seconds for result in done),
+        num_tasks=sum(result.num_tasks for result in results),
+        num_skipped=sum(result.num_skipped for result in results),
+        num_different=sum(result.num_different for result in results),
+        failures=tuple(failure for result in results for failure in result.failures),
+        out_of_memory=any(result.out_of_memory for result in results),
+        seconds=max(result.seconds for result in results),
     )
 
 
-def _receive(pipe: Any) -> InferenceResult | Exception:
+def _receive(pipe: Connection) -> InferenceResult | Exception:
     try:
         return pipe.recv()
     except EOFError:
@@ -104,14 +97,12 @@ def _receive(pipe: Any) -> InferenceResult | Exception:
         )
 
 
-def _run_share(
-    work: Work, settings: InferenceSettings, index: int, threads: int, sender: Connection
-) -> None:
+def _run_share(work: Work, settings: InferenceSettings, threads: int, sender: Connection) -> None:
     """Work on a share of the scans, in a process of its own."""
     try:
         with SignalListener().listening():
             if resolve_device(settings.device, "device") == "cuda":
-                torch.cuda.set_device(index)
+                torch.cuda.set_device(settings.share[0])
             else:
                 torch.set_num_threads(threads)
             sender.send(work(settings))

@@ -60,23 +60,20 @@ def expand_plans(args: Sequence[str], log: Callable[[str], None]) -> list[str]:
     The other arguments come after it, so that they win. `log` gets what the file stands for.
     """
     pattern = r"experiment=['\"]?(.+\.json)(?::(\w+))?['\"]?"
-    found = [match for arg in args if (match := re.fullmatch(pattern, arg))]
     experiments = [arg for arg in args if arg.lstrip("+").startswith("experiment=")]
-    if not found or len(experiments) > 1 or "," in found[0][1]:
+    found = re.fullmatch(pattern, experiments[0])
+    if not found or len(experiments) > 1 or "," in found[1]:
         raise UsageError(
             "plans of nnU-Net are used as experiment=PATH/nnUNetPlans.json, one file and no other "
             f"experiment, got {' '.join(experiments)}"
         )
-    others = [arg for arg in args if arg != found[-1][0]]
     roots = [arg.partition("=")[2].strip("'\"") for arg in args if arg.startswith("data.root=")]
     root = Path(roots[-1]).expanduser() if roots else None
-    path = Path(found[-1][1]).expanduser()
-    overrides = read_plans(path, found[-1][2] or "3d_fullres", root)
-    log(f"{found[-1][1]} stands for:")
-    line = " ".join(overrides)
-    lines = textwrap.wrap(line, 98, break_long_words=False, break_on_hyphens=False)
+    overrides = read_plans(Path(found[1]).expanduser(), found[2] or "3d_fullres", root)
+    log(f"{found[1]} stands for:")
+    lines = textwrap.wrap(" ".join(overrides), 98, break_long_words=False, break_on_hyphens=False)
     log(textwrap.indent("\n".join(lines), "  "))
-    return [*overrides, *others]
+    return [*overrides, *(arg for arg in args if arg not in experiments)]
 
 
 def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
@@ -93,10 +90,13 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
             raise UsageError(
                 f"{path} is of an nnU-Net before 2.2: plan again with nnUNetv2_plan_experiment"
             )
+        schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))
+        if unknown := [scheme for scheme in schemes if scheme not in METHODS]:
+            raise UsageError(f"nnU-Net's {unknown[0][0]} is not available here")
         overrides = [
             "data=nnunet",
             *_describe_patches(sizes, axes),
-            f"data.normalize={_list(_read_normalization(sizes))}",
+            f"data.normalize={_list(METHODS[scheme] for scheme in schemes)}",
             *_describe_network(sizes["architecture"], axes),
             f"loss.batch_dice={str(sizes['batch_dice']).lower()}",
             *TRAINER,
@@ -107,7 +107,10 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
             reader = plans.get("image_reader_writer", "SimpleITKIO")
             if reader not in READERS:
                 raise UsageError(f"{path}: nnU-Net's reader {reader} is not available here")
-            orientation = READERS[reader] or _read_first_orientation(root)
+            images = list_volumes(root / "imagesTr")
+            if not images:
+                raise UsageError(f"{root / 'imagesTr'} holds no images")
+            orientation = READERS[reader] or read_orientation(images[0])
             overrides += [f"data.root={root}", f"data.orientation={orientation}"]
         elif facts.regions is None:  # enough for an estimate
             overrides.append(f"data.in_channels={len(facts.channels)}")
@@ -153,14 +156,6 @@ def _find_raw(name: str, path: Path) -> Path | None:
     return next((folder for folder in raw if (folder / "imagesTr").is_dir()), None)
 
 
-def _read_first_orientation(root: Path) -> str:
-    """Return the orientation of the dataset's first volume: nnU-Net keeps the axes of files."""
-    images = list_volumes(root / "imagesTr")
-    if not images:
-        raise UsageError(f"{root / 'imagesTr'} holds no images")
-    return read_orientation(images[0])
-
-
 def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str]:
     batch = int(sizes["batch_size"])
     foreground = (batch - round(batch * (1 - 0.33))) / batch  # the last patches of a batch
@@ -172,14 +167,6 @@ def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str
         f"data.patch_size={_list(int(sizes['patch_size'][axis]) for axis in axes)}",
         f"data.batch_size={batch}",
     ]
-
-
-def _read_normalization(sizes: Mapping[str, Any]) -> list[str]:
-    schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))
-    for scheme in schemes:
-        if scheme not in METHODS:
-            raise UsageError(f"nnU-Net's {scheme[0]} is not available here")
-    return [METHODS[scheme] for scheme in schemes]
 
 
 def _describe_network(architecture: Mapping[str, Any], axes: Sequence[int]) -> list[str]:

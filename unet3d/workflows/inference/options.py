@@ -1,77 +1,16 @@
-"""Build a predictor, and say where the results of scans go."""
+"""Resolve options of predict that depend on the networks or on the scans, and describe them."""
 
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from unet3d.data.formats.volumes import OUTPUT_FORMATS, SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.errors import UsageError
-from unet3d.machine import Precision, resolve_device, resolve_precision
 from unet3d.units import format_bytes
-from unet3d.workflows.inference.backend import resolve_backend_precision
 from unet3d.workflows.inference.ensemble import Ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask
-
-
-def build_predictor(
-    ensemble: Ensemble,
-    *,
-    device: str,
-    precision: str | None,
-    overlap: float,
-    batch_size: int,
-    flip_axes: Sequence[int],
-    keep_largest_component: Sequence[str] | None,
-    memory_bytes: int | None,
-    backend: str = "torch",
-    skip_background: float | None = None,
-) -> tuple[Predictor, Precision]:
-    """Build a predictor on a device that exists; also return the precision that it computes in."""
-    kind = resolve_device(device, "device")
-    if kind == "mps":
-        raise UsageError("device=mps is for training only: use device=cpu")
-    used = resolve_backend_precision(
-        backend, kind, resolve_inference_precision(precision, ensemble, kind)
-    )
-    predictor = Predictor(
-        ensemble,
-        device=torch.device(device if ":" in device else kind),
-        precision=used,
-        overlap=overlap,
-        batch_size=batch_size,
-        flip_axes=flip_axes,
-        largest_component_labels=find_largest_component_labels(keep_largest_component, ensemble),
-        ram=memory_bytes,
-        backend=backend,
-        skip_background=skip_background,
-    )
-    return predictor, used
-
-
-def resolve_inference_precision(
-    requested: str | None, ensemble: Ensemble, device: str
-) -> Precision:
-    """Return the requested precision, or that of training, as far as the device supports it."""
-    if requested is None and ensemble.precision == "16-true" and device == "cpu":
-        return Precision("16-true", "32", "a CPU does not compute in pure fp16")
-    return resolve_precision(requested or ensemble.precision, device)
-
-
-def find_largest_component_labels(classes: Sequence[str] | None, ensemble: Ensemble) -> list[int]:
-    """Return the labels of which only the largest component is kept; None: as in training."""
-    names = ensemble.keep_largest_component if classes is None else classes
-    known = ensemble.classes[1:]
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"keep_largest_component must be some of the classes {', '.join(known)}; "
-                f"got {name!r}"
-            )
-    return [ensemble.classes.index(name) for name in names]
 
 
 def resolve_flip_axes(
@@ -83,18 +22,20 @@ def resolve_flip_axes(
     the axes as.
     """
     trained = ensemble.mirroring_axes
-    if requested is None and trained is None:
-        raise UsageError(
-            f"{option}: the checkpoint does not say which axes training flipped: name them, as in "
-            f"{option}=[0,1]"
-        )
-    if requested is not None and trained is not None and not set(requested) <= set(trained):
+    if requested is None:
+        if trained is None:
+            raise UsageError(
+                f"{option}: the checkpoint does not say which axes training flipped: name them, as "
+                f"in {option}=[0,1]"
+            )
+        return trained
+    if trained is not None and not set(requested) <= set(trained):
         flipped = f"only the axes {list(trained)}" if trained else "no axis"
         raise UsageError(
             f"{option}={list(requested)}: training flipped {flipped}, and a network segments "
             "wrongly what it has never seen mirrored: leave the other axes out"
         )
-    return tuple(requested if requested is not None else trained or ())
+    return tuple(requested)
 
 
 def describe_mirroring(ensemble: Ensemble) -> str:
@@ -133,30 +74,29 @@ def plan_outputs(
     is_file = bool(split_suffix(output)[1])
     if is_file and output_format != "auto":
         raise UsageError(f"output={output} names a format: leave out output_format={output_format}")
-    folder = output.parent if is_file else output
     if is_file and len(scans) > 1:
         raise UsageError(f"output={output} is one file, but there are {len(scans)} scans")
+    folder = output.parent if is_file else output
     if os.path.realpath(folder) == os.path.realpath(source if source.is_dir() else source.parent):
         raise UsageError(f"output={output} must not be the folder of the images")
-    folder.mkdir(parents=True, exist_ok=True)
     probabilities = folder / "probabilities"
-    if save_probabilities:
-        probabilities.mkdir(exist_ok=True)
-    return [
-        ScanTask(
-            scan=scan,
-            labels=output
-            if is_file
-            else folder / f"{scan.name}{OUTPUT_FORMATS.get(output_format, scan.suffix)}",
-            probabilities=probabilities / f"{scan.name}.nii" if save_probabilities else None,
+    (probabilities if save_probabilities else folder).mkdir(parents=True, exist_ok=True)
+    tasks = []
+    for scan in scans:
+        suffix = OUTPUT_FORMATS.get(output_format, scan.suffix)
+        tasks.append(
+            ScanTask(
+                scan=scan,
+                labels=output if is_file else folder / f"{scan.name}{suffix}",
+                probabilities=probabilities / f"{scan.name}.nii" if save_probabilities else None,
+            )
         )
-        for scan in scans
-    ]
+    return tasks
 
 
-def summarize_predictor(predictor: Predictor, precision: Precision) -> str:
+def summarize_predictor(predictor: Predictor) -> str:
     """Say which networks predict, on which device and in which precision."""
-    ensemble = predictor.ensemble
+    ensemble, precision = predictor.ensemble, predictor.precision
     summary = f"{describe_networks(ensemble)}, precision {precision.used}"
     if precision.requested != precision.used:
         summary += f" (instead of {precision.requested}: {precision.reason})"

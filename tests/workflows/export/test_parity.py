@@ -1,12 +1,15 @@
-"""Choose the patches on which an exported network is compared."""
+"""An exported network is compared with its checkpoint on patches that vary."""
 
 import nibabel
 import numpy as np
 import pytest
+import torch
 
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.workflows.export.sample_patches import (
+from unet3d.inference.write_labels import argmax_labels
+from unet3d.workflows.export.parity import (
     NUM_PATCHES,
+    compare_outputs,
     load_sample_patches,
     select_varied_patches,
 )
@@ -57,3 +60,17 @@ def test_noise_replaces_a_dataset_that_is_gone(tmp_path):
         f"seeded noise instead of scans (the training dataset was not found at {gone}: give scans "
         "with input=),"
     )
+
+
+def test_parity_fails_for_differences_and_nan():
+    logits = torch.randn(2, 3, 4, 4, 4)
+    batches = [torch.zeros(2, 1, 4, 4, 4)]
+
+    def compare(other):
+        return compare_outputs(lambda _: logits, lambda _: other, batches, argmax_labels)
+
+    assert compare(logits).passed
+    assert compare(logits + 1e-5).passed
+    assert not compare(logits + 0.01).passed
+    assert not compare(logits.masked_fill(logits > 1, torch.nan)).passed
+    assert compare(-logits).agreement < 0.7
