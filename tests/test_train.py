@@ -12,7 +12,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.cli.main import main
 from unet3d.commands.train import build_training
-from unet3d.training import limits as stopping
 from unet3d.training.callbacks.step_timing import StepTimer
 
 pytestmark = pytest.mark.slow
@@ -79,10 +78,7 @@ def test_a_run_writes_report_config_checkpoints_and_curves(unet3d, tmp_path, cap
 @pytest.mark.parametrize(
     "limit", ["trainer.max_steps=3", "trainer.max_steps=null trainer.max_time=00:00:00:01"]
 )
-def test_a_run_that_ends_within_an_epoch_validates_its_last_step(
-    composed, tmp_path, limit, monkeypatch
-):
-    monkeypatch.setattr(stopping, "MIN_STEPS", 1)  # however busy the machine is
+def test_a_run_that_ends_within_an_epoch_validates_its_last_step(composed, tmp_path, limit):
     overrides = [*limit.split(), "trainer.check_val_every_n_epoch=999"]
     run = build_training(composed(*overrides), tmp_path)
     fit(run)

@@ -19,7 +19,7 @@ from unet3d.machine.device import resolve_precision
 from unet3d.machine.distributed_env import ProcessRank, read_process_rank
 from unet3d.report.run_report import format_report_table
 from unet3d.stop_signals import SignalListener
-from unet3d.training.build_callbacks import build_callbacks, build_limits
+from unet3d.training.build_callbacks import build_callbacks
 from unet3d.training.build_module import build_module, make_config_record, make_metadata
 from unet3d.training.compile_kernels import prepare_kernels
 from unet3d.training.cuda_graph import choose_graphs
@@ -28,6 +28,7 @@ from unet3d.training.distributed import leave_process_group
 from unet3d.training.final_evaluation import evaluate_best_checkpoint
 from unet3d.training.head_bias import initialize_head_bias
 from unet3d.training.launch import launch_ranks
+from unet3d.training.limits import StoppingLimits
 from unet3d.training.memory import estimate_run_memory
 from unet3d.training.preflight import check_machine, count_local_processes
 from unet3d.training.run import (
@@ -96,7 +97,9 @@ def build_training(
     # Network, loss, optimizer, callbacks and trainer: what options get wrong is said now.
     seed_run(settings)
     config = make_config_record(settings)
-    limits = build_limits(settings)
+    limits = StoppingLimits(
+        max_steps=settings.trainer.max_steps, max_seconds=settings.trainer.max_seconds
+    )
     graphs, graph_notes = choose_graphs(settings, device, process)
     module = build_module(
         settings,

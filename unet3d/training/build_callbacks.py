@@ -61,15 +61,6 @@ class RunCallbacks:
         self.dashboard.estimate = estimate
 
 
-def build_limits(settings: TrainingSettings) -> StoppingLimits:
-    """Build the limits of steps and time."""
-    return StoppingLimits(
-        max_steps=settings.trainer.max_steps,
-        max_seconds=settings.trainer.max_seconds,
-        cheaper_step=suggest_overrides(settings).cheaper_step,
-    )
-
-
 def build_callbacks(
     settings: TrainingSettings,
     precision: Precision,
@@ -83,7 +74,6 @@ def build_callbacks(
 ) -> RunCallbacks:
     """Build the callbacks of a run, and those that the settings name."""
     timing = StepTimer(settings.data.num_workers)
-    limits.step_seconds = timing.seconds
     recorded_pass = module.recorded_pass
     recorded = None if recorded_pass is None else recorded_pass.peaks
     memory = StepMemory(PeakMeter(), recorded=recorded)
