@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.plugins.precision import HalfPrecision
 
 from unet3d.training import lightning_internals
-from unet3d.training.warning_filters import silence_lightning
+from unet3d.training.trainer import silence_lightning
 
 CALLED = {
     "trainer.fit_loop._should_accumulate": [],

@@ -162,31 +162,6 @@ def test_a_run_whose_last_checkpoint_is_missing_goes_on_from_an_older_one(
     assert (folder / "checkpoints" / "last.ckpt").exists()
 
 
-def test_a_checkpoint_of_an_earlier_unet3d_is_compared_in_what_it_says(
-    composed, base, finished, tmp_path
-):
-    content = load_checkpoint(finished / "checkpoints" / "last.ckpt")
-    fixed = content["callbacks"]["ResumeState"]["fixed_settings"]
-    for key in ("cases", "kind of device", "precision in use", "blocks of the network"):
-        del fixed[key]
-    del content["unet3d"]["config"]["tf32"]  # as if the key had come later
-    save_checkpoint(content, tmp_path / "old.ckpt")
-    words = [f"resume={tmp_path / 'old.ckpt'}"]
-    resolve_start(build_training(composed(*words, base=base), tmp_path / "new"))
-    other = build_training(composed(*words, "optimizer.lr=1", base=base), tmp_path / "new")
-    with pytest.raises(ValueError, match=r"optimizer\.lr is 1 now, but was 0\.003: set it back"):
-        resolve_start(other)
-
-
-@pytest.mark.parametrize("saved", [{}, {"cases": {}}])
-def test_a_checkpoint_that_says_nothing_of_its_experiment_is_of_another(saved):
-    now = {"seed": 0, "classes": ["background", "a"], "cases": {}}
-    assert find_differences(saved, now) == [
-        "seed is 0 now, but was null",
-        'classes is ["background", "a"] now, but was null',
-    ]
-
-
 def test_regions_are_compared_with_their_order():
     def compare(*names):
         return list_compared({"config": {"data": {"regions": {n: [1] for n in names}}}}, {})

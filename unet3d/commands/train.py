@@ -29,7 +29,7 @@ from unet3d.training.final_evaluation import evaluate_best_checkpoint
 from unet3d.training.head_bias import initialize_head_bias
 from unet3d.training.launch import launch_ranks
 from unet3d.training.limits import StoppingLimits
-from unet3d.training.memory import estimate_run_memory
+from unet3d.training.memory import choose_leaner, choose_strategy, estimate_run_memory
 from unet3d.training.preflight import check_machine, count_local_processes
 from unet3d.training.run import (
     TrainingResult,
@@ -48,7 +48,6 @@ from unet3d.training.run import (
     write_config,
     write_page,
 )
-from unet3d.training.strategy import choose_leaner, choose_strategy
 from unet3d.training.trainer import build_trainer, find_device, seed_run
 
 Log = Callable[[str], None]

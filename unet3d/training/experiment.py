@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from unet3d.text import flatten_keys
+from unet3d.text import flatten_keys, join_first
 
 MAY_CHANGE = (
     # Limits: how long it trains.
@@ -25,14 +25,8 @@ MAY_CHANGE = (
 )
 """Keys that a resumed run may change, with all keys below them; any other key is compared."""
 
-SAVED_ALWAYS = ("seed", "number of processes", "data.batch_size", "patches per epoch", "classes")
-"""Keys that the checkpoints of every unet3d have; others came later."""
-
 MAX_NAMED = 12
 """Differences that are named in full."""
-
-MAX_CASES = 3
-"""Cases of a difference that are named."""
 
 
 def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,8 +45,6 @@ def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict
 def find_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return what differs, as text with both values; another class hides its other keys."""
     keys = [*now, *(key for key in saved if key not in now)]
-    if "cases" not in saved:  # of an earlier unet3d: what it does not say is not compared
-        keys = [key for key in now if key in saved or key in SAVED_ALWAYS]
     different = [key for key in keys if key != "cases" and saved.get(key) != now.get(key)]
     groups = [key.removesuffix("._target_") for key in different if key.endswith("._target_")]
     shown = [key for key in different if key.endswith("._target_") or not is_below(key, groups)]
@@ -62,9 +54,8 @@ def find_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     ]
     if len(shown) > MAX_NAMED:
         lines.append(f"{len(shown) - MAX_NAMED} more keys differ")
-    if "cases" in saved:
-        for part, cases in now["cases"].items():
-            lines += find_other_cases(part, saved["cases"].get(part, {}), cases)
+    for part, cases in now["cases"].items():
+        lines += find_other_cases(part, saved["cases"].get(part, {}), cases)
     return lines
 
 
@@ -77,8 +68,7 @@ def find_other_cases(part: str, saved: Mapping[str, Any], now: Mapping[str, Any]
         ("has other contents", [name for name in now if now[name] != saved.get(name, now[name])]),
     ):
         if names:
-            more = f" and {len(names) - MAX_CASES} more" if len(names) > MAX_CASES else ""
-            lines.append(f"{part} case {', '.join(names[:MAX_CASES])}{more} {verb}")
+            lines.append(f"{part} case {join_first(names, 3)} {verb}")
     if not lines and list(saved) != list(now):
         lines.append(f"the {part} cases have another order")
     return lines

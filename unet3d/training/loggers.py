@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import lightning.pytorch as pl
 import numpy as np
+import torch
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import (
@@ -248,6 +249,16 @@ def purge_logs(trainer: pl.Trainer, step: int) -> None:
     for logger in trainer.loggers if trainer.is_global_zero else ():
         if isinstance(logger, ResumableTensorBoardLogger | ResumableCSVLogger):
             logger.purge(step)
+
+
+def log_values(pl_module: pl.LightningModule, values: Mapping[str, float], **options: Any) -> None:
+    """Log plain numbers of a step.
+
+    Lightning would copy a number to the device and read it again for the logger, and the host would
+    wait for the device each time. Tensors on the CPU stay where they are.
+    """
+    tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+    pl_module.log_dict(tensors, **options)
 
 
 def log_image(logger: Logger, name: str, image: np.ndarray, step: int) -> None:

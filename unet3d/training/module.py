@@ -17,9 +17,9 @@ from unet3d.metric.dice import Dice, mask_unknown
 from unet3d.metric.validation_hd95 import ValidationHD95
 from unet3d.training.cuda_graph import RecordedPass
 from unet3d.training.distributed import gather_in_case_order, share_buffers
+from unet3d.training.loggers import log_values
 from unet3d.training.nonfinite import NonFiniteGuard
 from unet3d.training.schedules import RunSchedule, get_rate
-from unet3d.training.step_values import log_values
 from unet3d.types import Sample
 
 

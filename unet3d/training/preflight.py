@@ -43,7 +43,6 @@ def check_machine(
     channels = len(data.dataset.channels)
     check_batch_fits(settings, channels, data.augment)
     nbytes = estimate_checkpoint_bytes(settings, precision, network)
-    check_network_fits(nbytes, data.device)
     problems = find_problems(
         settings,
         precision,
@@ -135,16 +134,6 @@ def check_batch_fits(settings: TrainingSettings, channels: int, augment: Augment
         raise DoesNotFitError(
             f"a batch takes {format_bytes(needed)} of RAM, {format_bytes(free)} are available: "
             "lower data.batch_size or data.patch_size"
-        )
-
-
-def check_network_fits(nbytes: int, device: torch.device) -> None:
-    """Refuse a network whose weights and optimizer state a device does not hold."""
-    free = get_available_bytes(device)
-    if free is not None and nbytes > free:
-        raise DoesNotFitError(
-            f"the network's weights and the state of its optimizer take {format_bytes(nbytes)}, "
-            f"{format_bytes(free)} are available: make the network smaller (model.*)"
         )
 
 

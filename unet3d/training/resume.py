@@ -24,7 +24,7 @@ from unet3d.model.pretrained import (
     rename_weights,
 )
 from unet3d.training.callbacks.early_stopping import EarlyStopping
-from unet3d.training.checkpoints import replace_with_copy
+from unet3d.training.checkpoints import BEST, replace_with_copy
 from unet3d.training.limits import StoppingLimits
 from unet3d.training.resume_state import ResumeState
 
@@ -46,6 +46,15 @@ class LoadedCheckpoint:
             if self.lost.exists():
                 self.lost.replace(self.lost.with_name(CORRUPTED))
             replace_with_copy(self.path, self.lost)
+
+    def copy_best(self, folder: Path) -> None:
+        """Copy the best checkpoints, if they are those of a run in another folder."""
+        scores = self.content["callbacks"].get("BestCheckpoint", {}).get("scores", {})
+        for name in {*scores, BEST} if scores else ():
+            source, target = self.path.with_name(name), folder / name
+            if source.exists() and not target.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                replace_with_copy(source, target)
 
 
 def load_resume(resume: str | None, checkpoints: Path) -> LoadedCheckpoint | None:

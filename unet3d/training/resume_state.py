@@ -7,14 +7,14 @@ position of the training loader after the last optimizer step.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError
+from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.experiment import find_differences, list_compared
 from unet3d.training.lightning_internals import (
     build_fit_loop_state,
@@ -23,16 +23,6 @@ from unet3d.training.lightning_internals import (
     is_validation_epoch,
 )
 from unet3d.training.limits import StoppingLimits
-
-
-class RunData(Protocol):
-    """What a data module has, once its cases are prepared."""
-
-    train_loader: TrainLoader
-
-    def digest_cases(self) -> dict[str, dict[str, str]]:
-        """Return a digest of each case by part and name."""
-        ...
 
 
 class ResumeState(Callback):
@@ -44,7 +34,7 @@ class ResumeState(Callback):
 
     def __init__(
         self,
-        data: RunData,
+        data: VolumeDataModule,
         limits: StoppingLimits,
         *,
         seed: int,

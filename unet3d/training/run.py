@@ -27,7 +27,7 @@ from unet3d.errors import (
     describe_os_error,
     summarize_error,
 )
-from unet3d.files import read_json, write_text
+from unet3d.files import read_report, write_text
 from unet3d.machine.device import Precision
 from unet3d.machine.distributed_env import ProcessRank
 from unet3d.memory.estimate import MemoryEstimate
@@ -39,11 +39,7 @@ from unet3d.report.run_report import (
 from unet3d.stop_signals import SignalListener
 from unet3d.training.build_callbacks import RunCallbacks
 from unet3d.training.callbacks.early_stopping import EarlyStopping
-from unet3d.training.checkpoints import (
-    AtomicCheckpointIO,
-    BestCheckpoint,
-    remove_leftovers,
-)
+from unet3d.training.checkpoints import AtomicCheckpointIO, remove_leftovers
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import process_group, run_on_rank_zero
 from unet3d.training.lightning_internals import is_restoring
@@ -169,9 +165,7 @@ def resolve_start(run: TrainingRun) -> Start:
     if run.is_main:  # nothing was changed before, when it could still be refused
         remove_leftovers(folder)
         checkpoint.restore_last()
-        for best in (c for c in callbacks.ordered if isinstance(c, BestCheckpoint)):
-            state = content["callbacks"].get(best.state_key, {})
-            checkpoint.messages.extend(best.copy_from(path.parent, state, content["global_step"]))
+        checkpoint.copy_best(folder)
     purge_logs(run.trainer, logged)
     epochs = run.trainer.max_epochs or -1
     finished = is_finished(
@@ -347,7 +341,7 @@ def build_report(
 
 def reopen_report(run: TrainingRun, start: Start) -> dict[str, Any]:
     """Return the report of a run that has reached its limits; one that was killed then has none."""
-    report = read_report(run.folder / "report.json")
+    report = read_report(run.folder)
     report.pop("error", None)
     if report.get("finished"):
         return report
@@ -358,20 +352,11 @@ def reopen_report(run: TrainingRun, start: Start) -> dict[str, Any]:
 
 def is_complete(run: TrainingRun) -> bool:
     """Return whether a run that has reached its limits has its report and its evaluation."""
-    report = read_report(run.folder / "report.json")
+    report = read_report(run.folder)
     part = "evaluation" if run.data.validation else "postprocessing"
     is_evaluated = part in report and not report[part].get("errors")
     needs_evaluation = run.settings.evaluation.enabled and not is_evaluated
     return bool(report.get("finished")) and "error" not in report and not needs_evaluation
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """Return the report of a run that has ended; nothing if it has none that can be read."""
-    try:
-        report = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return report if isinstance(report, dict) else {}
 
 
 def make_result(run: TrainingRun, report: Mapping[str, Any]) -> TrainingResult:
@@ -398,7 +383,11 @@ def try_write_report(run: TrainingRun, report: dict[str, Any]) -> list[str]:
 
 
 def write_page(run: TrainingRun, report: Mapping[str, Any], log: Log) -> None:
-    """Write report.html; what it needs is imported now, so that runs start as soon as before."""
-    from unet3d.training.page import try_write_run_page
+    """Write report.html and curves.json, and say where; the run does not fail if that fails."""
+    try:
+        from unet3d.training.page import write_run_page  # here, so that runs start as soon
 
-    try_write_run_page(run, report, log)
+        write_run_page(run, report)
+        log(f"report: {run.folder / 'report.html'}")
+    except Exception as error:
+        log(f"{run.folder / 'report.html'} was not written: {summarize_error(error)}")

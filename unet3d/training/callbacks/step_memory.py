@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback
 
 from unet3d.memory.peak import PeakMeter
 from unet3d.memory.record import MemoryRecord
-from unet3d.training.step_values import log_values
+from unet3d.training.loggers import log_values
 from unet3d.units import MIB
 
 

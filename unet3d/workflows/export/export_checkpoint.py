@@ -20,7 +20,7 @@ from unet3d.export.bundle import get_network_path
 from unet3d.export.parity import TOLERANCE, Parity, compare_outputs
 from unet3d.export.plain_operators import to_plain_operators
 from unet3d.export.program import export_program, require_packages
-from unet3d.files import name_file, read_json, shorten_name
+from unet3d.files import name_file, read_report, shorten_name
 from unet3d.inference.accumulate import Network
 from unet3d.inference.regions import get_region_labels
 from unet3d.inference.write_labels import choose_decision
@@ -113,18 +113,10 @@ def write_bundle(networks: Sequence[TrainedNetwork], folder: Path, pipeline: dic
             program, get_network_path(folder, number, ".pt2"), pipeline
         )
     members = [trained.metadata for trained in networks]
-    reports = [read_report(trained.path) for trained in networks]
+    reports = [read_report(trained.path.parent.parent) or None for trained in networks]
     card = make_model_card(pipeline, members, reports)
     bundle_format.write_description(folder, pipeline, members, card)
     return f"MONAI bundle of {len(networks)} network{'s' if len(networks) > 1 else ''}"
-
-
-def read_report(checkpoint: Path) -> dict[str, Any] | None:
-    """Return the report of the run that a checkpoint is of, if there is one."""
-    try:
-        return read_json(checkpoint.parent.parent / "report.json")
-    except (OSError, ValueError):
-        return None
 
 
 def open_sessions(format: str, path: Path, number: int) -> list[Network]:
