@@ -1,6 +1,6 @@
 import pytest
 
-from unet3d.training.suggested_overrides import suggest_overrides
+from unet3d.training.callbacks.training_warnings import suggest_overrides
 
 
 def suggest(composed, *overrides):

@@ -24,18 +24,16 @@ from unet3d.training.callbacks.curves import Curves
 from unet3d.training.callbacks.dashboard import Dashboard
 from unet3d.training.callbacks.early_stopping import EarlyStopping
 from unet3d.training.callbacks.preemption import Preemption
-from unet3d.training.callbacks.prefetch import Prefetch
 from unet3d.training.callbacks.progress import ProgressBar, ProgressLines
 from unet3d.training.callbacks.step_memory import StepMemory
 from unet3d.training.callbacks.step_timing import StepTimer
-from unet3d.training.callbacks.training_warnings import TrainingWarnings
+from unet3d.training.callbacks.training_warnings import TrainingWarnings, suggest_overrides
 from unet3d.training.callbacks.weight_averaging import WeightAveraging
 from unet3d.training.checkpoints import BestCheckpoint, LastCheckpoint
-from unet3d.training.datamodule import VolumeDataModule
+from unet3d.training.datamodule import Prefetch, VolumeDataModule
 from unet3d.training.limits import StoppingLimits
 from unet3d.training.module import SegmentationModule
 from unet3d.training.resume_state import ResumeState
-from unet3d.training.suggested_overrides import suggest_overrides
 from unet3d.types import HasRetention
 from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
 from unet3d.workflows.memory.estimate import make_figure_title
@@ -155,14 +153,10 @@ def build_configured(
             check_monitor(f"{factory.key}.monitor", str(factory.arguments["monitor"]), known)
         needs = signature(factory.target).parameters
         callback = factory(**{key: offered[key] for key in offered.keys() & needs.keys()})
-        if not isinstance(callback, Callback):
-            raise UsageError(f"callbacks.{name} is not a Lightning callback")
         if isinstance(callback, EarlyStopping) and not has_validation:
             raise UsageError(f"callbacks.{name} needs validation cases, fold=none has none")
         if has_validation or not isinstance(callback, BestCheckpoint):
             built.append(callback)
-    if sum(isinstance(callback, BestCheckpoint) for callback in built) > 1:
-        raise UsageError("callbacks: only one can write the best checkpoint")
     scheduler = settings.scheduler
     if "monitor" in scheduler.arguments:
         check_monitor("scheduler.monitor", str(scheduler.arguments["monitor"]), known)

@@ -147,6 +147,14 @@ class VolumeDataModule(pl.LightningDataModule):
         }
 
 
+class Prefetch(pl.Callback):
+    """Fetch the next batch once a step is queued on the GPU, which is then in backward."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        loader: Any = trainer.train_dataloader
+        loader.prefetch()
+
+
 def mark_volumes(
     annotations: Annotations, *parts: Sequence[CachedVolume]
 ) -> tuple[list[CachedVolume], ...]:

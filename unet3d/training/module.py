@@ -168,7 +168,7 @@ class SegmentationModule(pl.LightningModule):
         scheduler: Any = self.lr_schedulers()
         if isinstance(scheduler, ReduceLROnPlateau):
             known = {**self.trainer.callback_metrics, **scores}
-            scheduler.step(float(known[getattr(scheduler, "monitor", "val/dice")]))
+            scheduler.step(float(known[scheduler.monitor]))
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """In the head warmup, let the optimizer change nothing but the heads."""

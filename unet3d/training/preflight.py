@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from unet3d.components.optimizer import make_optimizer_factory
 from unet3d.config.settings.training import TrainerSettings, TrainingSettings
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.errors import DoesNotFitError, UsageError
@@ -42,7 +41,6 @@ def check_machine(
     """Raise at a problem that would certainly stop the run; return the others as lines."""
     channels = len(data.dataset.channels)
     check_batch_fits(settings, channels, data.augment)
-    nbytes = estimate_checkpoint_bytes(settings, precision, network)
     problems = find_problems(
         settings,
         precision,
@@ -53,6 +51,7 @@ def check_machine(
         augment=data.augment,
         is_fused=isinstance(network, HasRetention) and network.retention is not None,
     )
+    nbytes = estimate_checkpoint_bytes(network, precision)
     space = machine.check_disk(folder / "checkpoints", checkpoint=nbytes)
     problems += [] if space is None else [space]
     for problem in problems:
@@ -149,18 +148,10 @@ def estimate_batch_bytes(
     return settings.data.batch_size * voxels * (4 * channels + 1)
 
 
-def estimate_checkpoint_bytes(
-    settings: TrainingSettings, precision: Precision, network: nn.Module
-) -> int:
-    """Return the bytes of weights and optimizer state."""
-    parameter = nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
-    optimizer = make_optimizer_factory(settings, precision)([parameter])
-    optimizer.step()
-    state = optimizer.state[parameter].values()
-    moments = sum(isinstance(value, torch.Tensor) and value.ndim == 1 for value in state)
+def estimate_checkpoint_bytes(network: nn.Module, precision: Precision) -> int:
+    """Return the bytes of weights and two moments of each, as Adam has them."""
     item_bytes = TRUE_HALF_TYPES.get(precision.used, torch.float32).itemsize
-    return sum(p.numel() for p in network.parameters()) * item_bytes * (1 + moments)
+    return 3 * item_bytes * sum(p.numel() for p in network.parameters())
 
 
 def count_local_processes(trainer: TrainerSettings, process: ProcessRank | None = None) -> int:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -65,36 +65,44 @@ def hold_folder(
 ) -> Generator[Path]:
     """Create and lock a folder; an earlier run in it, which `markers` show, is set aside.
 
-    A folder with a time in its name is a new one: NAME, NAME-1, ..., since two runs may start in
-    the same second. If the command is refused before it writes, the earlier run gets its folder
-    back.
+    If the command is refused before it writes, the earlier run gets its folder back.
     """
-    if has_time:
-        folder = create_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
     aside = None
-    if any(any(folder.glob(pattern)) for pattern in markers):
-        aside = set_aside(folder, inputs)
-        log(f"{folder} held an earlier run, which is in {aside} now")
-    try:
-        with lock_folder(folder):
+    with ExitStack() as stack:
+        if has_time:
+            folder = lock_unused_folder(folder, markers, stack)
+        else:
+            if has_any(folder, markers):
+                aside = set_aside(folder, inputs)
+                log(f"{folder} held an earlier run, which is in {aside} now")
+            stack.enter_context(lock_folder(folder))
+        try:
             yield folder
-    except UsageError:
-        if aside is not None and not any(folder.iterdir()):
-            where = folder.resolve()
-            where.rmdir()
-            aside.rename(where)
-            log(f"the earlier run is in {folder} again")
-        raise
+        except UsageError:
+            stack.close()
+            if aside is not None and not any(folder.iterdir()):
+                where = folder.resolve()
+                where.rmdir()
+                aside.rename(where)
+                log(f"the earlier run is in {folder} again")
+            raise
 
 
-def create_new(folder: Path) -> Path:
-    """Create the first of NAME, NAME-1, ... that does not exist."""
+def has_any(folder: Path, patterns: Sequence[str]) -> bool:
+    """Return whether a folder has a file of one of these patterns."""
+    return any(any(folder.glob(pattern)) for pattern in patterns)
+
+
+def lock_unused_folder(folder: Path, markers: Sequence[str], stack: ExitStack) -> Path:
+    """Lock the first of NAME, NAME-1, ... that no run has: two may start in the same second."""
     for number in count():
         path = folder.with_name(f"{folder.name}-{number}") if number else folder
-        with suppress(FileExistsError):
-            path.mkdir(parents=True)
-            return path
+        path.mkdir(exist_ok=True)
+        if not has_any(path, markers):
+            with suppress(UsageError):
+                stack.enter_context(lock_folder(path))
+                return path
     raise AssertionError
 
 

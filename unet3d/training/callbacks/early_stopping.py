@@ -23,11 +23,8 @@ class EarlyStopping(callbacks.EarlyStopping):
         patience: int = 10,
         min_delta: float = 0.0,
     ):
-        if patience < 1 or min_delta < 0 or mode not in ("max", "min"):
-            raise UsageError(
-                "early stopping needs patience >= 1, min_delta >= 0 and a mode of max or min, got "
-                f"{patience}, {min_delta} and {mode}"
-            )
+        if patience < 1:
+            raise UsageError(f"patience must be >= 1, got {patience}")
         super().__init__(
             monitor,
             mode=mode,

@@ -99,12 +99,6 @@ class StepMemory(Callback):
             summary["validation"] = self.validation.known()
         return summary
 
-    @property
-    def peak(self) -> MemoryRecord | None:
-        """Return the peak of the steady steps, or of the first one if there is no other."""
-        phases = self.steady or self.first
-        return find_peak_over_phases(phases) if phases else None
-
     def _enter(self, phase: str, trainer: pl.Trainer) -> None:
         if self.phase is not None:
             self._leave(trainer)
