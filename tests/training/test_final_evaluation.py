@@ -23,15 +23,12 @@ def read_voxels(path):
 def test_a_run_ends_with_the_labels_that_predict_writes(unet3d, tmp_path, capsys):
     data = tmp_path / "data"
     assert unet3d("trainer.max_steps=4", "evaluation.enabled=true", f"data.root={data}") == 0
-    output = capsys.readouterr().out
-    (line,) = [line for line in output.splitlines() if "Dice, mean" in line]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "Dice, mean" in line]
     assert line.endswith("(validation, best of 2 checkpoints)")
     run = tmp_path / "run"
     report = json.loads((run / "report.json").read_text())
-    assert {"dice", "hd95_mm", "surface_dice"} <= set(report["evaluation"]["mean"])
     assert report["postprocessing"]["evidence"] == "Dice on 1 validation case"
     assert report["evaluation"]["best_of"] == 2
-    assert (run / "report.html").read_text().count("validation, best of 2 checkpoints") >= 3
     written = json.loads((run / "evaluation" / "evaluation.json").read_text())
     assert written["mean"] == report["evaluation"]["mean"]
     (images,) = data.rglob("imagesTr")

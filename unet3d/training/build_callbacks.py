@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from unet3d.components.dataset import ResolvedDataset, build_layout, resolve_dataset
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, summarize_error
 from unet3d.machine.device import Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.peak import PeakMeter
@@ -152,7 +153,10 @@ def build_configured(
         if "monitor" in factory.arguments:
             check_monitor(f"{factory.key}.monitor", str(factory.arguments["monitor"]), known)
         needs = signature(factory.target).parameters
-        callback = factory(**{key: offered[key] for key in offered.keys() & needs.keys()})
+        try:
+            callback = factory(**{key: offered[key] for key in offered.keys() & needs.keys()})
+        except MisconfigurationException as error:  # of a callback of Lightning
+            raise UsageError(f"callbacks.{name}: {summarize_error(error)}") from error
         if isinstance(callback, EarlyStopping) and not has_validation:
             raise UsageError(f"callbacks.{name} needs validation cases, fold=none has none")
         if has_validation or not isinstance(callback, BestCheckpoint):

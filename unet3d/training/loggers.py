@@ -24,7 +24,7 @@ from lightning.pytorch.loggers import (
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard.summary import hparams
 
-from unet3d.errors import describe_os_error, need_packages, summarize_error
+from unet3d.errors import UsageError, describe_os_error, need_packages, summarize_error
 from unet3d.files import atomic_write, write_text
 from unet3d.training.lightning_internals import (
     catch_write_errors,
@@ -171,6 +171,8 @@ class ResumableWandbLogger(WandbLogger):
         entity: str | None = None,
         run_name: str | None = None,
     ):
+        if mode not in ("online", "offline"):
+            raise UsageError(f"mode is online or offline, got {mode}")
         with need_packages("logger=wandb", "wandb"):
             from wandb import Settings
         self.id_file = Path(save_dir, "wandb", "run_id")
