@@ -2,35 +2,22 @@
 
 import json
 
-import pytest
-
 from tests.training.callbacks.test_training_warnings import GOOD, Validations
 
-OTHER_ADVICE = ("max_steps=", "width=", "foreground_fraction=", "optimizer.lr=0.")
 
-
-@pytest.mark.parametrize(
-    ("lr", "message"),
-    [
-        ("1e10", "the training diverged: its loss rose from "),
-        ("1e30", "13 of 14 steps were skipped, since their loss or gradients were not finite; "),
-    ],
-)
-def test_a_run_that_diverged_ends_with_4_and_names_the_learning_rate_alone(
-    unet3d, tmp_path, capsys, lr, message
+def test_a_run_whose_steps_were_skipped_ends_with_4_and_names_the_learning_rate_alone(
+    unet3d, tmp_path, capsys
 ):
-    words = (f"optimizer.lr={lr}", "trainer.max_steps=14", "max_skipped_steps=100", "logger=none")
-    words += ("validation.hd95=false", "evaluation.enabled=true")
+    words = ("optimizer.lr=1e30", "trainer.max_steps=14", "max_skipped_steps=100", "logger=none")
     for attempt in ((), ("resume=auto",)):
-        assert unet3d(*words, *attempt) == 4
+        assert unet3d(*words, "validation.hd95=false", "evaluation.enabled=true", *attempt) == 4
         out, err = capsys.readouterr()
         report = json.loads((tmp_path / "run" / "report.json").read_text())
         (warning,) = report["warnings"]
-        assert warning.startswith(message)
-        assert f"lower optimizer.lr={float(lr):g}" in warning
+        assert warning.startswith("13 of 14 steps were skipped, since their loss or gradients were")
+        assert "lower optimizer.lr=1e+30" in warning
         assert err == f"unet3d: {warning}\n"
         assert f"  {warning}\n" in out
-        assert not [word for word in OTHER_ADVICE if word in out]
         assert report["error"] == warning
         assert (report["finished"], report["steps"]) == (True, 14)
         assert "evaluation" not in report

@@ -121,7 +121,12 @@ def build_training(
         process=process,
     )
     warnings = check_machine(
-        settings, precision, module.model, data, folder=folder, processes=process.local_world_size
+        settings,
+        precision,
+        module.model,
+        device=device.type,
+        folder=folder,
+        processes=process.local_world_size,
     )
 
     # The cases, and what depends on them.

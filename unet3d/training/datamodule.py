@@ -104,21 +104,17 @@ class VolumeDataModule(pl.LightningDataModule):
         scored = Dice(dataset.classes, dataset.regions).scored_classes
         present = ([v.summary.classes for v in part] for part in volumes)
         self.absent_classes += find_absent_classes(scored, *present)
-        self.train_loader, self.val_loader = self._build_loaders()
-
-    def _build_loaders(self) -> tuple[TrainLoader, DataLoader | None]:
-        data = self.settings.data
-        return build_loaders(
+        self.train_loader, self.val_loader = build_loaders(
             self.training,
             self.validation,
-            patch_size=data.patch_size,
-            batch_size=data.batch_size,
-            patches_per_case=data.patches_per_case,
-            foreground_fraction=data.foreground_fraction,
+            patch_size=settings.data.patch_size,
+            batch_size=settings.data.batch_size,
+            patches_per_case=settings.data.patches_per_case,
+            foreground_fraction=settings.data.foreground_fraction,
             augment=self.augment,
-            num_workers=data.num_workers,
+            num_workers=settings.data.num_workers,
             device=self.device,
-            seed=self.settings.seed,
+            seed=settings.seed,
             rank=self.process.rank,
             world_size=self.process.world_size,
         )

@@ -73,4 +73,10 @@ class StoppingLimits(Timer):
         super().on_validation_start(trainer, *args)
         reached = not trainer.sanity_checking and self.is_reached(trainer.global_step)
         if trainer.strategy.reduce_boolean_decision(reached, all=False):
-            trainer.should_stop = True  # the run was resumed in its last validation
+            trainer.should_stop = True  # time ran out since the step, or the run was resumed here
+            self._note_planned_steps(trainer)
+
+    def _note_planned_steps(self, trainer: pl.Trainer) -> None:
+        by_epochs = trainer.estimated_stepping_batches if (trainer.max_epochs or -1) > 0 else inf
+        self.planned_steps = min(self.max_steps or inf, by_epochs)
+        self.out_of_time = trainer.global_step < self.planned_steps

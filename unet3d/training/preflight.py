@@ -3,13 +3,12 @@
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from unet3d.components.dataset import get_network_sizes
 from unet3d.config.settings.training import TrainerSettings, TrainingSettings
-from unet3d.data.augmentation.pipeline import Augment
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.kernel_cache import get_triton_cache
 from unet3d.machine import preflight as machine
@@ -22,9 +21,6 @@ from unet3d.types import HasRetention
 from unet3d.units import format_bytes
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 
-if TYPE_CHECKING:
-    from unet3d.training.datamodule import VolumeDataModule  # imports Lightning
-
 NUM_AUGMENTATIONS = 256
 """Augmentations that are sampled to find how much is read around a patch."""
 
@@ -33,23 +29,16 @@ def check_machine(
     settings: TrainingSettings,
     precision: Precision,
     network: nn.Module,
-    data: "VolumeDataModule",
     *,
+    device: str,
     folder: Path,
     processes: int,
 ) -> list[str]:
     """Raise at a problem that would certainly stop the run; return the others as lines."""
-    channels = len(data.dataset.channels)
-    check_batch_fits(settings, channels, data.augment)
+    check_batch_fits(settings)
+    is_fused = isinstance(network, HasRetention) and network.retention is not None
     problems = find_problems(
-        settings,
-        precision,
-        device=data.device.type,
-        processes=processes,
-        folder=folder,
-        channels=channels,
-        augment=data.augment,
-        is_fused=isinstance(network, HasRetention) and network.retention is not None,
+        settings, precision, device=device, processes=processes, folder=folder, is_fused=is_fused
     )
     nbytes = estimate_checkpoint_bytes(network, precision)
     space = machine.check_disk(folder / "checkpoints", checkpoint=nbytes)
@@ -69,39 +58,27 @@ def find_problems(
     device: str,
     processes: int,
     folder: Path,
-    channels: int,
-    augment: Augment,
     is_fused: bool,
 ) -> list[machine.Problem]:
     """Return what is missing on this machine for a run of `processes` processes; change nothing."""
-    cuda = device == "cuda"
+    cuda, version = device == "cuda", torch.__version__
     problems = [machine.check_writable(folder / "checkpoints")]
-    if not cuda and settings.trainer.accelerator != "cpu":
-        devices = machine.list_nvidia_devices()
-        problems.append(
-            machine.check_torch_build(torch.__version__, cuda=torch.version.cuda, devices=devices)
-        )
     if cuda:
-        problems.append(
-            check_cudnn(
-                torch.backends.cudnn.version(),
-                half=precision.used != "32",
-                is_fused=is_fused,
-            )
-        )
-        problems.append(
-            machine.check_gpu_arch(
-                torch.__version__,
-                torch.cuda.get_arch_list(),
-                gpu=torch.cuda.get_device_name(),
-                capability=torch.cuda.get_device_capability(),
-            )
-        )
+        cudnn, half = torch.backends.cudnn.version(), precision.used != "32"
+        gpu, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+        kernels = torch.cuda.get_arch_list()
+        problems.append(check_cudnn(cudnn, half=half, is_fused=is_fused))
+        problems.append(machine.check_gpu_arch(version, kernels, gpu=gpu, capability=capability))
         if find_spec("triton") is not None:
             problems.append(machine.check_triton_cache(get_triton_cache()))
+    elif settings.trainer.accelerator != "cpu":
+        devices = machine.list_nvidia_devices()
+        problems.append(
+            machine.check_torch_build(version, cuda=torch.version.cuda, devices=devices)
+        )
     workers = settings.data.num_workers
     if workers > 0:
-        batch = estimate_batch_bytes(settings, channels, augment, with_margins=cuda)
+        batch = estimate_batch_bytes(settings, with_margins=cuda)
         ram, shm = get_available_bytes(torch.device("cpu")), machine.get_free_shm()
         problems += [
             machine.check_shm(workers=workers, processes=processes, batch=batch, free=shm),
@@ -125,10 +102,10 @@ def check_cudnn(cudnn: int | None, *, half: bool, is_fused: bool) -> machine.Pro
     )
 
 
-def check_batch_fits(settings: TrainingSettings, channels: int, augment: Augment) -> None:
+def check_batch_fits(settings: TrainingSettings) -> None:
     """Refuse a batch that the free RAM certainly does not hold, before any volume is read."""
     free = get_available_bytes(torch.device("cpu"))
-    needed = estimate_batch_bytes(settings, channels, augment, with_margins=False)
+    needed = estimate_batch_bytes(settings, with_margins=False)
     if free is not None and needed > free:
         raise DoesNotFitError(
             f"a batch takes {format_bytes(needed)} of RAM, {format_bytes(free)} are available: "
@@ -136,15 +113,14 @@ def check_batch_fits(settings: TrainingSettings, channels: int, augment: Augment
         )
 
 
-def estimate_batch_bytes(
-    settings: TrainingSettings, channels: int, augment: Augment, *, with_margins: bool
-) -> int:
+def estimate_batch_bytes(settings: TrainingSettings, *, with_margins: bool) -> int:
     """Return the bytes of a batch from a worker: patches, or the contexts of augmentation."""
     patch_size = list(settings.data.patch_size)
-    voxels = prod(patch_size)
+    voxels, (channels, _) = prod(patch_size), get_network_sizes(settings.data)
     if with_margins:
-        samples = (augment.sample_transform(seed, patch_size) for seed in range(NUM_AUGMENTATIONS))
-        voxels = max(prod(sample.compute_context_size(patch_size)) for sample in samples)
+        sample = settings.augmentation().sample_transform
+        samples = [sample(seed, patch_size) for seed in range(NUM_AUGMENTATIONS)]
+        voxels = max(prod(transform.compute_context_size(patch_size)) for transform in samples)
     return settings.data.batch_size * voxels * (4 * channels + 1)
 
 

@@ -1,19 +1,13 @@
 """Warnings about classes that are never predicted and a loss that stays flat."""
 
-import json
 from types import SimpleNamespace
 
-import pytest
 import torch
 
-from tests.contract.helpers.runs import read_events
-from unet3d.commands.train import build_training
-from unet3d.components.network import build_network
 from unet3d.metric.dice import Dice
 from unet3d.report.training_warnings import SuggestedOverrides
 from unet3d.training.callbacks.training_warnings import TrainingWarnings
 from unet3d.training.limits import StoppingLimits
-from unet3d.training.run import summarize_run
 from unet3d.types import IGNORE_LABEL
 
 SUGGESTED = SuggestedOverrides(
@@ -123,44 +117,3 @@ def test_it_resumes_from_its_state_without_a_difference():
     resumed.after(*predictions[6:])
     assert stopped.lines + resumed.lines == uninterrupted.lines
     assert resumed.warnings.state_dict() == uninterrupted.warnings.state_dict()
-
-
-@pytest.fixture
-def silenced(monkeypatch):
-    """Build networks whose logits of the box are 50 lower, so that it is never predicted."""
-    offset = torch.tensor([0.0, 0.0, 0.0, 50.0]).view(4, 1, 1, 1)
-
-    def without_boxes(request):
-        model = build_network(request)
-        model.register_forward_hook(lambda module, args, logits: logits - offset)
-        return model
-
-    monkeypatch.setattr("unet3d.commands.train.build_network", without_boxes)
-
-
-def test_a_class_that_is_never_predicted_is_in_output_report_and_curves(
-    unet3d, tmp_path, capsys, silenced
-):
-    assert unet3d("trainer.max_steps=8", "validation.hd95=false") == 0
-    output = capsys.readouterr().out
-    lines = [line for line in output.splitlines() if "box (for 3" in line]
-    assert [line.split(":")[0] for line in lines] == ["step 6"]  # of validations at 2, 4, 6 and 8
-    warnings = json.loads((tmp_path / "run" / "report.json").read_text())["warnings"]
-    (warning,) = [w for w in warnings if "not one voxel" in w]
-    assert "box (for 4 validations)" in warning
-    assert "trainer.max_steps=16, data.foreground_fraction=0.9 or model.width=16" in warning
-    assert f"  {warning}\n" in output
-    scalars = read_events(tmp_path / "run").Scalars
-    assert [point.value for point in scalars("val/volume_ratio/box")] == [0, 0, 0, 0]
-    assert len(scalars("val/volume_ratio/ball")) == 4
-
-
-def test_a_class_that_no_case_has_is_reported_before_the_first_step_and_as_a_warning(
-    composed, small, tmp_path, data_options
-):
-    base = [word for word in small if "layout" not in word and "data.root" not in word]
-    overrides = ["data=pairs", data_options["pairs"][0], "data.num_classes=4"]
-    run = build_training(composed(*overrides, base=base), tmp_path)
-    (sentence,) = run.callbacks.training_warnings.warnings(done=False)
-    assert sentence.startswith("no case has class_3, so it cannot be learned")
-    assert f"\n{sentence}\n" in summarize_run(run)
