@@ -20,7 +20,7 @@ from unet3d.training.loggers import (
     close_logger,
     log_image,
 )
-from unet3d.training.run import resolve_start
+from unet3d.training.resume import resolve_start
 
 
 def read_csv(folder):

@@ -127,19 +127,6 @@ def test_a_network_of_foreign_modules_is_searched_too():
     assert torch.get_rng_state().equal(random)
 
 
-def test_a_skipped_step_changes_nothing_and_the_run_continues(composed, tmp_path, capsys):
-    run = build(composed, tmp_path, "trainer.max_steps=5", "max_skipped_steps=1")
-    spoil_images(run, 2)
-    states = States(run)
-    fit(run)
-    assert run.trainer.global_step == 5
-    assert states.finite()
-    floats = [n for n, x in enumerate(states.all[1]) if x.is_floating_point()]
-    assert all(states.all[1][n].equal(states.all[2][n]) for n in floats)
-    assert not states.equal(2, 3)
-    assert "step skipped (1 of at most 1)" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("micro", [2, 3])
 def test_one_non_finite_batch_skips_the_step_with_all_its_batches(composed, tmp_path, micro):
     run = build(

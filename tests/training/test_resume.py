@@ -17,7 +17,7 @@ from unet3d.commands.train import build_training
 from unet3d.config.compose import list_options
 from unet3d.errors import Interrupted
 from unet3d.stop_signals import SignalListener
-from unet3d.training.run import resolve_start
+from unet3d.training.resume import resolve_start
 
 pytestmark = pytest.mark.slow
 

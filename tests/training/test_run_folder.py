@@ -151,12 +151,3 @@ def test_a_sweep_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
     assert main(words) == 0
     assert read_all(tmp_path / "sweep.1") == before
     assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}
-
-
-def test_a_search_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "search").mkdir()
-    with lock_folder(tmp_path / "search"):
-        assert main(["search", *small, "space={pool:[max,avg]}", "hydra.run.dir=search"]) == 2
-    assert "is in use by process" in capsys.readouterr().err
-    assert list((tmp_path / "search").iterdir()) == []

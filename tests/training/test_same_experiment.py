@@ -8,8 +8,8 @@ from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.cli.main import main
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
+from unet3d.training.resume import resolve_start
 from unet3d.training.resume_state import find_differences, list_compared
-from unet3d.training.run import resolve_start
 
 
 @pytest.fixture(scope="module")

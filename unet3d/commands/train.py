@@ -31,6 +31,7 @@ from unet3d.training.launch import launch_ranks
 from unet3d.training.limits import StoppingLimits
 from unet3d.training.memory import choose_leaner, choose_strategy, estimate_run_memory
 from unet3d.training.preflight import check_machine, count_local_processes
+from unet3d.training.resume import resolve_start
 from unet3d.training.run import (
     TrainingResult,
     TrainingRun,
@@ -42,7 +43,6 @@ from unet3d.training.run import (
     make_result,
     reopen_report,
     report_early_end,
-    resolve_start,
     summarize_run,
     try_write_report,
     write_config,
@@ -172,7 +172,7 @@ def train(
         start = resolve_start(run)
         log("\n".join([summarize_run(run), *start.messages]))
         if start.is_finished:
-            report = reopen_report(run, start)
+            report = reopen_report(run, start.steps)
             if is_complete(run):
                 log(f"{start.checkpoint}: {ALREADY_FINISHED}")
                 return make_result(run, report)

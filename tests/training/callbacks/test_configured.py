@@ -14,7 +14,7 @@ from unet3d.training.checkpoints import (
     AtomicCheckpointIO,
     BestCheckpoint,
 )
-from unet3d.training.run import resolve_start
+from unet3d.training.resume import resolve_start
 from unet3d.training.trainer import silence_lightning
 
 LONG = ["data.layout.num_cases=8", "trainer.max_steps=60", "data.num_workers=0", "resume=auto"]

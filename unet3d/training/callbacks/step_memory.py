@@ -35,9 +35,7 @@ class StepMemory(Callback):
         self.steady: dict[str, MemoryRecord] | None = None
         self.validation: MemoryRecord | None = None
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._enter("forward", trainer)
 
     def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -47,12 +45,7 @@ class StepMemory(Callback):
         self._enter("optimizer", trainer)
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         if self.phase != "optimizer":
             return  # a micro-batch that only accumulates gradients
