@@ -17,35 +17,32 @@ class RecordRates(pl.Callback):
         self.fractions.append(get_rate_fraction(trainer.optimizers[0]))
 
 
-def record_rates(composed, folder, *overrides, checkpoint=None):
+def train_and_record(composed, folder, *overrides, checkpoint=None):
     run = build_training(composed("optimizer.lr=1.0", "fold=none", *overrides), folder)
     callback = RecordRates()
     run.trainer.callbacks.append(callback)
     run.trainer.fit(run.module, run.data.train_loader, ckpt_path=checkpoint, weights_only=True)
-    return callback.rates if len(callback.rates[0]) > 1 else [rate for (rate,) in callback.rates]
+    return callback
 
 
-def test_parts_of_the_network_have_their_own_rates(composed, tmp_path):
-    words = ["lr_factors={encoder:0.1,encoder.0:0.01}", "scheduler=constant", "scheduler.warmup=0"]
-    rates = record_rates(composed, tmp_path, *words, "trainer.max_steps=2")
-    assert rates == [[0.01, 0.1, 1.0]] * 2
+def record_rates(*arguments, **options):
+    rates = train_and_record(*arguments, **options).rates
+    return rates if len(rates[0]) > 1 else [rate for (rate,) in rates]
 
 
 @pytest.mark.parametrize(
-    ("schedule", "expected"),
+    "schedule",
     [
-        (["scheduler=poly", "scheduler.power=1", "scheduler.warmup=0"], [1, 0.5]),
-        (["scheduler=step", "scheduler.step_size=1", "scheduler.gamma=0.5"], [1, 0.5]),
+        ["scheduler=poly", "scheduler.power=1", "scheduler.warmup=0"],
+        ["scheduler=step", "scheduler.step_size=1", "scheduler.gamma=0.5"],
     ],
 )
-def test_the_factor_of_a_part_is_no_decay(composed, tmp_path, schedule, expected):
+def test_parts_of_the_network_have_their_own_rates_which_are_no_decay(composed, tmp_path, schedule):
     """Or a run with a slow part would be warned of a rate that has fallen."""
-    words = ["lr_factors={encoder:0.1}", *schedule, "trainer.max_steps=2", "fold=none"]
-    run = build_training(composed(*words), tmp_path)
-    callback = RecordRates()
-    run.trainer.callbacks.append(callback)
-    run.trainer.fit(run.module, run.data.train_loader)
-    assert callback.fractions == pytest.approx(expected)
+    words = ["lr_factors={encoder:0.1,encoder.0:0.01}", *schedule, "trainer.max_steps=2"]
+    recorded = train_and_record(composed, tmp_path, *words)
+    assert recorded.rates == [[0.01, 0.1, 1.0], [0.005, 0.05, 0.5]]
+    assert recorded.fractions == pytest.approx([1, 0.5])
 
 
 def test_an_unknown_part_is_named(composed, tmp_path):

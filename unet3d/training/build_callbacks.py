@@ -10,7 +10,6 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import nn
 
 from unet3d.components.dataset import ResolvedDataset, build_layout, resolve_dataset
 from unet3d.config.settings.training import TrainingSettings
@@ -80,6 +79,8 @@ def build_callbacks(
     curves = Curves()
     suggest = partial(suggest_overrides, settings)
     training_warnings = TrainingWarnings(limits, suggest, data.absent_classes)
+    # Within a kind of blocks, strategies change no bit of a step.
+    is_plain = settings.strategy in ("none", "blocks") or not isinstance(module.model, HasRetention)
     resume_state = ResumeState(
         data,
         limits,
@@ -90,7 +91,7 @@ def build_callbacks(
             "ema_decay": settings.ema_decay,
             "kind of device": data.device.type,
             "precision in use": precision.used,
-            "blocks of the network": describe_blocks(settings.strategy, module.model),
+            "blocks of the network": "plain" if is_plain else "fused",
         },
     )
     last = LastCheckpoint(folder / "checkpoints", every_seconds=settings.save_every_seconds)
@@ -125,12 +126,6 @@ def build_callbacks(
         curves=curves,
         training_warnings=training_warnings,
     )
-
-
-def describe_blocks(strategy: str, model: nn.Module) -> str:
-    """Return which blocks compute: within a kind, strategies change no bit of a step."""
-    is_fused = isinstance(model, HasRetention) and strategy not in ("none", "blocks")
-    return "fused" if is_fused else "plain"
 
 
 def build_configured(

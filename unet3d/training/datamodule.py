@@ -137,8 +137,13 @@ class VolumeDataModule(pl.LightningDataModule):
 
         What a case does not annotate is part of it.
         """
+
+        def digest(volume: CachedVolume) -> str:
+            parts = [volume.background_label, *volume.contents]
+            return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
+
         return {
-            part: {volume.name: _digest_case(volume) for volume in volumes}
+            part: {volume.name: digest(volume) for volume in volumes}
             for part, volumes in (("training", self.training), ("validation", self.validation))
         }
 
@@ -185,8 +190,3 @@ def find_shared_patients(
         f"that are also in training, which inflates the scores: {likely.message}; add "
         f"{likely.option}"
     )
-
-
-def _digest_case(volume: CachedVolume) -> str:
-    parts = [volume.background_label, *volume.contents]
-    return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()

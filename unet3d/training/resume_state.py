@@ -186,7 +186,8 @@ def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict
     values |= {  # the order of regions matters
         key: list(value.items()) for key, value in values.items() if isinstance(value, Mapping)
     }
-    return to_json({**values, **fixed})
+    # As a JSON file would have them: tuples are lists, numbers Python's.
+    return json.loads(json.dumps({**values, **fixed}, default=str))
 
 
 def find_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -228,11 +229,6 @@ def is_below(key: str, parents: Iterable[str]) -> bool:
     (True, False)
     """
     return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
-
-
-def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values as a JSON file would have them: tuples are lists, numbers Python's."""
-    return json.loads(json.dumps(values, default=str))
 
 
 def _format(value: Any) -> str:
