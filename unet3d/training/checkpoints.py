@@ -204,7 +204,7 @@ class BestCheckpoint(RunCheckpoint):
         scores = {
             str(path): torch.tensor(value)
             for name, value in state_dict["scores"].items()
-            if (path := self.folder / name).exists()
+            if (path := Path(self.dirpath or self.folder, name)).exists()
         }
         if not scores:
             return

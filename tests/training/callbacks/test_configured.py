@@ -93,14 +93,18 @@ def test_the_best_checkpoint_may_be_that_of_the_smallest_value(tmp_path):
     assert read_steps(tmp_path) == {"best.ckpt": 3}
 
 
-def test_the_best_score_is_known_after_a_resume(tmp_path):
-    callback = BestCheckpoint(tmp_path, top_k=2)
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_the_best_score_is_known_after_a_resume_by_a_link(tmp_path, top_k):
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    callback = BestCheckpoint(tmp_path / "real", top_k=top_k)
     validate(callback, [0.1, 0.4, 0.2])
-    before = read_steps(tmp_path)
-    resumed = BestCheckpoint(tmp_path, top_k=2)
+    before = read_steps(tmp_path / "real")
+    resumed = BestCheckpoint(tmp_path / "link", top_k=top_k)
     resumed.load_state_dict(callback.state_dict())
     validate(resumed, [0.1, 0.15])
-    assert read_steps(tmp_path) == before
+    assert read_steps(tmp_path / "real") == before
+    validate(resumed, [0.5])
+    assert "best.ckpt" in read_steps(tmp_path / "real")
 
 
 @pytest.mark.parametrize(
