@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,14 @@ class LoadedCheckpoint:
     path: Path
     content: dict[str, Any]
     messages: list[str]
-    lost: Path | None = None  # last.ckpt of this run, missing or corrupted: `path` is older
+    lost: Path | None = None  # last.ckpt, missing or corrupted: `path` is older
 
-    def restore_last(self) -> None:
-        """Make the loaded checkpoint the last one again; a corrupted one is set aside."""
-        if self.lost is not None:
+    def restore(self, folder: Path) -> None:
+        """Make this the last checkpoint again, or copy the best ones of a run in another folder."""
+        if self.lost is not None and self.lost.parent.resolve() == folder.resolve():
             if self.lost.exists():
                 self.lost.replace(self.lost.with_name(CORRUPTED))
             replace_with_copy(self.path, self.lost)
-
-    def copy_best(self, folder: Path) -> None:
-        """Copy the best checkpoints, if they are those of a run in another folder."""
         scores = self.content["callbacks"].get("BestCheckpoint", {}).get("scores", {})
         for name in {*scores, BEST} if scores else ():
             source, target = self.path.with_name(name), folder / name
@@ -63,14 +60,10 @@ def load_resume(resume: str | None, checkpoints: Path) -> LoadedCheckpoint | Non
     if resume is None:
         return None
     if resume == "auto":
-        if not has_checkpoint(checkpoints):
-            return None
-        return load_intact_checkpoint(checkpoints)
+        return load_intact_checkpoint(checkpoints) if has_checkpoint(checkpoints) else None
     path = Path(resume)
     if path.is_dir() and has_checkpoint(path / "checkpoints"):
-        loaded = load_intact_checkpoint(path / "checkpoints")
-        is_own = (path / "checkpoints").resolve() == checkpoints.resolve()
-        return loaded if is_own else replace(loaded, lost=None)
+        return load_intact_checkpoint(path / "checkpoints")
     if not path.is_file():
         raise UsageError(f"resume={resume}: no checkpoint at {path.absolute()}")
     messages = [f"resuming from {path}"]
@@ -128,8 +121,7 @@ def resolve_start(run: TrainingRun) -> Start:
         )
     if run.is_main:  # nothing was changed before, when it could still be refused
         remove_leftovers(folder)
-        checkpoint.restore_last()
-        checkpoint.copy_best(folder)
+        checkpoint.restore(folder)
     purge_logs(run.trainer, logged)
     finished = is_finished(run, content)
     warnings = callbacks.training_warnings
