@@ -137,7 +137,7 @@ def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[li
     """Hold the lock of a sweep's folder; yield the arguments with the folder that it has got."""
     from unet3d.config.settings.training import INPUT_KEYS
     from unet3d.config.values import read
-    from unet3d.training.run_folder import open_sweep_folder
+    from unet3d.training.run_folder import SWEEP_MARKERS, hold_folder
 
     words = [arg for arg in args if "=" in arg and not arg.startswith("-")]
     parsed = OverridesParser.create().parse_overrides(words)
@@ -152,9 +152,8 @@ def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[li
                 value = read(config, key)
                 inputs[key] = Path(value) if isinstance(value, str) else None
     resumes = "resume='auto'" in args  # as quote_override writes it
-    with open_sweep_folder(
-        folder, resumes=resumes, has_time=has_time, log=print, inputs=inputs
-    ) as found:
+    markers = () if resumes else SWEEP_MARKERS
+    with hold_folder(folder, markers=markers, has_time=has_time, log=print, inputs=inputs) as found:
         name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
         yield [*args, name] if has_time else [*args]
 

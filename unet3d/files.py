@@ -152,6 +152,15 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8-sig"))  # editors on Windows write such a mark
 
 
+def read_report(folder: Path) -> dict[str, Any]:
+    """Return report.json of a run's folder; nothing if it has none that can be read."""
+    try:
+        report = read_json(folder / "report.json")
+    except (OSError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
 @contextmanager
 def lock_file(path: Path, timeout: float = -1) -> Generator[None]:
     """Hold the lock of a path, whose file is removed afterwards; others wait, or raise Timeout.

@@ -6,7 +6,6 @@ from tests.config.helpers.configs import with_values
 from unet3d.components.dataset import (
     build_layout,
     build_preprocessing,
-    check_regions,
     complete_settings,
     get_network_sizes,
     resolve_dataset,
@@ -38,18 +37,14 @@ def test_names_of_classes_and_channels_are_short_and_printable(name):
             resolve_dataset(parse(), description)
 
 
-def test_the_dataset_says_what_the_settings_leave_open():
-    dataset = resolve_dataset(parse(), describe(ignore_labels=(9,), regions=REGIONS))
-    assert dataset.channels == ("MRI",)
-    assert dataset.classes == ("background", "a", "b")
-    assert dataset.regions == REGIONS
-    assert dataset.ignore_labels == (9,)
-
-
-def test_settings_win_over_the_dataset():
+def test_the_dataset_says_what_the_settings_leave_open_and_settings_win():
+    description = describe(ignore_labels=(9,), regions=REGIONS)
+    dataset = resolve_dataset(parse(), description)
+    assert (dataset.channels, dataset.classes) == (("MRI",), ("background", "a", "b"))
+    assert (dataset.regions, dataset.ignore_labels) == (REGIONS, (9,))
     data = parse(regions={"b": [2], "a": [1]}, ignore_label=8)
-    dataset = resolve_dataset(data, describe(ignore_labels=(9,), regions=REGIONS))
-    assert dataset.regions == {"b": (2,), "a": (1,)}
+    dataset = resolve_dataset(data, description)
+    assert list(dataset.regions.items()) == [("b", (2,)), ("a", (1,))]
     assert dataset.ignore_labels == (8,)
 
 
@@ -60,13 +55,10 @@ def test_the_labels_of_regions_are_the_datasets_unless_regions_are_set():
     assert resolve_dataset(parse(regions={"b": [2]}), ambiguous).region_labels is None
 
 
-def test_classes_without_a_name_are_numbered():
+def test_outputs_are_classes_or_regions_and_classes_without_a_name_are_numbered():
     dataset = resolve_dataset(parse(num_classes=5), describe())
     assert dataset.classes == ("background", "a", "b", "class_3", "class_4")
-
-
-def test_outputs_are_classes_or_regions():
-    assert resolve_dataset(parse(), describe()).num_outputs == 3
+    assert dataset.num_outputs == 5
     assert resolve_dataset(parse(regions={"b": [2]}), describe()).num_outputs == 1
 
 
@@ -109,14 +101,11 @@ def test_a_contradiction_is_refused(values, description, message):
         resolve_dataset(parse(**values), description)
 
 
-def test_settings_that_give_both_sizes_need_no_dataset():
+def test_settings_that_give_both_sizes_need_no_dataset(composed):
     both = {"num_classes": 4, "in_channels": 2}
     assert get_network_sizes(parse(**both)) == (2, 4)
     regions = {"whole": [1, 3], "core": [3]}
     assert get_network_sizes(parse(**both, regions=regions)) == (2, 2)
-
-
-def test_settings_that_give_both_sizes_are_complete(composed):
     settings = composed("data.root=/no/such", base=[])
     assert complete_settings(settings) is settings
 
@@ -130,10 +119,6 @@ def test_one_size_alone_is_completed_by_the_dataset(composed, decathlon_folder):
 def test_a_dataset_without_a_root_cannot_be_read():
     with pytest.raises(UsageError, match=r"^data\.root must be given"):
         build_layout(parse(root="???"))
-
-
-def test_regions_keep_their_order():
-    assert list(check_regions({"b": [2], "a": [1]}, 3)) == ["b", "a"]
 
 
 @pytest.mark.parametrize(

@@ -45,17 +45,6 @@ def test_auto_is_recorded_as_the_strategy_that_it_selected(composed, tmp_path):
     assert run.settings.strategy == "fused"
 
 
-def test_a_run_lists_the_checkpoints_that_could_not_be_written(composed, tmp_path):
-    run = build_training(composed(), tmp_path)
-    assert run.list_unwritten_checkpoints() == []
-    folder = tmp_path / "last.ckpt"
-    folder.mkdir()
-    run.trainer.strategy.checkpoint_io.save_checkpoint({}, folder)
-    assert run.list_unwritten_checkpoints() == [
-        f"{folder}: Is a directory; keeping the previous checkpoint"
-    ]
-
-
 def test_a_strategy_that_was_not_requested_is_noted(composed, tmp_path):
     words = ["model=dynunet", *SHRUNK["dynunet"], "model.prior_bias=false"]
     assert build_training(composed("checkpointing=lean"), tmp_path).notes == []

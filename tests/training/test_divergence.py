@@ -2,42 +2,32 @@
 
 import json
 
-import pytest
-
 from tests.training.callbacks.test_training_warnings import GOOD, Validations
 
-OTHER_ADVICE = ("max_steps=", "width=", "foreground_fraction=", "optimizer.lr=0.")
 
-
-@pytest.mark.parametrize(
-    ("lr", "message"),
-    [
-        ("1e10", "the training diverged: its loss rose from "),
-        ("1e30", "13 of 14 steps were skipped, since their loss or gradients were not finite; "),
-    ],
-)
-def test_a_run_that_diverged_ends_with_4_and_names_the_learning_rate_alone(
-    unet3d, tmp_path, capsys, lr, message
+def test_a_run_whose_steps_were_skipped_ends_with_4_and_names_the_learning_rate_alone(
+    unet3d, tmp_path, capsys
 ):
-    words = (f"optimizer.lr={lr}", "trainer.max_steps=14", "max_skipped_steps=100", "logger=none")
-    words += ("validation.hd95=false", "evaluation.enabled=true")
+    words = ("optimizer.lr=1e30", "trainer.max_steps=14", "max_skipped_steps=100", "logger=none")
     for attempt in ((), ("resume=auto",)):
-        assert unet3d(*words, *attempt) == 4
+        assert unet3d(*words, "validation.hd95=false", "evaluation.enabled=true", *attempt) == 4
         out, err = capsys.readouterr()
         report = json.loads((tmp_path / "run" / "report.json").read_text())
         (warning,) = report["warnings"]
-        assert warning.startswith(message)
-        assert f"lower optimizer.lr={float(lr):g}" in warning
+        assert warning.startswith("13 of 14 steps were skipped, since their loss or gradients were")
+        assert "lower optimizer.lr=1e+30" in warning
         assert err == f"unet3d: {warning}\n"
         assert f"  {warning}\n" in out
-        assert not [word for word in OTHER_ADVICE if word in out]
         assert report["error"] == warning
         assert (report["finished"], report["steps"]) == (True, 14)
         assert "evaluation" not in report
         assert warning in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_divergence_is_printed_when_it_appears_and_when_it_is_over():
+LOWER = "lower the learning rate"
+
+
+def test_divergence_is_printed_once_and_not_reported_when_it_is_over():
     run = Validations()
     for loss in (1.5, 70.0, 80.0, 90.0):
         run.module.nonfinite_guard.loss = loss
@@ -47,11 +37,8 @@ def test_divergence_is_printed_when_it_appears_and_when_it_is_over():
     run.module.nonfinite_guard.loss = 1.4
     for _ in range(3):
         run.warnings.on_train_batch_end(run.trainer, run.module)
-    run.after(GOOD)
-    assert run.lines[1:] == ["step 3: the training no longer diverges"]
-
-
-LOWER = "lower the learning rate"
+    assert len(run.after(GOOD)) == 1
+    assert run.warnings.warnings(done=True, steps=3) == []
 
 
 def test_a_run_that_had_learned_before_it_diverged_is_warned_about_but_does_not_fail():

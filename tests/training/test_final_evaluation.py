@@ -23,15 +23,12 @@ def read_voxels(path):
 def test_a_run_ends_with_the_labels_that_predict_writes(unet3d, tmp_path, capsys):
     data = tmp_path / "data"
     assert unet3d("trainer.max_steps=4", "evaluation.enabled=true", f"data.root={data}") == 0
-    output = capsys.readouterr().out
-    (line,) = [line for line in output.splitlines() if "Dice, mean" in line]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "Dice, mean" in line]
     assert line.endswith("(validation, best of 2 checkpoints)")
     run = tmp_path / "run"
     report = json.loads((run / "report.json").read_text())
-    assert {"dice", "hd95_mm", "surface_dice"} <= set(report["evaluation"]["mean"])
     assert report["postprocessing"]["evidence"] == "Dice on 1 validation case"
     assert report["evaluation"]["best_of"] == 2
-    assert (run / "report.html").read_text().count("validation, best of 2 checkpoints") >= 3
     written = json.loads((run / "evaluation" / "evaluation.json").read_text())
     assert written["mean"] == report["evaluation"]["mean"]
     (images,) = data.rglob("imagesTr")
@@ -102,16 +99,12 @@ def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_tr
     assert "this run is already finished" in capsys.readouterr().out
 
 
-def test_a_vanished_case_and_a_damaged_best_checkpoint_cost_no_other_case(
-    unet3d, tmp_path, monkeypatch, capsys
-):
+def test_a_vanished_case_costs_no_other_case(unet3d, tmp_path, monkeypatch, capsys):
     from unet3d.commands import train as fit
 
     evaluate = fit.evaluate_best_checkpoint
 
-    def damage_first(run, log):
-        best = run.folder / "checkpoints" / "best.ckpt"
-        best.write_bytes(best.read_bytes()[:-100])
+    def lose_first(run, log):
         first, second = run.data.validation[0], run.data.training[0]
         missing = replace(first.case, images=(tmp_path / "missing.nii.gz",))
         run.data.validation[:] = [replace(first, case=missing), second]
@@ -120,39 +113,12 @@ def test_a_vanished_case_and_a_damaged_best_checkpoint_cost_no_other_case(
             shutil.copy(first.case.label, run.folder / "validation" / f"{name}.nii.gz")
         return evaluate(run, log)
 
-    make_result, results = fit.make_result, []
-    monkeypatch.setattr(
-        fit, "make_result", lambda *a: results.append(make_result(*a)) or results[0]
-    )
-    monkeypatch.setattr(fit, "evaluate_best_checkpoint", damage_first)
+    monkeypatch.setattr(fit, "evaluate_best_checkpoint", lose_first)
     assert unet3d("evaluation.enabled=true", "logger=csv") == 1
-    out = capsys.readouterr().out
-    assert "best.ckpt is corrupted" in out
-    assert "; evaluating last.ckpt instead" in out
-    assert " is not evaluated: " in out
+    assert " is not evaluated: " in capsys.readouterr().out
     evaluation = json.loads((tmp_path / "run" / "report.json").read_text())["evaluation"]
     assert len(evaluation["errors"]) == 1
-    assert evaluation["checkpoint"].endswith("last.ckpt")
-    assert results[0].checkpoint == tmp_path / "run" / "checkpoints" / "last.ckpt"
     assert evaluation["per_class"]
     scored = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())["cases"]
     assert len(scored) == 1
     assert not {*scored} & {*evaluation["errors"], "of_another_run"}
-
-
-def test_a_damaged_last_checkpoint_does_not_end_the_evaluation_of_the_best_one(
-    unet3d, tmp_path, monkeypatch, capsys
-):
-    from unet3d.training import final_evaluation
-
-    checkpoints = tmp_path / "run" / "checkpoints"
-
-    def choose(volumes, labels, folder):
-        (checkpoints / "last.ckpt").write_bytes(b"")
-        return list(labels)[:1]
-
-    monkeypatch.setattr(final_evaluation, "choose_postprocessing", choose)
-    assert unet3d("evaluation.enabled=true", "logger=csv") == 0
-    assert "last.ckpt does not record the postprocessing" in capsys.readouterr().out
-    content = load_checkpoint(checkpoints / "best.ckpt")
-    assert len(content["unet3d"]["keep_largest_component"]) == 1

@@ -7,7 +7,7 @@ from unet3d.commands.train import build_training
 from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.errors import UsageError
 from unet3d.training.head_bias import compute_head_bias, initialize_head_bias
-from unet3d.training.run import resolve_start
+from unet3d.training.resume import resolve_start
 
 
 def count_class_fractions(run):

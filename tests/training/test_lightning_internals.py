@@ -14,12 +14,10 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.plugins.precision import HalfPrecision
 
 from unet3d.training import lightning_internals
-from unet3d.training.warning_filters import silence_lightning
 
 CALLED = {
     "trainer.fit_loop._should_accumulate": [],
@@ -81,41 +79,6 @@ def test_a_private_method_has_the_parameters_that_are_passed(owners, path):
 @pytest.mark.parametrize("path", READ)
 def test_a_private_attribute_has_its_type(owners, path):
     assert isinstance(find(owners, path), READ[path])
-
-
-def test_the_fit_loops_state_has_every_key_that_a_resume_sets():
-    silence_lightning()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=1,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(BoringModel())
-    ours = lightning_internals.build_fit_loop_state(
-        epoch=1,
-        batch=0,
-        batches_per_epoch=1,
-        optimizer_steps=1,
-        logger_step=1,
-        validation_pending=False,
-    )
-    assert missing_keys(ours, trainer.fit_loop.state_dict()) == []
-
-
-def missing_keys(ours, theirs, prefix=""):
-    """Return the keys that `theirs` does not have, or whose values differ in type."""
-    missing = []
-    for key, value in ours.items():
-        name = f"{prefix}{key}"
-        if key not in theirs or type(theirs[key]) is not type(value):
-            missing.append(name)
-        elif isinstance(value, dict):
-            missing += missing_keys(value, theirs[key], f"{name}/")
-    return missing
 
 
 def test_every_private_name_in_lightning_internals_is_in_the_contract():

@@ -20,7 +20,7 @@ from unet3d.training.loggers import (
     close_logger,
     log_image,
 )
-from unet3d.training.run import resolve_start
+from unet3d.training.resume import resolve_start
 
 
 def read_csv(folder):
@@ -103,41 +103,6 @@ def test_several_loggers_get_the_same_and_one_of_lightnings_gets_curves(composed
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [point.step for point in events.Scalars("train/loss")] == [0, 1]
     assert [point.step for point in events.Scalars("final/dice")] == [2]
-
-
-MY_LOGGER = """
-from pathlib import Path
-from lightning.pytorch.loggers import Logger
-
-class Lines(Logger):
-    name, version = "lines", ""
-
-    def __init__(self, save_dir):
-        super().__init__()
-        self.path = Path(save_dir) / "lines.txt"
-
-    def log(self, line):
-        with self.path.open("a") as file:
-            print(line, file=file)
-
-    def log_hyperparams(self, params):
-        self.log(f"hyperparameters {params}")
-
-    def log_metrics(self, metrics, step=None):
-        self.log(f"{step} {sorted(metrics)}")
-"""
-
-
-def test_a_logger_of_the_users_takes_one_python_file_and_one_yaml(unet3d, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_loggers.py").write_text(MY_LOGGER)
-    option = tmp_path / "conf" / "logger" / "lines.yaml"
-    option.parent.mkdir(parents=True)
-    option.write_text("lines:\n  _target_: my_loggers.Lines\n")
-    assert unet3d("logger=[csv,lines]") == 0
-    lines = (tmp_path / "run" / "lines.txt").read_text().splitlines()
-    assert lines[0].startswith("hyperparameters {'model': 'unet_tiny'")
-    assert any("train/loss" in line for line in lines)
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
-import json
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 from unet3d.commands.train import build_training
@@ -129,22 +127,6 @@ def test_a_network_of_foreign_modules_is_searched_too():
     assert torch.get_rng_state().equal(random)
 
 
-def test_a_skipped_step_changes_nothing_and_the_run_continues(composed, tmp_path, capsys):
-    run = build(composed, tmp_path, "trainer.max_steps=5", "max_skipped_steps=1")
-    spoil_images(run, 2)
-    states = States(run)
-    fit(run)
-    assert run.trainer.global_step == 5
-    assert states.finite()
-    floats = [n for n, x in enumerate(states.all[1]) if x.is_floating_point()]
-    assert all(states.all[1][n].equal(states.all[2][n]) for n in floats)
-    assert not states.equal(2, 3)
-    assert "step skipped (1 of at most 1)" in capsys.readouterr().out
-    log = EventAccumulator(str(tmp_path / "tensorboard"))
-    log.Reload()
-    assert [(s.step, s.value) for s in log.Scalars("train/skipped_steps")] == [(2, 1.0)]
-
-
 @pytest.mark.parametrize("micro", [2, 3])
 def test_one_non_finite_batch_skips_the_step_with_all_its_batches(composed, tmp_path, micro):
     run = build(
@@ -203,49 +185,6 @@ def test_non_finite_gradients_are_reported_with_step_cases_and_weight(composed, 
     assert all(p.isfinite().all() for p in run.module.model.parameters())
 
 
-def test_clipping_equals_torchs(composed, tmp_path):
-    """Compare two steps with a small norm with torch's own function."""
-    run = build(composed, tmp_path, "trainer.gradient_clip_val=0.01", "optimizer=sgd")
-    gradients = {}
-    original = run.module.configure_gradient_clipping
-
-    def compare(optimizer, **kwargs):
-        before = [p.grad.clone() for p in run.module.model.parameters()]
-        original(optimizer, **kwargs)
-        gradients["ours"] = [p.grad.clone() for p in run.module.model.parameters()]
-        for p, g in zip(run.module.model.parameters(), before, strict=True):
-            p.grad = g
-        nn.utils.clip_grad_norm_(run.module.model.parameters(), 0.01)
-        gradients["torchs"] = [p.grad.clone() for p in run.module.model.parameters()]
-
-    run.module.configure_gradient_clipping = compare
-    fit(run)
-    for ours, torchs in zip(gradients["ours"], gradients["torchs"], strict=True):
-        torch.testing.assert_close(ours, torchs)
-
-
-def test_too_many_skipped_steps_end_the_run_with_exit_code_4(unet3d, tmp_path, capsys):
-    assert unet3d("optimizer.lr=1e30", "trainer.max_steps=20", "max_skipped_steps=3") == 4
-    captured = capsys.readouterr()
-    assert captured.out.count("step skipped") == 2  # the first and the second, not the third
-    assert "; this exceeds max_skipped_steps=3: lower optimizer.lr" in captured.err
-    assert len(captured.err.strip().splitlines()) == 1
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["skipped_steps"] == 4
-    assert report["finished"] is False
-    assert report["error"] in captured.err
-
-
-def test_running_statistics_stay_finite_when_a_run_stops(composed, tmp_path):
-    run = build(composed, tmp_path, "trainer.max_steps=4")
-    spoil_images(run, 2)
-    with pytest.raises(RunError):
-        fit(run)
-    last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    assert all(x.isfinite().all() for x in last["state_dict"].values())
-    assert last["global_step"] == 2
-
-
 def test_a_resumed_run_continues_to_count_skipped_steps(composed, tmp_path):
     run = build(composed, tmp_path, "trainer.max_steps=3", "max_skipped_steps=1")
     spoil_images(run, 1)
@@ -276,12 +215,6 @@ def test_a_rank_skips_a_step_that_another_rank_cannot_take():
     assert lines == [
         "the loss of another rank is not finite at step 7; step skipped (1 of at most 1)"
     ]
-
-
-@pytest.mark.parametrize("bad", ["-1", "many", "1.5"])
-def test_an_invalid_number_of_skipped_steps_is_rejected(unet3d, bad, capsys):
-    assert unet3d(f"max_skipped_steps={bad}") == 2
-    assert "max_skipped_steps must be" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from tests.helpers.browser import needs_browser, open_page, turn_slices
-from unet3d.__main__ import main
 from unet3d.report.page import MAX_BYTES
 
 OPTIONS = ("trainer.max_steps=2", "evaluation.enabled=true", "memory.estimate=true", "logger=none")
@@ -44,15 +43,3 @@ def test_a_run_does_not_fail_because_of_its_page(unet3d, tmp_path, capsys):
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith(f"{tmp_path}/run/report.html was not written: ")
     assert (tmp_path / "run" / "report.json").exists()
-
-
-def test_a_comparison_writes_only_the_files_that_are_asked_for(unet3d, tmp_path, capsys):
-    assert unet3d("logger=none") == 0
-    before = set(tmp_path.iterdir())
-    assert main(["compare", "run"]) == 0
-    assert set(tmp_path.iterdir()) == before
-    assert main(["compare", "run", "report=page.html"]) == 0
-    assert "page.html" in capsys.readouterr().err
-    assert "training loss" in (tmp_path / "page.html").read_text()
-    assert main(["compare", "run", "report=no/folder.html"]) == 0
-    assert "no/folder.html was not written" in capsys.readouterr().err

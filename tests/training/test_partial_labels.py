@@ -72,24 +72,6 @@ def test_a_validation_scores_the_classes_that_a_case_annotates(build):
     assert distances == {"hd95_mm": 0, f"hd95_mm/{names[known]}": 0}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "option",
-    ["loss=dice_ce", "loss=tversky", "loss=monai_dice_focal", "model.deep_supervision=true"],
-)
-def test_a_run_trains_and_is_evaluated(partial, tmp_path, option, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words, _ = partial
-    assert main(["train", *words, option, "fold=0", "hydra.run.dir=run"]) == 0
-    result = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())
-    ((name, scores),) = result["cases"].items()
-    known, unknown = ("ball", "tube") if int(name[-1]) % 2 == 0 else ("tube", "ball")
-    assert scores[known]["dice"] is not None
-    assert all(value is None for value in scores[unknown].values())
-    assert result["per_class"][unknown]["absent_from_both"] == 0
-    assert "not annotated" in result["definitions"]
-
-
 def test_evaluate_scores_the_classes_that_a_reference_annotates(partial, tmp_path):
     _, folder = partial
     predictions = tmp_path / "predictions"

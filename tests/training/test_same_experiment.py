@@ -8,8 +8,8 @@ from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
-from unet3d.training.experiment import find_differences, list_compared
-from unet3d.training.run import resolve_start
+from unet3d.training.resume import resolve_start
+from unet3d.training.resume_state import find_differences, list_compared
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +77,6 @@ def test_another_experiment_is_refused_key_by_key_and_changes_no_file(
     assert error.endswith("or use init_from= to start a new run from its weights")
     assert len(error.splitlines()) == 1
     assert read_all(finished) == before
-
-
-def test_another_experiment_leaves_no_trace_in_a_new_folder(base, finished, tmp_path):
-    before = read_all(finished)
-    words = [f"hydra.run.dir={tmp_path / 'new'}", f"resume={finished}", "seed=3"]
-    assert main(["train", *base, *words]) == 2
-    assert read_all(finished) == before
-    assert not (tmp_path / "new" / "config.yaml").exists()
 
 
 def test_weights_of_another_network_are_refused_by_the_first_that_differs(
@@ -162,43 +154,26 @@ def test_a_run_whose_last_checkpoint_is_missing_goes_on_from_an_older_one(
     assert (folder / "checkpoints" / "last.ckpt").exists()
 
 
-def test_a_checkpoint_of_an_earlier_unet3d_is_compared_in_what_it_says(
-    composed, base, finished, tmp_path
-):
-    content = load_checkpoint(finished / "checkpoints" / "last.ckpt")
-    fixed = content["callbacks"]["ResumeState"]["fixed_settings"]
-    for key in ("cases", "kind of device", "precision in use", "blocks of the network"):
-        del fixed[key]
-    del content["unet3d"]["config"]["tf32"]  # as if the key had come later
-    save_checkpoint(content, tmp_path / "old.ckpt")
-    words = [f"resume={tmp_path / 'old.ckpt'}"]
-    resolve_start(build_training(composed(*words, base=base), tmp_path / "new"))
-    other = build_training(composed(*words, "optimizer.lr=1", base=base), tmp_path / "new")
-    with pytest.raises(ValueError, match=r"optimizer\.lr is 1 now, but was 0\.003: set it back"):
-        resolve_start(other)
+def test_the_order_of_classes_and_regions_is_part_of_an_experiment():
+    def compare(*names):
+        regions = {name: [1] for name in names}
+        metadata = {"classes": names, "config": {"data": {"regions": regions}}}
+        return list_compared(metadata, {"cases": {}})
 
-
-@pytest.mark.parametrize("saved", [{}, {"cases": {}}])
-def test_a_checkpoint_that_says_nothing_of_its_experiment_is_of_another(saved):
-    now = {"seed": 0, "classes": ["background", "a"], "cases": {}}
-    assert find_differences(saved, now) == [
-        "seed is 0 now, but was null",
-        'classes is ["background", "a"] now, but was null',
+    assert find_differences(compare("x", "y"), compare("x", "y")) == []
+    assert find_differences(compare("x", "y"), compare("y", "x")) == [
+        'data.regions is [["y", [1]], ["x", [1]]] now, but was [["x", [1]], ["y", [1]]]',
+        'classes is ["y", "x"] now, but was ["x", "y"]',
     ]
 
 
-def test_regions_are_compared_with_their_order():
-    def compare(*names):
-        return list_compared({"config": {"data": {"regions": {n: [1] for n in names}}}}, {})
-
-    assert compare("x", "y") == {"data.regions": [["x", [1]], ["y", [1]]]}
-    assert find_differences(compare("x", "y"), compare("y", "x"))
-
-
-def test_the_order_of_classes_and_regions_is_part_of_an_experiment():
-    saved = {"cases": {}, "classes": ["background", "a", "b"], "data.regions": [["x", [1]]]}
-    now = {"cases": {}, "classes": ["background", "b", "a"], "data.regions": [["x", [1]]]}
-    assert find_differences(saved, saved) == []
-    assert find_differences(saved, now) == [
-        'classes is ["background", "b", "a"] now, but was ["background", "a", "b"]'
+def test_many_differences_are_counted():
+    fixed = {"cases": {"training": {f"c{n}": "new" for n in range(5)}}}
+    now = {**{f"k{n}": n for n in range(15)}, **fixed}
+    saved = {"cases": {"training": {f"c{n}": "old" for n in range(5)}}}
+    lines = find_differences(saved, now)
+    assert lines[11:] == [
+        "k11 is 11 now, but was null",
+        "3 more keys differ",
+        "training case c0, c1, c2 and 2 more has other contents",
     ]

@@ -18,7 +18,7 @@ from unet3d.errors import DoesNotFitError, RunError, UsageError
 from unet3d.machine import ProcessRank, read_process_rank, resolve_precision
 from unet3d.report.run_report import format_report_table
 from unet3d.stop_signals import SignalListener
-from unet3d.training.build_callbacks import build_callbacks, build_limits
+from unet3d.training.build_callbacks import build_callbacks
 from unet3d.training.build_module import build_module, make_config_record, make_metadata
 from unet3d.training.compile_kernels import prepare_kernels
 from unet3d.training.cuda_graph import choose_graphs
@@ -27,8 +27,10 @@ from unet3d.training.distributed import leave_process_group
 from unet3d.training.final_evaluation import evaluate_best_checkpoint
 from unet3d.training.head_bias import initialize_head_bias
 from unet3d.training.launch import launch_ranks
-from unet3d.training.memory import estimate_run_memory
+from unet3d.training.limits import StoppingLimits
+from unet3d.training.memory import choose_leaner, choose_strategy, estimate_run_memory
 from unet3d.training.preflight import check_machine, count_local_processes
+from unet3d.training.resume import resolve_start
 from unet3d.training.run import (
     TrainingResult,
     TrainingRun,
@@ -40,13 +42,11 @@ from unet3d.training.run import (
     make_result,
     reopen_report,
     report_early_end,
-    resolve_start,
     summarize_run,
     try_write_report,
     write_config,
     write_page,
 )
-from unet3d.training.strategy import choose_leaner, choose_strategy
 from unet3d.training.trainer import build_trainer, find_device, seed_run
 
 Log = Callable[[str], None]
@@ -101,7 +101,9 @@ def build_training(
     # Network, loss, optimizer, callbacks and trainer: what options get wrong is said now.
     seed_run(settings)
     config = make_config_record(settings)
-    limits = build_limits(settings)
+    limits = StoppingLimits(
+        max_steps=settings.trainer.max_steps, max_seconds=settings.trainer.max_seconds
+    )
     graphs, graph_notes = choose_graphs(settings, device, process)
     module = build_module(
         settings,
@@ -124,7 +126,12 @@ def build_training(
         process=process,
     )
     warnings = check_machine(
-        settings, precision, module.model, data, folder=folder, processes=process.local_world_size
+        settings,
+        precision,
+        module.model,
+        device=device.type,
+        folder=folder,
+        processes=process.local_world_size,
     )
 
     # The cases, and what depends on them.
@@ -170,7 +177,7 @@ def train(
         start = resolve_start(run)
         log("\n".join([summarize_run(run), *start.messages]))
         if start.is_finished:
-            report = reopen_report(run, start)
+            report = reopen_report(run, start.steps)
             if is_complete(run):
                 log(f"{start.checkpoint}: {ALREADY_FINISHED}")
                 return make_result(run, report)

@@ -12,21 +12,19 @@ OWN = "unet3d.loss."
 
 def build_loss(settings: TrainingSettings) -> nn.Module:
     """Build the configured loss, of cases that annotate all classes or some."""
-    loss = build_complete_loss(settings)
+    factory, regions = settings.loss, settings.data.regions
+    if factory.target.__module__.startswith(OWN):
+        loss = factory()
+    else:
+        chosen = choose_arguments(
+            factory.target, factory.arguments, has_regions=regions is not None
+        )
+        loss = AdaptedLoss(factory(**chosen), regions)
     if settings.data.annotated is None:
         return loss
-    if settings.loss.arguments.get("label_smoothing"):
+    if factory.arguments.get("label_smoothing"):
         raise UsageError(
             "loss.label_smoothing gives every class a part of each label, which data.annotated "
             "cannot know: set it to 0"
         )
     return PartialLabels(loss, settings.data.unknown_classes)
-
-
-def build_complete_loss(settings: TrainingSettings) -> nn.Module:
-    """Build the loss of cases that annotate all classes."""
-    factory, regions = settings.loss, settings.data.regions
-    if factory.target.__module__.startswith(OWN):
-        return factory()
-    chosen = choose_arguments(factory.target, factory.arguments, has_regions=regions is not None)
-    return AdaptedLoss(factory(**chosen), regions)

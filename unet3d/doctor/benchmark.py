@@ -22,7 +22,7 @@ from unet3d.files import write_text
 from unet3d.machine import resolve_precision
 from unet3d.memory.estimate import estimate_step
 from unet3d.memory.record import MemoryRecord
-from unet3d.training.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass, Recorder
+from unet3d.training.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass
 from unet3d.units import MIB
 from unet3d.workflows.memory.measure import Measurement, measure_phases
 from unet3d.workflows.memory.strategies import list_strategies
@@ -175,7 +175,7 @@ def measure_strategy(settings: TrainingSettings, device: torch.device) -> dict[s
 
 
 def measure_cuda_graph(
-    settings: TrainingSettings, device: torch.device, recorder: Recorder
+    settings: TrainingSettings, device: torch.device, recorder: CudaGraphs
 ) -> dict[str, Any]:
     """Compare weights after replayed and eager steps, bit for bit, and time replayed steps."""
     eager = train_steps(settings, device, None)
@@ -197,7 +197,7 @@ def measure_cuda_graph(
 
 
 def train_steps(
-    settings: TrainingSettings, device: torch.device, recorder: Recorder | None
+    settings: TrainingSettings, device: torch.device, recorder: CudaGraphs | None
 ) -> TrainingStep:
     """Return a step after its warmup and three more, which the recorder replays."""
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from unet3d.components.dataset import complete_settings, get_network_sizes
+from unet3d.components.dataset import complete_settings
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.doctor.system import (
     DiskSpace,
@@ -100,8 +100,6 @@ def inspect_run(
                 device=device,
                 processes=processes or 1,
                 folder=folder,
-                channels=get_network_sizes(settings.data)[0],
-                augment=settings.augmentation(),
                 is_fused=settings.strategy in FUSED_STRATEGIES,
             )
             peak = get_device_bytes(estimate_memory(settings, validates=False))

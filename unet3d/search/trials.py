@@ -48,7 +48,7 @@ def run_trial(
 ) -> None:
     """Train one trial, unless it is estimated to need too much memory."""
     settings = study.settings
-    report = TrialReport(partial(study.report, trial), monitor=settings.monitor, mode=settings.mode)
+    report = TrialReport(partial(study.report, trial), monitor=settings.monitor)
     try:
         run_settings = settings.make_trial(values)
         if settings.budget_gib is not None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
-from torch import nn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from unet3d.components.dataset import ResolvedDataset, build_layout, resolve_dataset
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.peak import PeakMeter
@@ -24,18 +24,16 @@ from unet3d.training.callbacks.curves import Curves
 from unet3d.training.callbacks.dashboard import Dashboard
 from unet3d.training.callbacks.early_stopping import EarlyStopping
 from unet3d.training.callbacks.preemption import Preemption
-from unet3d.training.callbacks.prefetch import Prefetch
 from unet3d.training.callbacks.progress import ProgressBar, ProgressLines
 from unet3d.training.callbacks.step_memory import StepMemory
 from unet3d.training.callbacks.step_timing import StepTimer
-from unet3d.training.callbacks.training_warnings import TrainingWarnings
+from unet3d.training.callbacks.training_warnings import TrainingWarnings, suggest_overrides
 from unet3d.training.callbacks.weight_averaging import WeightAveraging
 from unet3d.training.checkpoints import BestCheckpoint, LastCheckpoint
-from unet3d.training.datamodule import VolumeDataModule
+from unet3d.training.datamodule import Prefetch, VolumeDataModule
 from unet3d.training.limits import StoppingLimits
 from unet3d.training.module import SegmentationModule
 from unet3d.training.resume_state import ResumeState
-from unet3d.training.suggested_overrides import suggest_overrides
 from unet3d.types import HasRetention
 from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
 from unet3d.workflows.memory.estimate import make_figure_title
@@ -61,15 +59,6 @@ class RunCallbacks:
         self.dashboard.estimate = estimate
 
 
-def build_limits(settings: TrainingSettings) -> StoppingLimits:
-    """Build the limits of steps and time."""
-    return StoppingLimits(
-        max_steps=settings.trainer.max_steps,
-        max_seconds=settings.trainer.max_seconds,
-        cheaper_step=suggest_overrides(settings).cheaper_step,
-    )
-
-
 def build_callbacks(
     settings: TrainingSettings,
     precision: Precision,
@@ -83,7 +72,6 @@ def build_callbacks(
 ) -> RunCallbacks:
     """Build the callbacks of a run, and those that the settings name."""
     timing = StepTimer(settings.data.num_workers)
-    limits.step_seconds = timing.seconds
     recorded_pass = module.recorded_pass
     recorded = None if recorded_pass is None else recorded_pass.peaks
     memory = StepMemory(PeakMeter(), recorded=recorded)
@@ -91,6 +79,8 @@ def build_callbacks(
     curves = Curves()
     suggest = partial(suggest_overrides, settings)
     training_warnings = TrainingWarnings(limits, suggest, data.absent_classes)
+    # Within a kind of blocks, strategies change no bit of a step.
+    is_plain = settings.strategy in ("none", "blocks") or not isinstance(module.model, HasRetention)
     resume_state = ResumeState(
         data,
         limits,
@@ -101,7 +91,7 @@ def build_callbacks(
             "ema_decay": settings.ema_decay,
             "kind of device": data.device.type,
             "precision in use": precision.used,
-            "blocks of the network": describe_blocks(settings.strategy, module.model),
+            "blocks of the network": "plain" if is_plain else "fused",
         },
     )
     last = LastCheckpoint(folder / "checkpoints", every_seconds=settings.save_every_seconds)
@@ -138,12 +128,6 @@ def build_callbacks(
     )
 
 
-def describe_blocks(strategy: str, model: nn.Module) -> str:
-    """Return which blocks compute: within a kind, strategies change no bit of a step."""
-    is_fused = isinstance(model, HasRetention) and strategy not in ("none", "blocks")
-    return "fused" if is_fused else "plain"
-
-
 def build_configured(
     settings: TrainingSettings, data: VolumeDataModule, checkpoints: Path
 ) -> list[Callback]:
@@ -164,15 +148,14 @@ def build_configured(
         if "monitor" in factory.arguments:
             check_monitor(f"{factory.key}.monitor", str(factory.arguments["monitor"]), known)
         needs = signature(factory.target).parameters
-        callback = factory(**{key: offered[key] for key in offered.keys() & needs.keys()})
-        if not isinstance(callback, Callback):
-            raise UsageError(f"callbacks.{name} is not a Lightning callback")
+        try:
+            callback = factory(**{key: offered[key] for key in offered.keys() & needs.keys()})
+        except MisconfigurationException as error:  # of a callback of Lightning
+            raise UsageError(f"callbacks.{name}: {summarize_error(error)}") from error
         if isinstance(callback, EarlyStopping) and not has_validation:
             raise UsageError(f"callbacks.{name} needs validation cases, fold=none has none")
         if has_validation or not isinstance(callback, BestCheckpoint):
             built.append(callback)
-    if sum(isinstance(callback, BestCheckpoint) for callback in built) > 1:
-        raise UsageError("callbacks: only one can write the best checkpoint")
     scheduler = settings.scheduler
     if "monitor" in scheduler.arguments:
         check_monitor("scheduler.monitor", str(scheduler.arguments["monitor"]), known)

@@ -63,7 +63,12 @@ def build_module(
             ValidationHD95(metric.scored_classes, spacing_mm) if settings.validate_hd95 else None
         ),
         case_scores=CaseScores(extra, metric.scored_classes, spacing_mm) if extra else None,
-        sliding_window=build_sliding_window(settings, dataset),
+        sliding_window=SlidingWindow(
+            list(settings.data.patch_size),
+            decide=choose_decision(dataset.regions, dataset.region_labels),
+            overlap=settings.inference.overlap,
+            batch_size=settings.inference.batch_size,
+        ),
         optimizer=lambda: make_optimizer(
             group_parameters(network, settings.head_warmup, settings.lr_factors)
         ),
@@ -74,16 +79,6 @@ def build_module(
         max_skipped_steps=settings.max_skipped_steps,
         recorded_pass=recorded_pass,
         unknown_classes=settings.data.unknown_classes,
-    )
-
-
-def build_sliding_window(settings: TrainingSettings, dataset: ResolvedDataset) -> SlidingWindow:
-    """Build the inference of validation volumes."""
-    return SlidingWindow(
-        list(settings.data.patch_size),
-        decide=choose_decision(dataset.regions, dataset.region_labels),
-        overlap=settings.inference.overlap,
-        batch_size=settings.inference.batch_size,
     )
 
 

@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from unet3d.checkpoint_file import PREVIOUS, load_checkpoint, save_checkpoint
-from unet3d.errors import UsageError, get_advice
+from unet3d.errors import describe_os_error
 from unet3d.training.lightning_internals import is_optimizer_step
 from unet3d.training.loggers import warn
 
@@ -69,10 +69,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             write()
         except OSError as error:
             kept = "keeping the previous checkpoint" if path.exists() else "no previous checkpoint"
-            message = f"{path}: {error.strerror or error}; {kept}"
+            message = f"{describe_os_error(error, path)}; {kept}"
             if path.name not in self.failed_saves:
-                warn(": ".join(filter(None, (f"{message}; training continues", get_advice(error)))))
-            self.failed_saves[path.name] = ": ".join(filter(None, (message, get_advice(error))))
+                warn(f"{message}; training continues")
+            self.failed_saves[path.name] = message
         else:
             self.failed_saves.pop(path.name, None)
 
@@ -171,10 +171,6 @@ class BestCheckpoint(RunCheckpoint):
         mode: Literal["max", "min"] = "max",
         top_k: int = 1,
     ):
-        if top_k < 1:
-            raise UsageError(f"callbacks.best_checkpoint.top_k is at least 1, got {top_k}")
-        if mode not in ("max", "min"):
-            raise UsageError(f"callbacks.best_checkpoint.mode is max or min, got {mode}")
         super().__init__(
             folder,
             "best" if top_k == 1 else "best-step={step:06d}",
@@ -200,34 +196,15 @@ class BestCheckpoint(RunCheckpoint):
             assert isinstance(io, AtomicCheckpointIO)
             io.copy_checkpoint(Path(filepath), self.folder / BEST)
 
-    def copy_from(self, source: Path, state: dict[str, Any], steps: int) -> list[str]:
-        """Copy the best checkpoints of a run in another folder; return what to print about it.
-
-        `steps` are those of the checkpoint that is resumed: a later best one is not of this run.
-        """
-        scores = state.get("scores")
-        if not scores or source.resolve() == self.folder.resolve():
-            return []
-        names = {*scores, BEST}
-        try:
-            is_earlier = load_checkpoint(source / BEST)["global_step"] <= steps
-        except UsageError:  # missing or corrupted
-            is_earlier = False
-        if not is_earlier or not all((source / name).exists() for name in names):
-            return [f"{source} has no best.ckpt of these {steps} steps: none until one is better"]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            replace_with_copy(source / name, self.folder / name)
-        return []
-
     def state_dict(self) -> dict[str, Any]:
         """Return the score of each file, by its name in the folder."""
         return {"scores": {Path(path).name: float(v) for path, v in self.best_k_models.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         scores = {
-            str(Path(self.dirpath or self.folder, name)): torch.tensor(value)
-            for name, value in state_dict.get("scores", {}).items()
+            str(path): torch.tensor(value)
+            for name, value in state_dict["scores"].items()
+            if (path := Path(self.dirpath or self.folder, name)).exists()
         }
         if not scores:
             return
@@ -243,20 +220,16 @@ class BestCheckpoint(RunCheckpoint):
 def replace_with_copy(path: Path, target: Path) -> None:
     """Replace `target` by a hard link to `path`, or a copy; `path` exists at any time."""
     link = target.with_name(f".{os.getpid()}-{target.name}")
+    link.unlink(missing_ok=True)
     try:
-        link.unlink(missing_ok=True)
-        try:
-            os.link(path, link)
-        except OSError:  # another file system, or one without hard links
-            shutil.copyfile(path, link)
-        link.replace(target)
-    finally:
-        with suppress(OSError):
-            link.unlink(missing_ok=True)  # replace() keeps it if both are already the same file
+        os.link(path, link)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(path, link)
+    link.replace(target)
+    link.unlink(missing_ok=True)  # replace() keeps it if both are already the same file
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files of killed runs."""
     for draft in folder.glob(".[0-9]*-*.ckpt"):
-        with suppress(OSError):
-            draft.unlink()
+        draft.unlink(missing_ok=True)

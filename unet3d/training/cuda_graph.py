@@ -6,9 +6,9 @@ size and patch size. Gradients are in the memory of the graphs, and each replay 
 
 import logging
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,21 +27,6 @@ T = TypeVar("T")
 
 WARMUP_BATCHES = 3
 """Batches that run without a graph: they compile kernels and let libraries choose algorithms."""
-
-
-class Recorder(Protocol):
-    """Records work on a device without running it."""
-
-    def record(self, work: Callable[[], T]) -> "Recorded[T]":
-        """Record `work`."""
-        ...
-
-    def use_memory(self) -> AbstractContextManager:
-        """Return a context whose allocations come from the memory of the recordings.
-
-        The next replay overwrites everything that is allocated within.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -90,7 +75,7 @@ class RecordedPass:
     """
 
     def __init__(
-        self, model: nn.Module, loss: nn.Module, recorder: Recorder, *, accumulates: bool = False
+        self, model: nn.Module, loss: nn.Module, recorder: CudaGraphs, *, accumulates: bool = False
     ):
         self.model, self.loss, self.recorder = model, loss, recorder
         self.accumulates = accumulates

@@ -104,21 +104,17 @@ class VolumeDataModule(pl.LightningDataModule):
         scored = Dice(dataset.classes, dataset.regions).scored_classes
         present = ([v.summary.classes for v in part] for part in volumes)
         self.absent_classes += find_absent_classes(scored, *present)
-        self.train_loader, self.val_loader = self._build_loaders()
-
-    def _build_loaders(self) -> tuple[TrainLoader, DataLoader | None]:
-        data = self.settings.data
-        return build_loaders(
+        self.train_loader, self.val_loader = build_loaders(
             self.training,
             self.validation,
-            patch_size=data.patch_size,
-            batch_size=data.batch_size,
-            patches_per_case=data.patches_per_case,
-            foreground_fraction=data.foreground_fraction,
+            patch_size=settings.data.patch_size,
+            batch_size=settings.data.batch_size,
+            patches_per_case=settings.data.patches_per_case,
+            foreground_fraction=settings.data.foreground_fraction,
             augment=self.augment,
-            num_workers=data.num_workers,
+            num_workers=settings.data.num_workers,
             device=self.device,
-            seed=self.settings.seed,
+            seed=settings.seed,
             rank=self.process.rank,
             world_size=self.process.world_size,
         )
@@ -141,10 +137,23 @@ class VolumeDataModule(pl.LightningDataModule):
 
         What a case does not annotate is part of it.
         """
+
+        def digest(volume: CachedVolume) -> str:
+            parts = [volume.background_label, *volume.contents]
+            return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
+
         return {
-            part: {volume.name: _digest_case(volume) for volume in volumes}
+            part: {volume.name: digest(volume) for volume in volumes}
             for part, volumes in (("training", self.training), ("validation", self.validation))
         }
+
+
+class Prefetch(pl.Callback):
+    """Fetch the next batch once a step is queued on the GPU, which is then in backward."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        loader: Any = trainer.train_dataloader
+        loader.prefetch()
 
 
 def mark_volumes(
@@ -181,8 +190,3 @@ def find_shared_patients(
         f"that are also in training, which inflates the scores: {likely.message}; add "
         f"{likely.option}"
     )
-
-
-def _digest_case(volume: CachedVolume) -> str:
-    parts = [volume.background_label, *volume.contents]
-    return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()

@@ -40,15 +40,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
     checkpoints = [path for path in names if path.exists()]
     if not run.data.validation:
         return {"postprocessing": derive_postprocessing(run, checkpoints, log)}
-    while True:
-        try:
-            ensemble = load_ensemble(checkpoints[:1], allow_targets=None)
-            break
-        except UsageError as reason:
-            if len(checkpoints) == 1:
-                raise
-            checkpoints = checkpoints[1:]
-            log(escape_unprintable(f"{reason}; evaluating {checkpoints[0].name} instead"))
+    ensemble = load_ensemble(checkpoints[:1], allow_targets=None)
     log(f"evaluating {len(run.data.validation)} validation cases with {checkpoints[0].name}")
     folder = run.folder / "validation"
     folder.mkdir(exist_ok=True)
@@ -127,10 +119,7 @@ def record_postprocessing(
 ) -> dict[str, Any]:
     """Record in the checkpoints which classes keep only their largest component; say why."""
     for path in checkpoints if classes else []:
-        try:
-            update_metadata(path, {"keep_largest_component": classes})
-        except UsageError as reason:  # one that is not evaluated may be damaged
-            log(escape_unprintable(f"{reason}; {path.name} does not record the postprocessing"))
+        update_metadata(path, {"keep_largest_component": classes})
     names = ", ".join(classes) or "no class"
     log(escape_unprintable(f"keeping only the largest component of {names}, judged by {evidence}"))
     return {"largest_component": classes, "evidence": evidence}

@@ -64,13 +64,9 @@ def trace_heads(
             return find_heads(network, image, num_outputs)
         except DataDependentOutputException:  # it reads values
             return []
-        except ImportError as error:
-            raise UsageError(
-                f"model={settings.network.name} needs a package that is not installed: "
-                f"{summarize_error(error)}"
-            ) from error
         except Exception as error:
-            raise UsageError(
-                f"model={settings.network.name} cannot take patches of "
-                f"{'x'.join(map(str, size))}: {summarize_error(error)}"
-            ) from error
+            problem = f"cannot take patches of {'x'.join(map(str, size))}"
+            if isinstance(error, ImportError):
+                problem = "needs a package that is not installed"
+            message = f"model={settings.network.name} {problem}: {summarize_error(error)}"
+            raise UsageError(message) from error

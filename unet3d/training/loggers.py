@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import lightning.pytorch as pl
 import numpy as np
+import torch
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import (
@@ -171,7 +172,7 @@ class ResumableWandbLogger(WandbLogger):
         run_name: str | None = None,
     ):
         if mode not in ("online", "offline"):
-            raise UsageError(f"logger.wandb.mode is online or offline, got {mode}")
+            raise UsageError(f"mode is online or offline, got {mode}")
         with need_packages("logger=wandb", "wandb"):
             from wandb import Settings
         self.id_file = Path(save_dir, "wandb", "run_id")
@@ -248,6 +249,16 @@ def purge_logs(trainer: pl.Trainer, step: int) -> None:
     for logger in trainer.loggers if trainer.is_global_zero else ():
         if isinstance(logger, ResumableTensorBoardLogger | ResumableCSVLogger):
             logger.purge(step)
+
+
+def log_values(pl_module: pl.LightningModule, values: Mapping[str, float], **options: Any) -> None:
+    """Log plain numbers of a step.
+
+    Lightning would copy a number to the device and read it again for the logger, and the host would
+    wait for the device each time. Tensors on the CPU stay where they are.
+    """
+    tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+    pl_module.log_dict(tensors, **options)
 
 
 def log_image(logger: Logger, name: str, image: np.ndarray, step: int) -> None:

@@ -17,9 +17,9 @@ from unet3d.metric.dice import Dice, mask_unknown
 from unet3d.metric.validation_hd95 import ValidationHD95
 from unet3d.training.cuda_graph import RecordedPass
 from unet3d.training.distributed import gather_in_case_order, share_buffers
+from unet3d.training.loggers import log_values
 from unet3d.training.nonfinite import NonFiniteGuard
 from unet3d.training.schedules import RunSchedule, get_rate
-from unet3d.training.step_values import log_values
 from unet3d.types import Sample
 
 
@@ -168,7 +168,7 @@ class SegmentationModule(pl.LightningModule):
         scheduler: Any = self.lr_schedulers()
         if isinstance(scheduler, ReduceLROnPlateau):
             known = {**self.trainer.callback_metrics, **scores}
-            scheduler.step(float(known[getattr(scheduler, "monitor", "val/dice")]))
+            scheduler.step(float(known[scheduler.monitor]))
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """In the head warmup, let the optimizer change nothing but the heads."""

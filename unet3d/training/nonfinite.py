@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from unet3d.errors import RunError, UsageError
-from unet3d.training.step_values import log_values
+from unet3d.errors import RunError
+from unet3d.training.loggers import log_values
 from unet3d.types import HasRetention
 
 MAX_OVERFLOWS = 20
@@ -28,8 +28,6 @@ class NonFiniteGuard:
     """
 
     def __init__(self, max_skipped: int = 0):
-        if not isinstance(max_skipped, int) or max_skipped < 0:
-            raise UsageError(f"max_skipped_steps must be an int >= 0, got {max_skipped}")
         self.max_skipped = max_skipped
         self.skipped = 0
         self.loss = math.nan  # of the last batch

@@ -1,9 +1,8 @@
 """Write report.html of a run, and curves.json, from which comparisons draw its curves."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from unet3d.errors import summarize_error
 from unet3d.machine import summarize_machine
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import plot_timeline
@@ -15,17 +14,6 @@ from unet3d.workflows.evaluation.page import NAME, embed_worst_cases, read_resul
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def try_write_run_page(
-    run: TrainingRun, report: Mapping[str, Any], log: Callable[[str], None]
-) -> None:
-    """Write report.html and curves.json, and say where; the run does not fail if that fails."""
-    try:
-        write_run_page(run, report)
-        log(f"report: {run.folder / NAME}")
-    except Exception as error:
-        log(f"{run.folder / NAME} was not written: {summarize_error(error)}")
 
 
 def write_run_page(run: TrainingRun, report: Mapping[str, Any]) -> None:

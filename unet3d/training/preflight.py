@@ -2,14 +2,12 @@
 
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from unet3d.components.optimizer import make_optimizer_factory
+from unet3d.components.dataset import get_network_sizes
 from unet3d.config.settings.training import TrainerSettings, TrainingSettings
-from unet3d.data.augmentation.pipeline import Augment
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import Precision, ProcessRank, get_available_bytes, resolve_device
 from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
@@ -19,9 +17,6 @@ from unet3d.types import HasRetention
 from unet3d.units import format_bytes
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 
-if TYPE_CHECKING:
-    from unet3d.training.datamodule import VolumeDataModule  # imports Lightning
-
 NUM_AUGMENTATIONS = 256
 """Augmentations that are sampled to find how much is read around a patch."""
 
@@ -30,26 +25,18 @@ def check_machine(
     settings: TrainingSettings,
     precision: Precision,
     network: nn.Module,
-    data: "VolumeDataModule",
     *,
+    device: str,
     folder: Path,
     processes: int,
 ) -> list[str]:
     """Raise at a problem that would certainly stop the run; return the others as lines."""
-    channels = len(data.dataset.channels)
-    check_batch_fits(settings, channels, data.augment)
-    nbytes = estimate_checkpoint_bytes(settings, precision, network)
-    check_network_fits(nbytes, data.device)
+    check_batch_fits(settings)
+    is_fused = isinstance(network, HasRetention) and network.retention is not None
     problems = find_problems(
-        settings,
-        precision,
-        device=data.device.type,
-        processes=processes,
-        folder=folder,
-        channels=channels,
-        augment=data.augment,
-        is_fused=isinstance(network, HasRetention) and network.retention is not None,
+        settings, precision, device=device, processes=processes, folder=folder, is_fused=is_fused
     )
+    nbytes = estimate_checkpoint_bytes(network, precision)
     space = machine.check_disk(folder / "checkpoints", checkpoint=nbytes)
     problems += [] if space is None else [space]
     for problem in problems:
@@ -67,29 +54,23 @@ def find_problems(
     device: str,
     processes: int,
     folder: Path,
-    channels: int,
-    augment: Augment,
     is_fused: bool,
 ) -> list[machine.Problem]:
     """Return what is missing on this machine for a run of `processes` processes; change nothing."""
     cuda = device == "cuda"
     problems = [machine.check_writable(folder / "checkpoints")]
-    if not cuda and settings.trainer.accelerator != "cpu":
-        devices = machine.list_nvidia_devices()
-        problems.append(
-            machine.check_torch_build(torch.__version__, cuda=torch.version.cuda, devices=devices)
-        )
     if cuda:
         problems.append(
             check_cudnn(
-                torch.backends.cudnn.version(),
-                half=precision.used != "32",
-                is_fused=is_fused,
+                torch.backends.cudnn.version(), half=precision.used != "32", is_fused=is_fused
             )
         )
+    elif settings.trainer.accelerator != "cpu":
+        build, devices = torch.version.cuda, machine.list_nvidia_devices()
+        problems.append(machine.check_torch_build(torch.__version__, cuda=build, devices=devices))
     workers = settings.data.num_workers
     if workers > 0:
-        batch = estimate_batch_bytes(settings, channels, augment, with_margins=cuda)
+        batch = estimate_batch_bytes(settings, with_margins=cuda)
         free = machine.get_free_shm()
         problems.append(
             machine.check_shm(workers=workers, processes=processes, batch=batch, free=free)
@@ -112,10 +93,10 @@ def check_cudnn(cudnn: int | None, *, half: bool, is_fused: bool) -> machine.Pro
     )
 
 
-def check_batch_fits(settings: TrainingSettings, channels: int, augment: Augment) -> None:
+def check_batch_fits(settings: TrainingSettings) -> None:
     """Refuse a batch that the free RAM certainly does not hold, before any volume is read."""
     free = get_available_bytes(torch.device("cpu"))
-    needed = estimate_batch_bytes(settings, channels, augment, with_margins=False)
+    needed = estimate_batch_bytes(settings, with_margins=False)
     if free is not None and needed > free:
         raise DoesNotFitError(
             f"a batch takes {format_bytes(needed)} of RAM, {format_bytes(free)} are available: "
@@ -123,40 +104,21 @@ def check_batch_fits(settings: TrainingSettings, channels: int, augment: Augment
         )
 
 
-def check_network_fits(nbytes: int, device: torch.device) -> None:
-    """Refuse a network whose weights and optimizer state a device does not hold."""
-    free = get_available_bytes(device)
-    if free is not None and nbytes > free:
-        raise DoesNotFitError(
-            f"the network's weights and the state of its optimizer take {format_bytes(nbytes)}, "
-            f"{format_bytes(free)} are available: make the network smaller (model.*)"
-        )
-
-
-def estimate_batch_bytes(
-    settings: TrainingSettings, channels: int, augment: Augment, *, with_margins: bool
-) -> int:
+def estimate_batch_bytes(settings: TrainingSettings, *, with_margins: bool) -> int:
     """Return the bytes of a batch from a worker: patches, or the contexts of augmentation."""
     patch_size = list(settings.data.patch_size)
-    voxels = prod(patch_size)
+    voxels, (channels, _) = prod(patch_size), get_network_sizes(settings.data)
     if with_margins:
-        samples = (augment.sample_transform(seed, patch_size) for seed in range(NUM_AUGMENTATIONS))
-        voxels = max(prod(sample.compute_context_size(patch_size)) for sample in samples)
+        sample = settings.augmentation().sample_transform
+        samples = [sample(seed, patch_size) for seed in range(NUM_AUGMENTATIONS)]
+        voxels = max(prod(transform.compute_context_size(patch_size)) for transform in samples)
     return settings.data.batch_size * voxels * (4 * channels + 1)
 
 
-def estimate_checkpoint_bytes(
-    settings: TrainingSettings, precision: Precision, network: nn.Module
-) -> int:
-    """Return the bytes of weights and optimizer state."""
-    parameter = nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
-    optimizer = make_optimizer_factory(settings, precision)([parameter])
-    optimizer.step()
-    state = optimizer.state[parameter].values()
-    moments = sum(isinstance(value, torch.Tensor) and value.ndim == 1 for value in state)
+def estimate_checkpoint_bytes(network: nn.Module, precision: Precision) -> int:
+    """Return the bytes of weights and two moments of each, as Adam has them."""
     item_bytes = TRUE_HALF_TYPES.get(precision.used, torch.float32).itemsize
-    return sum(p.numel() for p in network.parameters()) * item_bytes * (1 + moments)
+    return 3 * item_bytes * sum(p.numel() for p in network.parameters())
 
 
 def count_local_processes(trainer: TrainerSettings, process: ProcessRank | None = None) -> int:

@@ -1,8 +1,8 @@
 """What a run starts from: a checkpoint to resume, or the weights of another run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from unet3d.model.pretrained import (
     rename_weights,
 )
 from unet3d.training.callbacks.early_stopping import EarlyStopping
-from unet3d.training.checkpoints import replace_with_copy
-from unet3d.training.limits import StoppingLimits
-from unet3d.training.resume_state import ResumeState
+from unet3d.training.checkpoints import BEST, remove_leftovers, replace_with_copy
+from unet3d.training.loggers import purge_logs
+from unet3d.training.resume_state import get_logged_steps
+from unet3d.training.run import TrainingRun
 
 CORRUPTED = "corrupted.ckpt"
 
@@ -38,14 +39,20 @@ class LoadedCheckpoint:
     path: Path
     content: dict[str, Any]
     messages: list[str]
-    lost: Path | None = None  # last.ckpt of this run, missing or corrupted: `path` is older
+    lost: Path | None = None  # last.ckpt, missing or corrupted: `path` is older
 
-    def restore_last(self) -> None:
-        """Make the loaded checkpoint the last one again; a corrupted one is set aside."""
-        if self.lost is not None:
+    def restore(self, folder: Path) -> None:
+        """Make this the last checkpoint again, or copy the best ones of a run in another folder."""
+        if self.lost is not None and self.lost.parent.resolve() == folder.resolve():
             if self.lost.exists():
                 self.lost.replace(self.lost.with_name(CORRUPTED))
             replace_with_copy(self.path, self.lost)
+        scores = self.content["callbacks"].get("BestCheckpoint", {}).get("scores", {})
+        for name in {*scores, BEST} if scores else ():
+            source, target = self.path.with_name(name), folder / name
+            if source.exists() and not target.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                replace_with_copy(source, target)
 
 
 def load_resume(resume: str | None, checkpoints: Path) -> LoadedCheckpoint | None:
@@ -53,14 +60,10 @@ def load_resume(resume: str | None, checkpoints: Path) -> LoadedCheckpoint | Non
     if resume is None:
         return None
     if resume == "auto":
-        if not has_checkpoint(checkpoints):
-            return None
-        return load_intact_checkpoint(checkpoints)
+        return load_intact_checkpoint(checkpoints) if has_checkpoint(checkpoints) else None
     path = Path(resume)
     if path.is_dir() and has_checkpoint(path / "checkpoints"):
-        loaded = load_intact_checkpoint(path / "checkpoints")
-        is_own = (path / "checkpoints").resolve() == checkpoints.resolve()
-        return loaded if is_own else replace(loaded, lost=None)
+        return load_intact_checkpoint(path / "checkpoints")
     if not path.is_file():
         raise UsageError(f"resume={resume}: no checkpoint at {path.absolute()}")
     messages = [f"resuming from {path}"]
@@ -88,34 +91,67 @@ def load_intact_checkpoint(checkpoints: Path) -> LoadedCheckpoint:
     )
 
 
-def check_weights(path: Path, content: Mapping[str, Any], module: nn.Module) -> None:
-    """Refuse a checkpoint whose weights are not those of the module."""
-    mismatch = find_mismatch(module.state_dict(), extract_weights(path, content))
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a run starts, and messages about resume= and init_from=."""
+
+    checkpoint: Path | None = None  # to resume from
+    steps: int = 0  # of the checkpoint
+    is_finished: bool = False  # whether the checkpoint is at the end of this run already
+    messages: list[str]
+
+
+def resolve_start(run: TrainingRun) -> Start:
+    """Verify the checkpoint to resume from, if any, or load pretrained weights."""
+    settings, folder = run.settings, run.folder / "checkpoints"
+    checkpoint = load_resume(settings.resume, folder)
+    if checkpoint is None:
+        if run.is_main:
+            remove_leftovers(folder)
+        purge_logs(run.trainer, 0)
+        if settings.init_from is None:
+            return Start(messages=[])
+        return Start(messages=[load_pretrained(run.module.model, settings.init_from)])
+    path, content, callbacks = checkpoint.path, checkpoint.content, run.callbacks
+    logged = get_logged_steps(callbacks.resume_state, content, path, run.module.metadata)
+    mismatch = find_mismatch(run.module.state_dict(), extract_weights(path, content))
     if mismatch is not None:
         raise UsageError(
             f"resume={path}: {mismatch}; use init_from= to start a new run from its weights"
         )
+    if run.is_main:  # nothing was changed before, when it could still be refused
+        remove_leftovers(folder)
+        checkpoint.restore(folder)
+    purge_logs(run.trainer, logged)
+    finished = is_finished(run, content)
+    warnings = callbacks.training_warnings
+    if finished and warnings.state_key in content["callbacks"]:  # nothing else loads them
+        warnings.load_state_dict(content["callbacks"][warnings.state_key])
+        run.module.on_load_checkpoint(content)
+    # Lightning loads the file itself: the content must not stay in memory while it trains.
+    return Start(
+        checkpoint=path,
+        steps=content["global_step"],
+        is_finished=finished,
+        messages=checkpoint.messages,
+    )
 
 
-def is_finished(
-    content: dict[str, Any],
-    limits: StoppingLimits,
-    position: ResumeState,
-    epochs: int,
-    early_stops: Sequence[EarlyStopping],
-) -> bool:
+def is_finished(run: TrainingRun, content: Mapping[str, Any]) -> bool:
     """Return whether a checkpoint's run has reached a limit and no validation is pending."""
-    states = content["callbacks"]
+    states, limits = content["callbacks"], run.callbacks.limits
     limits.load_state_dict(states[limits.state_key])
-    if states[position.state_key]["pending"]:
+    state = states[run.callbacks.resume_state.state_key]
+    if state["pending"]:
         return False
-    for callback in early_stops:
-        state = states.get(callback.state_key, {})
-        if state.get("wait_count", 0) >= callback.patience:
-            return True
-    done = states[position.state_key]["position"]
-    epoch_ended = done["batch"] == len(position.data.train_loader)
-    return limits.is_reached(content["global_step"]) or 0 < epochs <= done["epoch"] + epoch_ended
+    for callback in run.callbacks.ordered:
+        if isinstance(callback, EarlyStopping):
+            waited = states.get(callback.state_key, {}).get("wait_count", 0)
+            if waited >= callback.patience:
+                return True
+    epochs = state["position"]["epoch"] + (state["position"]["batch"] == len(run.data.train_loader))
+    by_epochs = 0 < (run.trainer.max_epochs or -1) <= epochs
+    return by_epochs or limits.is_reached(content["global_step"])
 
 
 def load_pretrained(model: nn.Module, path: Path) -> str:

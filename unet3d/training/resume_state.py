@@ -2,20 +2,22 @@
 
 Lightning's own counters depend on the hook in which a checkpoint was saved; resumed from them, a
 run may skip an epoch's validation or train on a batch twice. So they are computed from the
-position of the training loader after the last optimizer step.
+position of the training loader after the last optimizer step. A checkpoint of another experiment is
+refused: MAY_CHANGE says what may differ.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError
-from unet3d.training.experiment import find_differences, list_compared
+from unet3d.text import flatten_keys, join_first
+from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.lightning_internals import (
     build_fit_loop_state,
     get_logger_step,
@@ -24,15 +26,27 @@ from unet3d.training.lightning_internals import (
 )
 from unet3d.training.limits import StoppingLimits
 
+MAY_CHANGE = (
+    # Limits: how long it trains.
+    *("trainer.max_steps", "trainer.max_epochs", "trainer.max_time", "max_skipped_steps"),
+    "callbacks.early_stopping",
+    # What is shown and recorded.
+    *("logger", "metrics", "validation", "evaluation", "debug", "callbacks.case_images"),
+    *("trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.num_sanity_val_steps"),
+    # What is saved, and where it starts.
+    *("save_every_seconds", "callbacks.best_checkpoint.top_k", "resume", "init_from"),
+    # Processes and memory; kind of device, number of processes and fused blocks are compared.
+    *("data.num_workers", "memory", "checkpointing", "inference.batch_size", "allow_targets"),
+    *("trainer.accelerator", "trainer.devices", "trainer.launch", "trainer.timeout_seconds"),
+    "trainer.cuda_graph",
+    # Where data is and how it is split: the cases are compared by their contents.
+    *("data.root", "data.cache", "data.layout", "data.splits", "data.group_by"),
+    *("data.annotated", "data.invalid_cases"),
+)
+"""Keys that a resumed run may change, with all keys below them; any other key is compared."""
 
-class RunData(Protocol):
-    """What a data module has, once its cases are prepared."""
-
-    train_loader: TrainLoader
-
-    def digest_cases(self) -> dict[str, dict[str, str]]:
-        """Return a digest of each case by part and name."""
-        ...
+MAX_NAMED = 12
+"""Differences that are named in full."""
 
 
 class ResumeState(Callback):
@@ -44,7 +58,7 @@ class ResumeState(Callback):
 
     def __init__(
         self,
-        data: RunData,
+        data: VolumeDataModule,
         limits: StoppingLimits,
         *,
         seed: int,
@@ -160,3 +174,63 @@ def get_logged_steps(
             "weights"
         )
     return state["logged"]
+
+
+def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what must not change, by dotted key: a checkpoint's metadata, and what is `fixed`."""
+    ignored = (*MAY_CHANGE, *fixed)
+    config = flatten_keys(metadata.get("config", {}), whole=("regions",))
+    values = {key: value for key, value in config if not is_below(key, ignored)}
+    values |= {key: metadata[key] for key in ("classes", "channels") if key in metadata}
+    values |= flatten_keys(metadata.get("preprocessing", {}), "preprocessing.")
+    values |= {  # the order of regions matters
+        key: list(value.items()) for key, value in values.items() if isinstance(value, Mapping)
+    }
+    # As a JSON file would have them: tuples are lists, numbers Python's.
+    return json.loads(json.dumps({**values, **fixed}, default=str))
+
+
+def find_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs, as text with both values; another class hides its other keys."""
+    keys = [*now, *(key for key in saved if key not in now)]
+    different = [key for key in keys if key != "cases" and saved.get(key) != now.get(key)]
+    groups = [key.removesuffix("._target_") for key in different if key.endswith("._target_")]
+    shown = [key for key in different if key.endswith("._target_") or not is_below(key, groups)]
+    lines = [
+        f"{key} is {_format(now.get(key))} now, but was {_format(saved.get(key))}"
+        for key in shown[:MAX_NAMED]
+    ]
+    if len(shown) > MAX_NAMED:
+        lines.append(f"{len(shown) - MAX_NAMED} more keys differ")
+    for part, cases in now["cases"].items():
+        lines += find_other_cases(part, saved["cases"].get(part, {}), cases)
+    return lines
+
+
+def find_other_cases(part: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return how the cases of a part differ, by name and by contents."""
+    lines = []
+    for verb, names in (
+        ("was added", [name for name in now if name not in saved]),
+        ("is missing", [name for name in saved if name not in now]),
+        ("has other contents", [name for name in now if now[name] != saved.get(name, now[name])]),
+    ):
+        if names:
+            lines.append(f"{part} case {join_first(names, 3)} {verb}")
+    if not lines and list(saved) != list(now):
+        lines.append(f"the {part} cases have another order")
+    return lines
+
+
+def is_below(key: str, parents: Iterable[str]) -> bool:
+    """Return whether a key is one of these, or below one.
+
+    >>> is_below("data.layout.root", ("data.layout",)), is_below("data.layouts", ("data.layout",))
+    (True, False)
+    """
+    return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
+
+
+def _format(value: Any) -> str:
+    text = value if isinstance(value, str) and value else json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -27,7 +27,7 @@ from unet3d.errors import (
     describe_os_error,
     summarize_error,
 )
-from unet3d.files import read_json, write_text
+from unet3d.files import read_report, write_text
 from unet3d.machine import Precision, ProcessRank
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.report.run_report import (
@@ -37,19 +37,11 @@ from unet3d.report.run_report import (
 )
 from unet3d.stop_signals import SignalListener
 from unet3d.training.build_callbacks import RunCallbacks
-from unet3d.training.callbacks.early_stopping import EarlyStopping
-from unet3d.training.checkpoints import (
-    AtomicCheckpointIO,
-    BestCheckpoint,
-    remove_leftovers,
-)
+from unet3d.training.checkpoints import AtomicCheckpointIO
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import process_group, run_on_rank_zero
 from unet3d.training.lightning_internals import is_restoring
-from unet3d.training.loggers import purge_logs
 from unet3d.training.module import SegmentationModule
-from unet3d.training.resume import check_weights, is_finished, load_pretrained, load_resume
-from unet3d.training.resume_state import get_logged_steps
 from unet3d.training.run_folder import open_run_folder, write_records
 from unet3d.training.trainer import find_device
 from unet3d.workflows.memory.oom_advice import format_oom_report
@@ -139,55 +131,6 @@ def join_run(
             return str(stack.enter_context(own))
 
         yield Path(run_on_rank_zero(process, open_folder)), signals
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """Where a run starts, and messages about resume= and init_from=."""
-
-    checkpoint: Path | None = None  # to resume from
-    steps: int = 0  # of the checkpoint
-    is_finished: bool = False  # whether the checkpoint is at the end of this run already
-    messages: list[str]
-
-
-def resolve_start(run: TrainingRun) -> Start:
-    """Verify the checkpoint to resume from, if any, or load pretrained weights."""
-    settings, folder = run.settings, run.folder / "checkpoints"
-    checkpoint = load_resume(settings.resume, folder)
-    if checkpoint is None:
-        if run.is_main:
-            remove_leftovers(folder)
-        purge_logs(run.trainer, 0)
-        if settings.init_from is None:
-            return Start(messages=[])
-        return Start(messages=[load_pretrained(run.module.model, settings.init_from)])
-    path, content, callbacks = checkpoint.path, checkpoint.content, run.callbacks
-    logged = get_logged_steps(callbacks.resume_state, content, path, run.module.metadata)
-    check_weights(path, content, run.module)
-    if run.is_main:  # nothing was changed before, when it could still be refused
-        remove_leftovers(folder)
-        checkpoint.restore_last()
-        for best in (c for c in callbacks.ordered if isinstance(c, BestCheckpoint)):
-            state = content["callbacks"].get(best.state_key, {})
-            checkpoint.messages.extend(best.copy_from(path.parent, state, content["global_step"]))
-    purge_logs(run.trainer, logged)
-    epochs = run.trainer.max_epochs or -1
-    finished = is_finished(
-        *(content, callbacks.limits, callbacks.resume_state, epochs),
-        [c for c in callbacks.ordered if isinstance(c, EarlyStopping)],
-    )
-    warnings = callbacks.training_warnings
-    if finished and warnings.state_key in content["callbacks"]:  # nothing else loads them
-        warnings.load_state_dict(content["callbacks"][warnings.state_key])
-        run.module.on_load_checkpoint(content)
-    # Lightning loads the file itself: the content must not stay in memory while it trains.
-    return Start(
-        checkpoint=path,
-        steps=content["global_step"],
-        is_finished=finished,
-        messages=checkpoint.messages,
-    )
 
 
 def summarize_run(run: TrainingRun) -> str:
@@ -343,33 +286,24 @@ def build_report(
     }
 
 
-def reopen_report(run: TrainingRun, start: Start) -> dict[str, Any]:
+def reopen_report(run: TrainingRun, steps: int) -> dict[str, Any]:
     """Return the report of a run that has reached its limits; one that was killed then has none."""
-    report = read_report(run.folder / "report.json")
+    report = read_report(run.folder)
     report.pop("error", None)
     if report.get("finished"):
         return report
-    rebuilt = build_report(run, steps=start.steps, finished=True)
+    rebuilt = build_report(run, steps=steps, finished=True)
     known = ("finished", "steps", "skipped_steps", "warnings")  # from the checkpoint
     return rebuilt | report | {key: rebuilt[key] for key in known}
 
 
 def is_complete(run: TrainingRun) -> bool:
     """Return whether a run that has reached its limits has its report and its evaluation."""
-    report = read_report(run.folder / "report.json")
+    report = read_report(run.folder)
     part = "evaluation" if run.data.validation else "postprocessing"
     is_evaluated = part in report and not report[part].get("errors")
     needs_evaluation = run.settings.evaluation.enabled and not is_evaluated
     return bool(report.get("finished")) and "error" not in report and not needs_evaluation
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """Return the report of a run that has ended; nothing if it has none that can be read."""
-    try:
-        report = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return report if isinstance(report, dict) else {}
 
 
 def make_result(run: TrainingRun, report: Mapping[str, Any]) -> TrainingResult:
@@ -396,7 +330,11 @@ def try_write_report(run: TrainingRun, report: dict[str, Any]) -> list[str]:
 
 
 def write_page(run: TrainingRun, report: Mapping[str, Any], log: Log) -> None:
-    """Write report.html; what it needs is imported now, so that runs start as soon as before."""
-    from unet3d.training.page import try_write_run_page
+    """Write report.html and curves.json, and say where; the run does not fail if that fails."""
+    try:
+        from unet3d.training.page import write_run_page  # here, so that runs start as soon
 
-    try_write_run_page(run, report, log)
+        write_run_page(run, report)
+        log(f"report: {run.folder / 'report.html'}")
+    except Exception as error:
+        log(f"{run.folder / 'report.html'} was not written: {summarize_error(error)}")

@@ -46,24 +46,6 @@ def open_run_folder(
     )
 
 
-def open_sweep_folder(
-    folder: Path,
-    *,
-    resumes: bool,
-    has_time: bool,
-    log: Log,
-    inputs: Mapping[str, Path | None] = MappingProxyType({}),
-) -> AbstractContextManager[Path]:
-    """Hold the lock of the folder of a sweep; its runs have locks of their own."""
-    return hold_folder(
-        folder,
-        markers=() if resumes else SWEEP_MARKERS,
-        has_time=has_time,
-        log=log,
-        inputs=inputs,
-    )
-
-
 def continues_run(folder: Path, resume: str | None) -> bool:
     """Return whether a run goes on with the one that is in its folder."""
     if resume is None:
@@ -114,14 +96,13 @@ def has_any(folder: Path, patterns: Sequence[str]) -> bool:
 
 def lock_unused_folder(folder: Path, markers: Sequence[str], stack: ExitStack) -> Path:
     """Lock the first of NAME, NAME-1, ... that no run has: two may start in the same second."""
-    original = folder
-    for number in count(1):
-        if not has_any(folder, markers):
+    for number in count():
+        path = folder.with_name(f"{folder.name}-{number}") if number else folder
+        path.mkdir(exist_ok=True)
+        if not has_any(path, markers):
             with suppress(UsageError):
-                stack.enter_context(lock_folder(folder))
-                return folder
-        folder = original.with_name(f"{original.name}-{number}")
-        folder.mkdir(exist_ok=True)
+                stack.enter_context(lock_folder(path))
+                return path
     raise AssertionError
 
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from dataclasses import replace
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -10,13 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError
 
-
-class Schedule(Protocol):
-    """What RunSchedule applies."""
-
-    def __call__(self, done: float) -> float:
-        """Return the factor on the peak learning rate at `done` (0..1) of the run."""
-        ...
+Schedule = Callable[[float], float]
+"""Return the factor on the peak learning rate at a fraction (0..1) of the run."""
 
 
 class RunSchedule(LRScheduler):
@@ -79,29 +75,6 @@ class Cosine:
         return compute_warmup_factor(done, self.warmup) * (1 + math.cos(math.pi * done)) / 2
 
 
-class ReduceOnPlateau(ReduceLROnPlateau):
-    """torch's ReduceLROnPlateau, with the name of the metric that it follows."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        monitor: str = "val/dice",
-        mode: Literal["min", "max"] = "min",
-        factor: float = 0.1,
-        patience: int = 10,
-        threshold: float = 1e-4,
-        threshold_mode: Literal["rel", "abs"] = "rel",
-        cooldown: int = 0,
-        min_lr: float = 0.0,
-        eps: float = 1e-8,
-    ):
-        super().__init__(
-            optimizer, mode, factor, patience, threshold, threshold_mode, cooldown, min_lr, eps
-        )
-        self.monitor = monitor
-
-
 def build_scheduler(
     factory: Factory, optimizer: Optimizer, fraction_done: Callable[[], float]
 ) -> LRScheduler:
@@ -112,7 +85,13 @@ def build_scheduler(
         peak = factory.arguments["max_lr"]
         rates = [peak * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
         factory = factory.bind(max_lr=rates)
-    return factory(optimizer=optimizer)
+    if not issubclass(factory.target, ReduceLROnPlateau):
+        return factory(optimizer=optimizer)
+    arguments = dict(factory.arguments)
+    monitor = arguments.pop("monitor", "val/dice")
+    scheduler = replace(factory, arguments=arguments)(optimizer=optimizer)
+    scheduler.monitor = monitor  # the metric that it follows, which the module reads
+    return scheduler
 
 
 def get_rate(optimizer: Optimizer) -> float:

@@ -1,21 +1,31 @@
 """Build Lightning's trainer."""
 
+import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import Precision, ProcessRank, resolve_device
+from unet3d.model.half_precision import cast_to_half
 from unet3d.training.callbacks.progress import ProgressBar
 from unet3d.training.checkpoints import AtomicCheckpointIO
 from unet3d.training.distributed import choose_environment
-from unet3d.training.precision import TrueHalfPrecision
-from unet3d.training.warning_filters import silence_lightning
+from unet3d.training.lightning_internals import get_half_dtype
+
+
+class TrueHalfPrecision(HalfPrecision):
+    """Keep weights and activations in half precision; batch and instance norms stay in float32."""
+
+    def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        return cast_to_half(module, get_half_dtype(self))
 
 
 def build_trainer(
@@ -86,3 +96,21 @@ def find_device(settings: TrainingSettings, process: ProcessRank) -> torch.devic
             )
         torch.cuda.set_device(process.local_rank)
     return torch.device(kind, torch.cuda.current_device())
+
+
+def silence_lightning() -> None:
+    """Silence all messages of Lightning except warnings that a user can act on."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for message in (
+        r".*does not have many workers.*",  # data.num_workers sets their number
+        r".*isinstance\(treespec, LeafSpec\).*",  # caused by Lightning itself, with torch >= 2.13
+        r".*The number of training batches .* is smaller than the logging interval.*",
+        r".*have no `val_dataloader`.*",  # fold=none
+        r".*exists and is not empty.*",  # a resumed run continues in its folder
+        r".*`IterableDataset` has `__len__` defined.*",
+        r".*GPU available but not used.*",  # trainer.accelerator=cpu asks for it
+        r".*The `srun` command is available on your system but is not used.*",  # see trainer.launch
+        r".*call of `lr_scheduler.step\(\)` before `optimizer.step\(\)`.*",  # a skipped first step
+        r".*It is recommended to use `self.log\(.*sync_dist=True.*",  # all ranks are combined
+    ):
+        warnings.filterwarnings("ignore", message)

@@ -1,7 +1,5 @@
 """Images of validation cases, in any orientation."""
 
-from types import SimpleNamespace
-
 import nibabel
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import torch
 
 from unet3d.data.preprocessing.resampling import find_orientation, reorient
 from unet3d.training.callbacks.case_images import CaseImages
-from unet3d.training.loggers import ResumableCSVLogger
 from unet3d.types import IGNORE_LABEL
 
 
@@ -31,20 +28,6 @@ def draw(code):
         spacing_mm={"x": [mm[axis] for axis in axes]},
     )
     return images.draw("x", *reoriented), images.slices["x"]
-
-
-def test_the_name_of_a_case_has_no_control_characters_in_a_log(tmp_path):
-    images = CaseImages(
-        class_names=("background", "a"), orientation="RAS", spacing_mm={"a\x1b[2J": [1.0] * 3}
-    )
-    voxels = torch.zeros(1, 1, 4, 4, 4)
-    batch = {"case": ["a\x1b[2J"], "image": voxels, "label": voxels[0].long()}
-    loggers = [ResumableCSVLogger(tmp_path)]
-    trainer = SimpleNamespace(
-        sanity_checking=False, global_step=1, loggers=loggers, is_global_zero=True
-    )
-    images.on_validation_batch_end(trainer, None, voxels[0].long(), batch, 0)
-    assert (tmp_path / "csv" / "images" / "cases" / r"a\x1b[2J" / "0.png").exists()
 
 
 @pytest.mark.parametrize("code", ["SPL", "LAI", "PIR"])

@@ -7,18 +7,15 @@ import pytest
 import torch
 
 from tests.helpers.training import fit
-from tests.training.test_resume import At, crash, train
-from unet3d.checkpoint_file import load_checkpoint
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.training.callbacks.early_stopping import EarlyStopping
 from unet3d.training.checkpoints import (
     AtomicCheckpointIO,
     BestCheckpoint,
-    LastCheckpoint,
 )
-from unet3d.training.run import resolve_start
-from unet3d.training.warning_filters import silence_lightning
+from unet3d.training.resume import resolve_start
+from unet3d.training.trainer import silence_lightning
 
 LONG = ["data.layout.num_cases=8", "trainer.max_steps=60", "data.num_workers=0", "resume=auto"]
 STOPPING = [*LONG, "callbacks=[default,early_stopping]", "callbacks.early_stopping.min_delta=1"]
@@ -96,23 +93,39 @@ def test_the_best_checkpoint_may_be_that_of_the_smallest_value(tmp_path):
     assert read_steps(tmp_path) == {"best.ckpt": 3}
 
 
-def test_the_best_score_is_known_after_a_resume_in_another_folder(tmp_path):
-    callback = BestCheckpoint(tmp_path / "a", top_k=2)
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_the_best_score_is_known_after_a_resume_by_a_link(tmp_path, top_k):
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    callback = BestCheckpoint(tmp_path / "real", top_k=top_k)
     validate(callback, [0.1, 0.4, 0.2])
-    moved = BestCheckpoint(tmp_path / "b", top_k=2)
-    assert moved.copy_from(tmp_path / "a", callback.state_dict(), 3) == []
-    moved.load_state_dict(callback.state_dict())
-    assert read_steps(tmp_path / "b") == read_steps(tmp_path / "a")
-    validate(moved, [0.1, 0.15])
-    assert read_steps(tmp_path / "b") == read_steps(tmp_path / "a")
+    before = read_steps(tmp_path / "real")
+    resumed = BestCheckpoint(tmp_path / "link", top_k=top_k)
+    resumed.load_state_dict(callback.state_dict())
+    validate(resumed, [0.1, 0.15])
+    assert read_steps(tmp_path / "real") == before
+    validate(resumed, [0.5])
+    assert "best.ckpt" in read_steps(tmp_path / "real")
 
 
 @pytest.mark.parametrize(
-    "build", [lambda: EarlyStopping(patience=0), lambda: EarlyStopping(mode="up")]
+    "word", ["early_stopping.patience=0", "early_stopping.mode=up", "best_checkpoint.mode=up"]
 )
-def test_invalid_options_are_an_error(build):
-    with pytest.raises(UsageError):
-        build()
+def test_invalid_options_are_named(composed, tmp_path, word):
+    words = ["callbacks=[default,early_stopping]", f"callbacks.{word}"]
+    with pytest.raises(UsageError, match=f"^callbacks.{word.split('.')[0]}"):
+        build_training(composed(*words), tmp_path)
+
+
+def test_a_run_that_stopped_early_is_finished_unless_it_gets_more_patience(composed, tmp_path):
+    words = ["callbacks=[default,early_stopping]", "callbacks.early_stopping.min_delta=1"]
+    words += ["trainer.max_steps=60", "resume=auto"]
+    for patience, is_finished in ((1, True), (2, False)):
+        option = f"callbacks.early_stopping.patience={patience}"
+        run = build_training(composed(*words, option), tmp_path)
+        if not (tmp_path / "checkpoints").exists():
+            fit(run)
+            run = build_training(composed(*words, option), tmp_path)
+        assert resolve_start(run).is_finished is is_finished
 
 
 def test_an_unknown_metric_is_named(composed, tmp_path):
@@ -129,70 +142,6 @@ def test_early_stopping_without_validation_cases_is_refused(composed, tmp_path):
     with pytest.raises(UsageError, match=r"early_stopping needs validation cases, fold=none has"):
         build_training(settings, tmp_path)
     assert build_training(composed("fold=none"), tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", [("on_validation_start", 2), ("on_before_optimizer_step", 8)])
-def test_patience_survives_a_kill(composed, tmp_path, monkeypatch, moment):
-    monkeypatch.setattr(LastCheckpoint, "on_exception", lambda *_: None)
-    settings = composed(*STOPPING, "callbacks.early_stopping.patience=3", "save_every_seconds=0")
-    whole, done = train(settings, tmp_path / "whole")
-    assert done
-    assert whole.trainer.global_step == 12  # 4 epochs of 3 steps: one that is best, 3 that are not
-    _, done = train(settings, tmp_path / "killed", At(*moment, crash))
-    assert not done
-    run, done = train(settings, tmp_path / "killed")
-    assert done
-    assert run.trainer.global_step == 12
-    states = [
-        load_checkpoint(tmp_path / n / "checkpoints" / "last.ckpt") for n in ("whole", "killed")
-    ]
-    key = "EarlyStopping[val/dice]"
-    assert states[0]["callbacks"][key] == states[1]["callbacks"][key]
-    run = build_training(settings, tmp_path / "killed")
-    assert resolve_start(run).is_finished
-    more = build_training(
-        composed(*STOPPING, "callbacks.early_stopping.patience=5"), tmp_path / "killed"
-    )
-    assert not resolve_start(more).is_finished
-
-
-MY_CALLBACK = """
-from lightning.pytorch.callbacks import Callback
-
-class CountBatches(Callback):
-    def __init__(self, class_names, path):
-        self.count, self.path, self.names = 0, path, class_names
-
-    def on_train_batch_end(self, *_):
-        self.count += 1
-
-    def on_train_end(self, *_):
-        with open(self.path, "w") as file:
-            print(self.count, *self.names, file=file)
-
-    def state_dict(self):
-        return {"count": self.count}
-
-    def load_state_dict(self, state):
-        self.count = state["count"]
-"""
-
-
-def test_a_users_callback_takes_one_python_file_and_one_yaml_and_is_resumed(
-    unet3d, tmp_path, monkeypatch
-):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_callbacks.py").write_text(MY_CALLBACK)
-    option = tmp_path / "conf" / "callbacks" / "count.yaml"
-    option.parent.mkdir(parents=True)
-    path = tmp_path / "count.txt"
-    option.write_text(f"count:\n  _target_: my_callbacks.CountBatches\n  path: {path}\n")
-    words = ["callbacks=[default,count]", "resume=auto"]
-    assert unet3d(*words, "trainer.max_steps=2") == 0
-    assert path.read_text().startswith("2 background ball")
-    assert unet3d(*words, "trainer.max_steps=5") == 0
-    assert path.read_text().startswith("5 ")
 
 
 def test_a_callback_of_lightnings_is_added(composed, tmp_path):

@@ -46,12 +46,3 @@ def test_estimated_kinds_are_constant_from_the_first_step_to_the_last_validation
     points = log.Scalars(kinds[0])
     assert [p.step for p in points] == [0, 1, 2]
     assert len({p.value for p in points}) == 1
-
-
-def test_a_sweep_ends_with_a_comparison_of_its_runs(sweep, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)  # where its page is written
-    assert (sweep / "comparison.png").read_bytes()[:4] == b"\x89PNG"
-    assert main(["compare", str(sweep)]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split()[:2] == ["run", "pool"]
-    assert {line.split()[1] for line in lines[:2]} == {"max", "median"}

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from unet3d.commands.train import build_training
-from unet3d.training.callbacks.prefetch import Prefetch
+from unet3d.training.datamodule import Prefetch
 
 
 def train(run):

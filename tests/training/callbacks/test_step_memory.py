@@ -2,7 +2,6 @@ from mmap import PAGESIZE, mmap
 
 import lightning.pytorch as pl
 import pytest
-import torch
 
 from unet3d.commands.train import build_training
 from unet3d.memory.peak import PeakMeter
@@ -95,25 +94,12 @@ def test_first_step_steady_steps_and_validation_are_reported_separately(composed
     assert set(summary["steady_step"]["phases"]) == {"forward", "backward", "optimizer"}
 
 
-def test_measuring_takes_less_than_one_percent_of_a_step(composed, tmp_path):
-    """Compare three measurements per step with a step of at least 50 ms."""
-    import time
-
-    run, _ = train(composed, tmp_path, "trainer.max_steps=5", "fold=none")
-    meter, cpu = PeakMeter(), torch.device("cpu")
-    start = time.perf_counter()
-    for _ in range(200):
-        meter.start(cpu)
-        meter.read(cpu)
-    seconds = (time.perf_counter() - start) / 200
-    assert 3 * seconds < 0.01 * max(run.callbacks.timing.summarize()["median_step_seconds"], 0.05)
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_the_step_peak_comes_from_the_allocator(composed, tmp_path):
     run, steps = train(
         composed, tmp_path, "trainer.accelerator=gpu", "trainer.max_steps=3", "fold=none"
     )
     assert steps[2]["memory/step_peak_allocated_mib"] > 0
-    assert run.callbacks.memory.peak.reserved >= run.callbacks.memory.peak.allocated
+    peak = run.callbacks.memory.summarize()["steady_step"]
+    assert peak["reserved"] >= peak["allocated"]
     assert isinstance(run.callbacks.memory, StepMemory)

@@ -8,7 +8,7 @@ from unet3d import nvml
 from unet3d.commands.train import build_training
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.training.callbacks import step_timing
-from unet3d.training.callbacks.step_timing import StepDuration, StepTimer, format_bottleneck
+from unet3d.training.callbacks.step_timing import StepTimer, format_bottleneck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,91 +29,71 @@ def train(composed, folder, *overrides, augment=None):
 
 
 def test_waiting_for_data_is_measured_in_every_step(composed, tmp_path):
-    quick = train(composed, tmp_path, "trainer.max_steps=4")
-    slow = train(composed, tmp_path, "trainer.max_steps=4", augment=Slow())
-    assert len(quick.shares) == len(slow.shares) == 4
-    assert all(0 < share < 1 for share in quick.shares + slow.shares)
-    assert all(step.waiting >= 0.06 for step in slow.recent)  # two patches
-    assert all(step.loading["augmenting"] >= 0.06 for step in slow.recent)
-    assert slow.summarize()["median_data_wait_fraction"] == sorted(slow.shares[1:])[1]
+    speed = train(composed, tmp_path, "trainer.max_steps=4", augment=Slow())
+    waits = [share * seconds for share, seconds in zip(speed.shares, speed.seconds, strict=True)]
+    assert len(waits) == 4
+    assert all(
+        0.0599 <= wait < s for wait, s in zip(waits, speed.seconds, strict=True)
+    )  # 2 patches
+    assert speed.recent["augmenting"] >= 3 * 0.06  # the first step is warmup
+    assert speed.recent["total"] == pytest.approx(sum(speed.seconds[1:]))
+    assert speed.recent["waiting"] == pytest.approx(sum(waits[1:]))
+    assert speed.summarize()["median_data_wait_fraction"] == sorted(speed.shares[1:])[1]
 
 
 def test_a_step_counts_the_waiting_for_all_of_its_micro_batches(composed, tmp_path):
     words = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=2"]
-    (step,) = train(composed, tmp_path, *words, augment=Slow()).recent
-    assert 0.12 <= step.waiting < step.total
+    speed = train(composed, tmp_path, *words, augment=Slow())
+    assert 0.12 <= speed.shares[0] * speed.seconds[0] + 1e-6 < speed.seconds[0]
 
 
-def test_the_cause_of_waiting_is_printed_once(composed, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("fraction", "count"), [(0.1, 1), (0.99, 0)])
+def test_long_waiting_is_printed_once_with_its_cause(
+    composed, tmp_path, capsys, monkeypatch, fraction, count
+):
     monkeypatch.setattr(step_timing, "WINDOW", 3)
+    monkeypatch.setitem(step_timing.MAX_WAIT_FRACTION, "cpu", fraction)
     train(composed, tmp_path, "trainer.max_steps=11", augment=Slow())
     lines = [line for line in capsys.readouterr().out.splitlines() if "waiting for data" in line]
-    assert len(lines) == 1
-    assert "augmenting takes 0.0" in lines[0]
-    assert "try data.num_workers=" in lines[0]
-    assert lines[0].endswith("or augmentation=light or none")
-
-
-def test_short_waiting_prints_nothing(composed, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(step_timing, "WINDOW", 3)
-    monkeypatch.setitem(step_timing.MAX_WAIT_FRACTION, "cpu", 0.99)
-    train(composed, tmp_path, "trainer.max_steps=5", augment=Slow())
-    assert "waiting" not in capsys.readouterr().out
+    assert len(lines) == count
+    for line in lines:
+        assert "augmenting takes 0.0" in line
+        assert line.endswith("or augmentation=light or none")
 
 
 def test_workers_report_the_seconds_of_each_part(composed, tmp_path):
     speed = train(composed, tmp_path, "trainer.max_steps=2", "data.num_workers=1")
-    assert set(speed.recent[-1].loading) == {"reading", "augmenting", "collating"}
-
-
-def step(total, waiting, **loading):
-    return StepDuration(total=total, waiting=waiting, loading=loading)
+    assert set(speed.recent) == {"total", "waiting", "reading", "augmenting", "collating"}
 
 
 @pytest.mark.parametrize(
-    ("timing", "workers", "cause", "end"),
+    ("total", "waiting", "parts", "workers", "end"),
     [
         (
-            step(0.30, 0.06, reading=0.01, augmenting=0.04, collating=0.01),
-            0,
-            "augmenting",
+            *(0.30, 0.06, (0.01, 0.04, 0.01), 0),
             "waiting for data takes 20% of a step (0.060 of 0.300 s): augmenting takes 0.040 of "
             "the 0.060 s to load its batches; try data.num_workers=1, or "
             "augmentation=light or none",
         ),
         (
-            step(0.10, 0.05, reading=0.30, augmenting=0.10, collating=0.0),
-            4,
-            "reading",
-            "reading takes 0.300 of the 0.400 s to load its batches; try "
-            "data.num_workers=8, or data.cache on a faster disk",
+            *(0.10, 0.05, (0.30, 0.10, 0.0), 4),
+            "reading takes 0.300 of the 0.400 s to load its batches; try data.num_workers=8, or "
+            "data.cache on a faster disk",
         ),
+        (0.10, 0.05, (0.1, 0.9, 0.0), 8, "its batches; try augmentation=light or none"),
         (
-            step(0.10, 0.05, reading=0.1, augmenting=0.9, collating=0.0),
+            0.10,
+            0.05,
+            (0.1, 0.1, 0.9),
             8,
-            "augmenting",
-            "to load its batches; try augmentation=light or none",
-        ),
-        (
-            step(0.10, 0.05, reading=0.1, augmenting=0.1, collating=0.9),
-            8,
-            "collating",
             "collating takes 0.900 of the 1.100 s to load its batches",
-        ),
-        (
-            step(0.10, 0.05, reading=0.02, augmenting=0.02, collating=0.0),
-            2,
-            "transfer",
-            "2 workers load the batches of a step in 0.020 s, so the bottleneck is transferring "
-            "batches from the workers",
         ),
     ],
 )
-def test_the_message_names_the_slow_part_and_what_to_try(timing, workers, cause, end):
-    part, line = format_bottleneck(timing, workers, max_workers=8)
-    assert part == cause
-    assert line.endswith(end)
-    assert "\n" not in line
+def test_the_message_names_the_slow_part_and_what_to_try(total, waiting, parts, workers, end):
+    loading = dict(zip(("reading", "augmenting", "collating"), parts, strict=True))
+    step = {"total": total, "waiting": waiting, **loading}
+    assert format_bottleneck(step, workers, max_workers=8).endswith(end)
 
 
 def test_gpu_utilization_is_queried_once_a_second_and_omitted_if_unknown(monkeypatch):

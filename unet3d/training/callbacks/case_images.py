@@ -11,7 +11,6 @@ from torch import Tensor
 from unet3d.data.preprocessing.resampling import get_plane_names, reorient
 from unet3d.errors import UsageError
 from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices
-from unet3d.text import escape_unprintable
 from unet3d.training.loggers import log_image
 from unet3d.types import IGNORE_LABEL, Sample, Triple
 
@@ -56,7 +55,7 @@ class CaseImages(Callback):
         case = batch["case"][0]
         rgb = self.draw(case, batch["image"][0, 0], batch["label"][0], outputs[0])
         for logger in trainer.loggers:
-            log_image(logger, f"cases/{escape_unprintable(case)}", rgb, trainer.global_step - 1)
+            log_image(logger, f"cases/{case}", rgb, trainer.global_step - 1)
 
     def draw(self, case: str, image: Tensor, reference: Tensor, prediction: Tensor) -> np.ndarray:
         """Return an RGB image (H, W, 3) of volumes (D, H, W)."""

@@ -23,11 +23,8 @@ class EarlyStopping(callbacks.EarlyStopping):
         patience: int = 10,
         min_delta: float = 0.0,
     ):
-        if patience < 1 or min_delta < 0 or mode not in ("max", "min"):
-            raise UsageError(
-                "early stopping needs patience >= 1, min_delta >= 0 and a mode of max or min, got "
-                f"{patience}, {min_delta} and {mode}"
-            )
+        if patience < 1:
+            raise UsageError(f"patience must be >= 1, got {patience}")
         super().__init__(
             monitor,
             mode=mode,
@@ -42,14 +39,9 @@ class EarlyStopping(callbacks.EarlyStopping):
         """Return the name of its state in a checkpoint: each metric has its own."""
         return f"EarlyStopping[{self.monitor}]"
 
-    @property
-    def has_stopped(self) -> bool:
-        """Return whether the last validations were not better."""
-        return self.wait_count >= self.patience
-
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
-        if self.has_stopped and not trainer.sanity_checking:
+        if self.wait_count >= self.patience and not trainer.sanity_checking:
             pl_module.print(
                 f"stopping early: {self.monitor} was not better than {float(self.best_score):.4g} "
                 f"in {self.wait_count} validations"

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback
 
 from unet3d.memory.peak import PeakMeter
 from unet3d.memory.record import MemoryRecord
-from unet3d.training.step_values import log_values
+from unet3d.training.loggers import log_values
 from unet3d.units import MIB
 
 
@@ -35,9 +35,7 @@ class StepMemory(Callback):
         self.steady: dict[str, MemoryRecord] | None = None
         self.validation: MemoryRecord | None = None
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._enter("forward", trainer)
 
     def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -47,12 +45,7 @@ class StepMemory(Callback):
         self._enter("optimizer", trainer)
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         if self.phase != "optimizer":
             return  # a micro-batch that only accumulates gradients
@@ -98,12 +91,6 @@ class StepMemory(Callback):
         if self.validation is not None:
             summary["validation"] = self.validation.known()
         return summary
-
-    @property
-    def peak(self) -> MemoryRecord | None:
-        """Return the peak of the steady steps, or of the first one if there is no other."""
-        phases = self.steady or self.first
-        return find_peak_over_phases(phases) if phases else None
 
     def _enter(self, phase: str, trainer: pl.Trainer) -> None:
         if self.phase is not None:

@@ -2,9 +2,8 @@
 
 import time
 from array import array
-from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
 from math import ceil
 from statistics import median
 from typing import Any
@@ -15,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from unet3d import nvml
 from unet3d.machine import count_usable_cores
-from unet3d.training.step_values import log_values
+from unet3d.training.loggers import log_values
 
 WINDOW = 50
 """Steps averaged before a warning about waiting for data."""
@@ -31,15 +30,6 @@ ADVICE = {
 """What makes a part of loading cheaper."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepDuration:
-    """Seconds of one optimizer step."""
-
-    total: float
-    waiting: float  # for data, included in the total
-    loading: dict[str, float]  # work on its batches by part, summed over all workers
-
-
 class StepTimer(Callback):
     """Time each optimizer step from the end of the previous one, including waiting for data."""
 
@@ -50,13 +40,10 @@ class StepTimer(Callback):
         self.batches: list[Any] = []  # waits and loading times of this step's micro-batches
         self.stepping = False  # whether this batch ends with an optimizer step
         self.seconds, self.shares = array("d"), array("d")  # of every step
-        self.recent: deque[StepDuration] = deque(maxlen=WINDOW)
+        self.recent: Any = Counter()  # seconds of the latest steps: in all, waiting, and by part
         self.gpu_utilization: int | None = None  # percent
         self.queried_at = 0.0
-        self.reported: set[str] = set()  # causes of waiting
-
-    def on_train_start(self, *_: Any) -> None:
-        self.start = time.perf_counter()
+        self.warned = False
 
     def on_train_epoch_start(self, *_: Any) -> None:
         self.start = time.perf_counter()
@@ -74,35 +61,30 @@ class StepTimer(Callback):
         self.stepping = True
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
         if not self.stepping:
             return
         now = time.perf_counter()
-        step = StepDuration(
-            total=now - self.start,
-            # The host has read this step's loss, so the GPU is done with the batch: no extra sync.
-            waiting=sum(wait.get_seconds() for wait, _ in self.batches),
-            loading=sum_parts([parts for _, parts in self.batches]),
-        )
-        share = step.waiting / step.total
-        self.seconds.append(step.total)
-        self.shares.append(share)
-        self.recent.append(step)
+        total = now - self.start
+        # The host has read this step's loss, so the GPU is done with the batch: no extra sync.
+        waiting = sum(wait.get_seconds() for wait, _ in self.batches)
+        self.seconds.append(total)
+        self.shares.append(waiting / total)
+        self.recent.update(total=total, waiting=waiting)
+        for _, parts in self.batches:
+            self.recent.update(parts)
         values = {
-            "speed/step_seconds": step.total,
-            "speed/volumes_per_second": self.volumes / step.total,
-            "speed/data_wait_fraction": share,
+            "speed/step_seconds": total,
+            "speed/volumes_per_second": self.volumes / total,
+            "speed/data_wait_fraction": waiting / total,
         }
         log_values(pl_module, values | self._query_gpu(pl_module.device, now))
         self.start, self.volumes, self.batches, self.stepping = now, 0, [], False
-        if len(self.seconds) % WINDOW == 1 and len(self.seconds) > WINDOW:  # step 1 is warmup
-            self._warn_if_waiting(pl_module)
+        if len(self.seconds) % WINDOW == 1:
+            if len(self.seconds) > WINDOW and not self.warned:  # step 1 is warmup
+                self._warn_if_waiting(pl_module)
+            self.recent.clear()
 
     def _query_gpu(self, device: torch.device, now: float) -> dict[str, float]:
         """Return the driver's utilization, queried once a second; it samples a few times."""
@@ -113,13 +95,10 @@ class StepTimer(Callback):
         return {"speed/gpu_utilization_percent": float(self.gpu_utilization)}
 
     def _warn_if_waiting(self, pl_module: pl.LightningModule) -> None:
-        step = average_steps(self.recent)
-        if step.waiting <= MAX_WAIT_FRACTION[pl_module.device.type] * step.total:
-            return
-        cause, line = format_bottleneck(step, self.num_workers, count_usable_cores())
-        if cause not in self.reported:
-            self.reported.add(cause)
-            pl_module.print(line)
+        step = {part: seconds / WINDOW for part, seconds in self.recent.items()}
+        if step["waiting"] > MAX_WAIT_FRACTION[pl_module.device.type] * step["total"]:
+            self.warned = True
+            pl_module.print(format_bottleneck(step, self.num_workers, count_usable_cores()))
 
     def summarize(self) -> dict[str, float]:
         """Return median and 95th percentile over all steps but the first, which is warmup."""
@@ -134,37 +113,16 @@ class StepTimer(Callback):
         }
 
 
-def format_bottleneck(step: StepDuration, num_workers: int, max_workers: int) -> tuple[str, str]:
-    """Return the cause of waiting for data, and a line with numbers and advice."""
-    loading, computing = sum(step.loading.values()), step.total - step.waiting
-    wait = (
-        f"waiting for data takes {100 * step.waiting / step.total:.0f}% of a step "
-        f"({step.waiting:.3f} of {step.total:.3f} s)"
-    )
-    if num_workers and loading / num_workers < computing:
-        return "transfer", (
-            f"{wait}: {num_workers} workers load the batches of a step in "
-            f"{loading / num_workers:.3f} s, so the bottleneck is transferring batches from the "
-            "workers"
-        )
-    part = max(step.loading, key=lambda name: step.loading[name])
-    cause = f"{part} takes {step.loading[part]:.3f} of the {loading:.3f} s to load its batches"
+def format_bottleneck(step: Mapping[str, float], num_workers: int, max_workers: int) -> str:
+    """Return a line about the seconds of a step: in all, waiting for data, and loading by part."""
+    parts = {part: seconds for part, seconds in step.items() if part not in ("total", "waiting")}
+    loading, computing = sum(parts.values()), step["total"] - step["waiting"]
+    part = max(parts, key=parts.__getitem__)
     enough = min(max_workers, max(ceil(loading / computing), num_workers + 1))
     advice = [f"data.num_workers={enough}"] if enough > num_workers else []
     advice += [ADVICE[part]] if part in ADVICE else []
-    return part, f"{wait}: {cause}" + (f"; try {', or '.join(advice)}" if advice else "")
-
-
-def average_steps(steps: Collection[StepDuration]) -> StepDuration:
-    """Return the mean of several steps."""
-    parts = sum_parts([step.loading for step in steps])
-    return StepDuration(
-        total=sum(step.total for step in steps) / len(steps),
-        waiting=sum(step.waiting for step in steps) / len(steps),
-        loading={part: seconds / len(steps) for part, seconds in parts.items()},
+    return (
+        f"waiting for data takes {100 * step['waiting'] / step['total']:.0f}% of a step "
+        f"({step['waiting']:.3f} of {step['total']:.3f} s): {part} takes {parts[part]:.3f} of the "
+        f"{loading:.3f} s to load its batches" + (f"; try {', or '.join(advice)}" if advice else "")
     )
-
-
-def sum_parts(timings: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the sum of several timings, part by part."""
-    return {name: sum(t[name] for t in timings) for name in timings[0]} if timings else {}

@@ -1,11 +1,12 @@
 """Warnings about a run that does not learn: classes never predicted, a loss that stays flat."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from unet3d.config.settings.training import TrainingSettings
 from unet3d.config.values import format_duration
 from unet3d.report.training_warnings import (
     LEARNED_DICE,
@@ -27,9 +28,12 @@ from unet3d.training.limits import StoppingLimits
 from unet3d.training.module import SegmentationModule
 from unet3d.training.schedules import get_rate_fraction
 
+HIGH_FOREGROUND_FRACTION = 0.9
+"""The foreground fraction that is suggested to a run with less."""
+
 
 class TrainingWarnings(Callback):
-    """Print a line when a problem appears or is gone; `warnings` lists those that remain.
+    """Print a line when a problem appears; `warnings` lists those that remain.
 
     `suggest(out_of_time=...)` returns what to try; `absent` holds sentences about classes that no
     label contains. All ranks have the same confusion matrices but their own losses; rank 0 prints.
@@ -63,65 +67,51 @@ class TrainingWarnings(Callback):
             self.unpredicted[name] = self.unpredicted.get(name, 0) + 1 if missing else 0
             low = scores[f"dice/{name}"] < LOW_DICE  # False for NaN
             self.low[name] = self.low.get(name, 0) + 1 if low else 0
-        lr_factor = get_rate_fraction(trainer.optimizers[0])
         steps, skipped = trainer.global_step, pl_module.nonfinite_guard.skipped
-        divergence = self._describe_divergence(steps, skipped)
-        if self._appears("divergence", divergence is not None, due=True):
-            pl_module.print(f"step {steps}: {divergence}")
-        if self._disappears("divergence", divergence is None):
-            pl_module.print(f"step {steps}: the training no longer diverges")
-        if divergence is not None:
-            return
-        for line in self._describe_changes(self.limits.fraction_done(trainer), lr_factor, voxels):
-            pl_module.print(f"step {steps}: {line}")
+        done = self.limits.fraction_done(trainer)
+        rate = get_rate_fraction(trainer.optimizers[0])
+        found = self._find_problems(steps, skipped)
+        known = [problem for problem in self.active if problem in found]
+        new = [p for p in found if p not in known and self._is_due(p, done, rate)]
+        for message in self._format(new, steps, skipped):
+            pl_module.print(f"step {steps}: {message}")
+        self.active = known + new
 
-    def _describe_changes(
-        self, done: float, lr_factor: float, voxels: dict[str, tuple[int, int]]
-    ) -> Iterator[str]:
-        for name, (reference, predicted) in voxels.items():
-            counts = f"{predicted:,} voxels of the validation set, {reference:,} in the reference"
-            if self._appears(
-                f"unpredicted {name}", self._is_missing(name), done >= SILENT_FRACTION
-            ):
-                validations = self.unpredicted[name]
-                yield f"{name} is not predicted: {counts}, {validations} validations in a row"
-            if self._disappears(f"unpredicted {name}", self.unpredicted[name] == 0):
-                yield f"{name} is predicted now: {counts}"
-            # A low rate in a warmup does not count.
-            late = done > 0.5 and lr_factor <= LOW_LR_FRACTION
-            if self._appears(f"low {name}", self._is_misplaced(name), late):
-                yield (
-                    f"the learning rate is down to {100 * lr_factor:.0f}% of its peak, but the "
-                    f"Dice of {name} is still below {LOW_DICE}, "
-                    f"{self.low[name]} validations in a row"
-                )
-            if self._disappears(f"low {name}", self.low[name] == 0):
-                yield f"the Dice of {name} is above {LOW_DICE} now"
-        if self._appears("loss", self._find_flat_loss() is not None, done >= SILENT_FRACTION):
-            yield from self._describe_loss()
+    def _find_problems(self, steps: int, skipped: int) -> list[str]:
+        """Return the names of all problems; a run that has diverged has no other."""
+        if self._describe_divergence(steps, skipped) is not None:
+            return ["divergence"]
+        missing = [f"unpredicted {name}" for name, count in self.unpredicted.items() if count]
+        low = [
+            f"low {name}"
+            for name, count in self.low.items()
+            if count and not self.unpredicted[name]
+        ]
+        return [*missing, *low, *([] if self._find_flat_loss() is None else ["loss"])]
 
-    def _is_missing(self, name: str) -> bool:
-        return self.unpredicted[name] >= MIN_VALIDATIONS
+    def _is_due(self, problem: str, done: float, rate: float) -> bool:
+        """Return whether a problem is worth a line at this fraction of the run and of the rate."""
+        kind, _, name = problem.partition(" ")
+        if kind == "unpredicted":
+            return done >= SILENT_FRACTION and self.unpredicted[name] >= MIN_VALIDATIONS
+        if kind == "low":  # a low rate in a warmup does not count
+            is_late = done > 0.5 and rate <= LOW_LR_FRACTION
+            return is_late and self.low[name] >= MIN_VALIDATIONS
+        return kind == "divergence" or done >= SILENT_FRACTION
 
-    def _is_misplaced(self, name: str) -> bool:
-        return self.low[name] >= MIN_VALIDATIONS and self.unpredicted[name] == 0
-
-    def _appears(self, problem: str, holds: bool, due: bool) -> bool:
-        if not holds or not due or problem in self.active:
-            return False
-        self.active.append(problem)
-        return True
-
-    def _disappears(self, problem: str, is_gone: bool) -> bool:
-        if not is_gone or problem not in self.active:
-            return False
-        self.active.remove(problem)
-        return True
-
-    @property
-    def suggested(self) -> SuggestedOverrides:
-        """Return what to try."""
-        return self.suggest(out_of_time=self.limits.out_of_time)
+    def _format(self, problems: Sequence[str], steps: int, skipped: int) -> list[str]:
+        """Return messages about these problems: one for all classes that have the same."""
+        suggested = self.suggest(out_of_time=self.limits.out_of_time)
+        missing = {k: n for k, n in self.unpredicted.items() if f"unpredicted {k}" in problems}
+        low = [name for name in self.low if f"low {name}" in problems]
+        medians = self._find_flat_loss() if "loss" in problems else None
+        messages = [
+            self._describe_divergence(steps, skipped) if "divergence" in problems else None,
+            format_never_predicted_warning(missing, suggested) if missing else None,
+            format_low_dice_warning(low, suggested) if low else None,
+            format_loss_plateau_warning(*medians, suggested) if medians is not None else None,
+        ]
+        return [message for message in messages if message is not None]
 
     @property
     def has_learned(self) -> bool:
@@ -132,47 +122,28 @@ class TrainingWarnings(Callback):
         return None if self.has_learned else self.losses.detect_plateau()
 
     def _describe_divergence(self, steps: int, skipped: int) -> str | None:
-        rise = self.losses.detect_divergence()
-        return format_divergence_warning(rise, steps, skipped, self.suggested)
+        rise, suggested = self.losses.detect_divergence(), self.suggest()
+        return format_divergence_warning(rise, steps, skipped, suggested)
 
     def find_failure(self, steps: int, skipped: int) -> str | None:
         """Return why nothing was learned in a finished run, if so."""
         return None if self.has_learned else self._describe_divergence(steps, skipped)
 
-    def _describe_loss(self) -> Iterator[str]:
-        medians = self._find_flat_loss()
-        if medians is not None:
-            yield format_loss_plateau_warning(*medians, self.suggested)
-
     def warnings(self, *, done: bool, steps: int = 0, skipped: int = 0) -> list[str]:
-        """Return all current problems of a finished run; of another, those already printed.
-
-        A run that has diverged has no other problem: more steps or channels would not help.
-        """
-
-        def is_due(problem: str) -> bool:
-            return done or problem in self.active
-
+        """Return all current problems of a finished run; of another, those already printed."""
+        found = self._find_problems(steps, skipped)
         warnings = list(self.absent)
-        divergence = self._describe_divergence(steps, skipped)
-        if divergence is not None:
-            return [*warnings, divergence]
-        if done and self.limits.ended_early(steps):
-            planned = self.limits.planned_steps
-            time_for_all = format_duration(self.limits.time_elapsed() * planned / steps)
-            warnings.append(
-                format_ended_early_warning(steps, planned, time_for_all, self.suggested)
-            )
-        missing = {k: n for k, n in self.unpredicted.items() if n and is_due(f"unpredicted {k}")}
-        low = [k for k, n in self.low.items() if n and k not in missing and is_due(f"low {k}")]
-        if missing:
-            warnings.append(format_never_predicted_warning(missing, self.suggested))
-        if low:
-            warnings.append(format_low_dice_warning(low, self.suggested))
-        rise = detect_late_rise(self.dice) if done else None
-        if rise is not None:
-            warnings.append(format_ended_rising_warning(*rise, self.suggested))
-        return warnings + (list(self._describe_loss()) if is_due("loss") else [])
+        if done and found != ["divergence"]:  # then more steps would not help
+            suggested = self.suggest(out_of_time=self.limits.out_of_time)
+            if self.limits.ended_early(steps):
+                planned = self.limits.planned_steps
+                enough = format_duration(self.limits.time_elapsed() * planned / steps)
+                warnings.append(format_ended_early_warning(steps, planned, enough, suggested))
+            rise = detect_late_rise(self.dice)
+            if rise is not None:
+                warnings.append(format_ended_rising_warning(*rise, suggested))
+        named = [p for p in found if done or p == "divergence" or p in self.active]
+        return warnings + self._format(named, steps, skipped)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -188,3 +159,52 @@ class TrainingWarnings(Callback):
         self.dice, self.active = list(state_dict["dice"]), list(state_dict["active"])
         self.unpredicted = dict(state_dict["unpredicted"])
         self.low = dict(state_dict["low"])
+
+
+def suggest_overrides(
+    settings: TrainingSettings, *, out_of_time: bool = False
+) -> SuggestedOverrides:
+    """Return overrides for each kind of warning; only keys that the network has.
+
+    A run that was `out_of_time` is not asked for more steps, epochs or channels.
+    """
+    width = settings.network.model.arguments.get("width")
+    if settings.network.model.arguments.get("channels") is not None:
+        width = None
+    batches, volumes = settings.trainer.accumulate_grad_batches, settings.data.batch_size
+    cheaper = [f"trainer.accumulate_grad_batches={batches // 2}"] if batches > 1 else []
+    cheaper += [f"data.batch_size={volumes // 2}"] if volumes > 1 else []
+    cheaper += [f"model.width={width // 2}"] if isinstance(width, int) and width > 1 else []
+    longer = double_limits(settings, out_of_time=out_of_time)
+    for_class = [] if settings.network.prior_bias else ["model.prior_bias=true"]
+    for_class.append(longer)
+    if settings.data.foreground_fraction < HIGH_FOREGROUND_FRACTION:
+        for_class.append(f"data.foreground_fraction={HIGH_FOREGROUND_FRACTION}")
+    if isinstance(width, int) and not out_of_time:
+        for_class.append(f"model.width={2 * width}")
+    lr = settings.optimizer.arguments.get("lr")
+    has_lr = isinstance(lr, int | float) and lr > 0
+    return SuggestedOverrides(
+        run_too_short=[longer],
+        class_not_learned=for_class,
+        loss_not_falling=[f"optimizer.lr={lr * factor:g}" for factor in (0.1, 10)]
+        if has_lr
+        else [],
+        cheaper_step=[*cheaper, "a smaller data.patch_size"],
+        lower_rate=f"lower optimizer.lr={lr:g} (unet3d lr suggests one)"
+        if has_lr
+        else SuggestedOverrides.lower_rate,
+    )
+
+
+def double_limits(settings: TrainingSettings, *, out_of_time: bool) -> str:
+    """Return twice the limits of a run as overrides; if it was `out_of_time`, of time alone."""
+    trainer = settings.trainer
+    overrides = []
+    if trainer.max_steps is not None and not out_of_time:
+        overrides.append(f"trainer.max_steps={2 * trainer.max_steps}")
+    if trainer.max_epochs is not None and not out_of_time:
+        overrides.append(f"trainer.max_epochs={2 * trainer.max_epochs}")
+    if trainer.max_seconds is not None:
+        overrides.append(f"trainer.max_time={format_duration(2 * trainer.max_seconds)}")
+    return " ".join(overrides)

@@ -22,10 +22,10 @@ class WeightAveraging(Callback):
     """
 
     PREFIX = "model."  # of the network in the module
+    average: WeightAverage  # once the run starts
 
     def __init__(self, decay: float):
         self.decay = decay
-        self.average: WeightAverage | None = None
         self.loaded: dict[str, Tensor] = {}
         self.updates = 0
 
@@ -48,21 +48,18 @@ class WeightAveraging(Callback):
             self.average.updates, self.loaded = self.updates, {}
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if self.average is not None and is_optimizer_step(trainer):
+        if is_optimizer_step(trainer):
             self.average.update()
 
     def on_validation_start(self, *_: Any) -> None:
-        if self.average is not None:
-            self.average.apply()
+        self.average.apply()
 
     def on_validation_end(self, *_: Any) -> None:
-        if self.average is not None:
-            self.average.restore()
+        self.average.restore()
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        assert self.average is not None  # nothing is saved before the run starts
         trained = self.average.get_trained()
         named = {f"{self.PREFIX}{name}": value for name, value in self.average.values.items()}
         checkpoint["state_dict"] = {**checkpoint["state_dict"], **named}

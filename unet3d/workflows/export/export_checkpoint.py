@@ -24,7 +24,7 @@ from unet3d.export.program import (
     to_plain_operators,
     write_torch_export,
 )
-from unet3d.files import name_file, read_json, shorten_name
+from unet3d.files import name_file, read_report, shorten_name
 from unet3d.inference.accumulate import Network
 from unet3d.inference.regions import get_region_labels
 from unet3d.inference.write_labels import choose_decision
@@ -112,18 +112,10 @@ def write(format: str, networks: Sequence[TrainedNetwork], path: Path) -> str:
         onnx_format.write_onnx(program, get_network_path(path, number, ".onnx"), pipeline)
         write_torch_export(program, get_network_path(path, number, ".pt2"), pipeline)
     members = [trained.metadata for trained in networks]
-    reports = [read_report(trained.path) for trained in networks]
+    reports = [read_report(trained.path.parent.parent) or None for trained in networks]
     card = make_model_card(pipeline, members, reports)
     bundle_format.write_description(path, pipeline, members, card)
     return f"MONAI bundle of {len(networks)} network{'s' if len(networks) > 1 else ''}"
-
-
-def read_report(checkpoint: Path) -> dict[str, Any] | None:
-    """Return the report of the run that a checkpoint is of, if there is one."""
-    try:
-        return read_json(checkpoint.parent.parent / "report.json")
-    except (OSError, ValueError):
-        return None
 
 
 def open_sessions(format: str, path: Path, number: int) -> list[Network]:
