@@ -72,7 +72,7 @@ def draw_curves(
     runs: Sequence[RunSummary], curves: Sequence[Mapping[str, Points]]
 ) -> dict[str, object]:
     """Return the mean Dice and the loss of all runs over their steps."""
-    drawn = list(zip(runs, curves, get_palette(len(runs) + 1)[1:], strict=True))[:MAX_CURVES]
+    drawn = list(zip(runs, curves, get_palette(len(runs)), strict=True))[:MAX_CURVES]
     charts = {}
     for key, label in CURVES.items():
         known = [(run.label, points[key], color) for run, points, color in drawn if points.get(key)]

@@ -98,7 +98,7 @@ def draw_dataset_summary(
     intensities.legend()
     percents = 100 * compute_class_volumes(prints, classes)[:, 1:]
     boxes = volumes.boxplot(percents, orientation="horizontal", whis=(0, 100), patch_artist=True)
-    for box, color in zip(boxes["boxes"], get_palette(len(classes))[1:], strict=True):
+    for box, color in zip(boxes["boxes"], get_palette(len(classes) - 1), strict=True):
         box.set_facecolor(color)
     volumes.set_yticks(range(1, len(classes)), [escape_mathtext(name) for name in classes[1:]])
     volumes.set(title="class volumes", xlabel="% of a case's voxels")

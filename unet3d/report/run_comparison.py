@@ -325,7 +325,7 @@ def plot_runs(runs: Sequence[RunSummary]) -> "Figure":
 
     from unet3d.report.slices import get_palette
 
-    colors = get_palette(len(runs) + 1)[1:]
+    colors = get_palette(len(runs))
     drawn = [(run, color) for run, color in zip(runs, colors, strict=True) if has_costs(run)]
     if not drawn:
         raise UsageError("cannot draw a figure: no run has Dice, peak memory and step time")

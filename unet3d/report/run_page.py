@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from unet3d.report.curves import Points
-from unet3d.report.evaluation import format_score
-from unet3d.report.evaluation_page import format_interval, make_scores
+from unet3d.report.evaluation import format_interval, format_score, make_scores
 from unet3d.report.figures import plot_curves, to_svg
 from unet3d.report.run_report import (
     describe_selection,
@@ -15,7 +14,7 @@ from unet3d.report.run_report import (
     get_step_memory,
     select_headline_metrics,
 )
-from unet3d.report.slices import get_hex_colors
+from unet3d.report.slices import get_class_colors
 from unet3d.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def draw_curves(
     prefix = "val/dice/"
     names = [name.removeprefix(prefix) for name in curves if name.startswith(prefix)]
     classes = {name: [n] for n, name in enumerate(names, start=1)}
-    colors = get_hex_colors(classes if result is None else result["classes"])
+    colors = get_class_colors(classes if result is None else result["classes"])
     dice = {"mean": "val/dice"} | {name: prefix + name for name in names}
     charts = {
         "Loss": ("training loss", {"loss": "train/loss"}),

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from unet3d.errors import summarize_error
-from unet3d.files import read_json
+from unet3d.files import read_json, write_text
 from unet3d.metric.bootstrap import compute_bootstrap_means
 from unet3d.report.comparison_page import render_comparison
 from unet3d.report.curves import Points
-from unet3d.report.page import write_html
 from unet3d.report.run_comparison import RunSummary, find_runs, group_by_data
 
 
@@ -49,7 +48,7 @@ def try_write_comparison_page(
     try:
         curves = [read_curves(run.folder / "curves.json") for run in runs]
         page = render_comparison(runs, curves=curves, problems=problems, command=command)
-        write_html(page, path)
+        write_text(path, page)
     except Exception as error:  # the comparison itself has been printed
         return f"{path} was not written: {summarize_error(error)}"
     return str(path)
