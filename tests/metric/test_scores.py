@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from unet3d.metric.dice import Dice
-from unet3d.metric.scores import SCORES, find_labels, score_case
-from unet3d.metric.surface import compute_surface_scores
+from unet3d.metric.scores import SCORES, compute_surface_scores, find_labels, score_case
 
 SPACING = (0.5, 1.0, 2.0)
 CLASSES = {"a": (1,), "b": (2,)}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d.metric.surface import compute_surface_scores, find_surface_voxels
+from unet3d.metric.scores import compute_surface_scores, find_surface_voxels
 
 SPACINGS = [(1.0, 1.0, 1.0), (0.7, 0.7, 3.0), (5.0, 0.5, 1.3)]
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d.metric import validation_hd95
-from unet3d.metric.validation_hd95 import ValidationHD95
+from unet3d.metric import case_scores
+from unet3d.metric.case_scores import ValidationHD95
 from unet3d.types import IGNORE_LABEL
 
 
@@ -37,7 +37,7 @@ def test_ignored_voxels_and_an_empty_validation_have_no_score():
 
 
 def test_noise_is_skipped_instead_of_measured_for_minutes(monkeypatch):
-    monkeypatch.setattr(validation_hd95, "MAX_POINTS", 50)
+    monkeypatch.setattr(case_scores, "MAX_POINTS", 50)
     metric = ValidationHD95({"a": [1]}, {"x": (1.0, 1.0, 1.0)})
     metric.update(["x"], torch.randint(0, 2, (1, 12, 12, 12)), make_block(2))
     assert metric.compute() == {}

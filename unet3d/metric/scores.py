@@ -1,11 +1,15 @@
-"""Compute all scores of a case per class: Dice, IoU, HD95, surface Dice and volumes."""
+"""Compute all scores of a case per class: Dice, IoU, HD95, surface Dice and volumes.
+
+A structure's surface voxels have a face towards a voxel outside of it, or lie at the volume's
+border. The distance of a surface voxel is that from its center to the nearest center of the other
+surface, in mm. HD95 and surface Dice equal MONAI's `compute_hausdorff_distance(percentile=95)` and
+`compute_surface_dice(use_subvoxels=False)`, with less time and memory.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-
-from unet3d.metric.case_metric import ClassMetric
-from unet3d.metric.surface import compute_surface_scores
 
 SCORES = {
     "dice": "2 TP / (2 TP + FP + FN), in voxels",
@@ -31,6 +35,23 @@ RULES = {
 """Rules for special cases, written to the results."""
 
 Box = tuple[slice, ...]
+
+
+@runtime_checkable
+class ClassMetric(Protocol):
+    """Scores one class of a case, from masks; validation and evaluation call it."""
+
+    scores: Mapping[str, str]
+    """Name and definition of each score."""
+
+    def __call__(
+        self, prediction: np.ndarray, reference: np.ndarray, spacing_mm: Sequence[float]
+    ) -> Mapping[str, float]:
+        """Return the scores of two masks (D, H, W), of which one at least is not empty.
+
+        They are cropped to the box that holds both.
+        """
+        ...
 
 
 def score_case(
@@ -154,3 +175,54 @@ def _make_mask(volume: np.ndarray, labels: Sequence[int]) -> np.ndarray:
     for label in labels[1:]:
         mask |= volume == label
     return mask
+
+
+def compute_surface_scores(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    *,
+    spacing_mm: Sequence[float],
+    tolerance_mm: float,
+    max_points: int | None = None,
+) -> tuple[float, float]:
+    """Return HD95 in mm and the surface Dice of two non-empty boolean volumes (D, H, W).
+
+    Both may be cropped to their common bounding box. NaN if the surfaces have more than
+    `max_points` voxels together, since the time grows with their number.
+    """
+    predicted, true = find_surface_voxels(prediction), find_surface_voxels(reference)
+    if max_points is not None:
+        points = np.count_nonzero(predicted) + np.count_nonzero(true)
+        if points > max_points:
+            return np.nan, np.nan
+    to_reference = measure_surface_distances(predicted, true, spacing_mm)
+    to_prediction = measure_surface_distances(true, predicted, spacing_mm)
+    hd95 = max(np.percentile(to_reference, 95), np.percentile(to_prediction, 95))
+    both = np.concatenate([to_reference, to_prediction])
+    both = both.astype(np.float32)  # in float64, 3 * 0.1 mm would exceed 0.3 mm
+    return float(hd95), float(np.mean(both <= np.float32(tolerance_mm)))
+
+
+def find_surface_voxels(structure: np.ndarray) -> np.ndarray:
+    """Return the voxels of a structure with at least one of their six neighbors outside of it."""
+    inside = structure.copy()
+    for axis in range(structure.ndim):
+        interior, original = np.moveaxis(inside, axis, 0), np.moveaxis(structure, axis, 0)
+        interior[1:] &= original[:-1]
+        interior[:-1] &= original[1:]
+        interior[0] = interior[-1] = False
+    return structure & ~inside
+
+
+def measure_surface_distances(
+    start: np.ndarray, end: np.ndarray, spacing_mm: Sequence[float]
+) -> np.ndarray:
+    """Return the distance of every voxel of `start` to the nearest of `end`, unordered."""
+    from scipy.spatial import KDTree
+
+    # A tree of the surface points needs less memory than a distance transform of the volume.
+    tree = KDTree(np.argwhere(end) * np.asarray(spacing_mm, float), leafsize=32)
+    outside = np.argwhere(start & ~end)  # the others have distance 0
+    distances = np.zeros(np.count_nonzero(start))
+    distances[: len(outside)] = tree.query(outside * np.asarray(spacing_mm, float))[0]
+    return distances

@@ -12,7 +12,7 @@ from unet3d.data.formats.volumes import is_volume, split_suffix
 from unet3d.data.layouts.groups import read_groups
 from unet3d.data.layouts.label_names import LabelNames, find_label_names
 from unet3d.errors import UsageError
-from unet3d.metric.case_metric import ClassMetric
+from unet3d.metric.scores import ClassMetric
 from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
 from unet3d.workflows.evaluation.score_cases import CasePair, Evaluation
 

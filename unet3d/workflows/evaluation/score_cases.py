@@ -11,8 +11,7 @@ from unet3d.data.formats.labels import read_label_pair
 from unet3d.data.layouts.label_names import LabelNames
 from unet3d.data.preprocessing.resampling import get_spacing
 from unet3d.errors import UsageError
-from unet3d.metric.case_metric import ClassMetric
-from unet3d.metric.scores import SCORES, find_labels, score_case
+from unet3d.metric.scores import SCORES, ClassMetric, find_labels, score_case
 
 AFFINE_TOLERANCE_MM = 1e-3
 """Affines that differ by more than this are different grids."""
