@@ -52,7 +52,7 @@ def test_a_run_writes_report_config_checkpoints_and_curves(unet3d, tmp_path, cap
     assert "Dice, mean" in table
     assert "waiting for data" in table
     assert "peak memory of a step" in table
-    assert f"tensorboard --logdir_spec run:{run}\n" in table
+    assert f"tensorboard --logdir {run.parent}\n" in table
     log = read_events(run)
     tags = log.Tags()
     assert {

@@ -5,7 +5,6 @@ from io import BytesIO
 
 import nibabel
 import numpy as np
-import pytest
 from PIL import Image
 
 from unet3d.report import volumes
@@ -111,12 +110,9 @@ def test_a_case_is_as_fine_as_its_budget_allows():
     assert pack_within(case, 300) is None
 
 
-@pytest.mark.parametrize("image", [np.full((4, 4, 4), np.nan), np.full((4, 4, 4), 7)])
-def test_an_image_without_contrast_is_black(image):
-    assert (to_bytes(image) == 0).all()
-
-
-def test_intensities_fill_the_range_whatever_their_type():
+def test_intensities_fill_the_range_whatever_their_type_or_are_black():
+    for without_contrast in (np.full((4, 4, 4), np.nan), np.full((4, 4, 4), 7)):
+        assert (to_bytes(without_contrast) == 0).all()
     image = np.linspace(-1000, 3000, 1000).reshape(10, 10, 10)
     for kind in (np.int16, np.float32, np.float64):
         scaled = to_bytes(image.astype(kind))

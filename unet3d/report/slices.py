@@ -104,15 +104,6 @@ def find_fullest_slices(labels: np.ndarray) -> Triple:
     return fullest[0], fullest[1], fullest[2]
 
 
-def format_slice_title(axis: int, index: int, count: int) -> str:
-    """Return the view and number of a slice.
-
-    >>> format_slice_title(2, 4, 10)
-    'axial slice 5 of 10'
-    """
-    return f"{VIEWS[axis]} slice {index + 1} of {count}"
-
-
 def orient_for_display(plane: np.ndarray) -> np.ndarray:
     """Turn a slice (first axis, second axis, ...) into rows and columns as displayed."""
     return plane.swapaxes(0, 1)[::-1, ::-1]
@@ -157,7 +148,7 @@ def draw_case_slices(
             blended = 0.3 * background + 0.7 * colors[np.where(known[..., 0], plane, 0)]
             rows[-1].append(_make_panel(np.where(known, blended, background), pixels))
 
-    titles = [format_slice_title(axis, slices[axis], image.shape[axis]) for axis in axes]
+    titles = [f"{VIEWS[a]} slice {slices[a] + 1} of {image.shape[a]}" for a in axes]
     columns = ("image", *layers)
     column = GAP + max(*(row[0].width for row in rows), *map(_get_text_width, columns))
     widest = max(map(_get_text_width, (title, *titles)))
