@@ -6,7 +6,13 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from unet3d.metric.scores import ClassMetric, score_case, score_classes
+from unet3d.metric.scores import (
+    ClassMetric,
+    call_metrics,
+    iter_masks,
+    mask_ignored,
+    score_case,
+)
 from unet3d.types import IGNORE_LABEL
 
 Box = Sequence[tuple[int, int]]
@@ -73,15 +79,10 @@ class CaseScores:
         """Add a case with its predicted and reference labels (D, H, W)."""
         scores = {k: v for metric in self.logit_metrics for k, v in metric.finish().items()}
         if self.class_metrics:
-            by_class = score_classes(
-                prediction.cpu().numpy(),
-                labels.cpu().numpy(),
-                self.class_metrics,
-                spacing_mm=self.spacing_mm[case],
-                classes=self.scored_classes,
-                ignore_labels=[IGNORE_LABEL],
-            )
-            for name, values in by_class.items():
+            volumes = prediction.cpu().numpy(), labels.cpu().numpy()
+            known = mask_ignored(*volumes, [IGNORE_LABEL])
+            for name, p, r in iter_masks(*known, self.scored_classes):
+                values = call_metrics(self.class_metrics, p, r, self.spacing_mm[case])
                 scores |= {f"{score}/{name}": value for score, value in values.items()}
         self.cases.append(scores)
 
