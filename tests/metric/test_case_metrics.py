@@ -8,8 +8,8 @@ import torch
 
 from unet3d.errors import UsageError
 from unet3d.loss.skeleton import skeletonize
-from unet3d.metric.calibration import CalibrationError
 from unet3d.metric import case_scores
+from unet3d.metric.calibration import CalibrationError
 from unet3d.metric.case_scores import CaseScores, ValidationHD95
 from unet3d.metric.centerline_dice import CenterlineDice, find_skeleton
 from unet3d.metric.lesion_scores import LesionScores

@@ -62,14 +62,8 @@ def test_many_cases_are_validated_less_often(composed):
         ),
         (
             [],
-            {"initial_patch": (256,) * 3},
+            {"initial_patch": (256,) * 3, "median_shape": (512,) * 3},
             "patch size: limited by the budget, 256 x 256 x 256 would not fit",
-            "batch size: 2, because 3 would exceed 5% of the dataset's voxels",
-        ),
-        (
-            [],
-            {"median_shape": (512,) * 3},
-            "patch size: limited to 16,777,216 voxels, the largest that a plan starts with",
             "batch size: limited by the budget, 3 would not fit",
         ),
         (

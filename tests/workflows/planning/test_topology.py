@@ -56,7 +56,8 @@ def test_levels_and_padded_patch_equal_nnunets():
 
 
 def test_levels_equal_nnunets_where_spacings_and_sizes_are_at_the_limits():
-    for spacing, patch in product(product([1, 2, 4], repeat=3), product([7, 8, 11, 12, 24], repeat=3)):
+    spacings, patches = product([1, 2, 4], repeat=3), product([7, 8, 11, 12, 24], repeat=3)
+    for spacing, patch in product(spacings, patches):
         ours = plan_levels(spacing, patch)
         assert (ours, round_up_to_multiple(patch, ours.factor)) == plan_levels_with_nnunet(
             spacing, patch
