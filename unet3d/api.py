@@ -18,7 +18,7 @@ from unet3d.machine import read_process_rank, select_gpu
 from unet3d.training.preflight import count_local_processes
 from unet3d.training.run import TrainingResult, join_run
 from unet3d.workflows.evaluation.evaluate import EvaluationResult, run_evaluation
-from unet3d.workflows.evaluation.score_cases import build_evaluation
+from unet3d.workflows.evaluation.options import build_evaluation
 from unet3d.workflows.nnunet.plans import expand_plans
 
 PathLike = str | Path

@@ -34,11 +34,13 @@ def test_intervals_are_reproducible():
     assert compute_bootstrap_means(values) == compute_bootstrap_means(values)
 
 
-def test_one_case_has_a_mean_but_no_interval():
+def test_one_case_or_group_has_a_mean_but_no_interval():
     (one, none), overall = compute_bootstrap_means(np.array([[0.5, NAN]]))
     assert (one["mean"], one["cases"], none["cases"], overall["mean"]) == (0.5, 1, 0, 0.5)
     assert all(math.isnan(x["low"]) and math.isnan(x["high"]) for x in (one, none, overall))
     assert math.isnan(none["mean"])
+    (group,), _ = compute_bootstrap_means(np.array([[0.2], [0.4]]), ["a", "a"])
+    assert math.isnan(group["low"])
 
 
 def test_resamples_without_the_class_do_not_count():
@@ -69,10 +71,3 @@ def test_groups_of_other_sizes_count_by_their_cases():
     (single,), _ = compute_bootstrap_means(values, ["a", "a", "b"])
     assert single["mean"] == pytest.approx(0.5)
     assert (single["low"], single["high"]) == pytest.approx((0.3, 0.9))
-
-
-def test_one_group_has_no_interval():
-    (single,), overall = compute_bootstrap_means(np.array([[0.2], [0.4]]), ["a", "a"])
-    assert single["mean"] == pytest.approx(0.3)
-    assert math.isnan(single["low"])
-    assert math.isnan(overall["high"])

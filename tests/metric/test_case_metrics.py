@@ -1,4 +1,4 @@
-"""Metrics of the config group: volume error, centerline Dice, lesions, calibration."""
+"""Scores of validation cases: HD95, and the metrics of the config group."""
 
 from itertools import pairwise
 
@@ -8,8 +8,9 @@ import torch
 
 from unet3d.errors import UsageError
 from unet3d.loss.skeleton_recall import skeletonize
+from unet3d.metric import case_scores
 from unet3d.metric.calibration import CalibrationError
-from unet3d.metric.case_scores import CaseScores
+from unet3d.metric.case_scores import CaseScores, ValidationHD95
 from unet3d.metric.centerline_dice import CenterlineDice, find_skeleton
 from unet3d.metric.lesion_scores import LesionScores
 from unet3d.metric.scores import SCORES, score_case
@@ -33,14 +34,6 @@ def test_the_volume_error_is_a_fraction_of_the_reference():
     empty = np.zeros_like(reference)
     assert VolumeError()(empty, reference, SPACING) == {"volume_error": 1.0}
     assert np.isnan(VolumeError()(reference, empty, SPACING)["volume_error"])
-
-
-def test_the_skeleton_of_a_tube_is_its_centerline():
-    tube = make_mask(((2, 18), (8, 11), (8, 11)))
-    skeleton = find_skeleton(tube)
-    assert skeleton[4:16, 9, 9].all()
-    assert not (skeleton & ~tube).any()
-    assert not skeleton[6:14, 8].any()
 
 
 def test_the_skeleton_is_that_of_the_skeleton_recall_loss():
@@ -75,6 +68,9 @@ def test_lesions_count_whatever_their_size():
     assert (strict["lesion_sensitivity"], strict["lesion_f1"]) == (0.0, 0.0)
     both = LesionScores()(reference, reference, SPACING)
     assert set(both.values()) == {1.0}
+    nowhere = LesionScores()(reference, make_mask(), SPACING)
+    assert (nowhere["lesion_f1"], nowhere["lesion_precision"]) == (0.0, 0.0)
+    assert np.isnan(nowhere["lesion_sensitivity"])
 
 
 def test_lesions_that_touch_at_a_corner_are_one_or_two():
@@ -85,13 +81,6 @@ def test_lesions_that_touch_at_a_corner_are_one_or_two():
         for n in (6, 18, 26)
     }
     assert sensitivity == {6: 0.5, 18: 0.5, 26: 1.0}
-
-
-def test_a_class_without_any_lesion_has_no_sensitivity():
-    mask, empty = make_mask(((0, 2), (0, 2), (0, 2))), make_mask()
-    scores = LesionScores()(mask, empty, SPACING)
-    assert (scores["lesion_f1"], scores["lesion_precision"]) == (0.0, 0.0)
-    assert np.isnan(scores["lesion_sensitivity"])
 
 
 def compute_ece(logits, labels, bins=15):
@@ -125,19 +114,9 @@ def test_the_calibration_error_is_that_of_its_definition_part_by_part():
     for part in (slice(0, 2), slice(2, 6)):
         metric.update(logits[:, part], labels[part])
     assert metric.finish()["ece"] == pytest.approx(compute_ece(logits, labels), abs=1e-6)
-
-
-def test_a_network_that_is_right_as_often_as_it_says_is_calibrated():
-    torch.manual_seed(0)
-    p = 0.5 + 0.5 * torch.rand(100_000)
-    labels = (torch.rand(len(p)) < p).to(torch.uint8)
-    logits = torch.stack([torch.zeros_like(p), (p / (1 - p)).log()])
-    metric = CalibrationError()
-    metric.update(logits, labels)
-    assert metric.finish()["ece"] < 0.01
     metric.start()
-    metric.update(3 * logits, labels)
-    assert metric.finish()["ece"] > 0.1
+    metric.update(torch.tensor([[9.0], [0.0]]), torch.tensor([0], dtype=torch.uint8))
+    assert np.isnan(metric.finish()["ece"])  # no foreground
 
 
 def test_regions_are_calibrated_one_by_one():
@@ -147,12 +126,6 @@ def test_regions_are_calibrated_one_by_one():
     metric.update(logits, labels)
     confidence = float(torch.tensor(4.0).sigmoid())  # four decisions are right, one is not
     assert metric.finish()["ece"] == pytest.approx(abs(confidence - 4 / 5), abs=1e-6)
-
-
-def test_a_case_without_foreground_has_no_calibration_error():
-    metric = CalibrationError()
-    metric.update(torch.tensor([[9.0], [0.0]]), torch.tensor([0], dtype=torch.uint8))
-    assert np.isnan(metric.finish()["ece"])
 
 
 def test_scores_of_cases_are_means_over_those_that_have_a_class():
@@ -192,3 +165,39 @@ def test_an_evaluation_adds_the_scores_of_metrics():
 def test_invalid_options_are_an_error(build):
     with pytest.raises(UsageError, match="metrics"):
         build()
+
+
+def make_block(start, shape=(1, 12, 12, 12)):
+    labels = torch.zeros(shape, dtype=torch.uint8)
+    labels[:, start : start + 4, 2:6, 2:6] = 1
+    return labels
+
+
+def test_hd95_uses_each_cases_spacing_and_is_averaged_over_volumes():
+    metric = ValidationHD95({"a": [1]}, {"near": (1.0, 1.0, 1.0), "far": (3.0, 1.0, 1.0)})
+    for case in ("near", "far"):
+        metric.update([case], make_block(3), make_block(2))
+    assert metric.compute() == {"hd95_mm": 2.0, "hd95_mm/a": 2.0}
+
+
+def test_absent_classes_score_as_in_an_evaluation():
+    metric = ValidationHD95({"a": [1], "b": [2]}, {"x": (1.0, 1.0, 2.0)})
+    metric.update(["x"], torch.zeros(1, 12, 12, 12, dtype=torch.uint8), make_block(2))
+    diagonal = np.linalg.norm([12, 12, 24])
+    scores = metric.compute()
+    assert scores["hd95_mm/a"] == scores["hd95_mm"] == pytest.approx(diagonal)
+    assert "hd95_mm/b" not in scores
+
+
+def test_ignored_voxels_and_an_empty_validation_have_no_score():
+    metric = ValidationHD95({"a": [1]}, {"x": (1.0, 1.0, 1.0)})
+    assert metric.compute() == {}
+    metric.update(["x"], make_block(2), torch.full((1, 12, 12, 12), IGNORE_LABEL))
+    assert metric.compute() == {}
+
+
+def test_noise_is_skipped_instead_of_measured_for_minutes(monkeypatch):
+    monkeypatch.setattr(case_scores, "MAX_POINTS", 50)
+    metric = ValidationHD95({"a": [1]}, {"x": (1.0, 1.0, 1.0)})
+    metric.update(["x"], torch.randint(0, 2, (1, 12, 12, 12)), make_block(2))
+    assert metric.compute() == {}

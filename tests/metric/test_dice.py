@@ -26,15 +26,6 @@ def test_dice_and_iou_equal_monais_on_whole_volumes():
     assert scores["iou"] == pytest.approx(monais[1].aggregate().item(), abs=1e-6)
 
 
-def test_scores_are_means_over_volumes_not_over_voxels():
-    metric = Dice(["background", "a"])
-    large, small = torch.ones(1, 4, 4, 4), torch.zeros(1, 4, 4, 4)
-    small[0, 0, 0, 0] = 1
-    metric.update(large, large)  # 1
-    metric.update(torch.zeros(1, 4, 4, 4), small)  # 0
-    assert metric.compute()["dice/a"] == 0.5
-
-
 def test_a_class_absent_from_both_is_skipped_and_a_false_positive_scores_zero():
     metric = Dice(["background", "a", "b"])
     empty, full = torch.zeros(1, 2, 2, 2), torch.ones(1, 2, 2, 2)
@@ -77,10 +68,3 @@ def test_voxels_of_classes_and_regions_are_counted_without_ignored_ones():
         metric = Dice(["background", "a", "b"], regions)
         metric.update(prediction, reference)
         assert metric.voxels() == expected
-
-
-def test_reset_removes_all_volumes():
-    metric = Dice(["background", "a"])
-    metric.update(torch.ones(1, 3, 3, 3), torch.ones(1, 3, 3, 3))
-    metric.reset()
-    assert metric.matrices == []

@@ -5,8 +5,12 @@ import pytest
 import torch
 
 from unet3d.metric.dice import Dice
-from unet3d.metric.scores import SCORES, find_labels, score_case
-from unet3d.metric.surface import compute_surface_scores
+from unet3d.metric.scores import (
+    SCORES,
+    compute_surface_scores,
+    find_labels,
+    score_case,
+)
 
 SPACING = (0.5, 1.0, 2.0)
 CLASSES = {"a": (1,), "b": (2,)}
@@ -114,3 +118,51 @@ def test_label_values_may_be_large():
     assert find_labels(prediction) == [0, 40_000]
     scores = score_case(prediction, prediction, spacing_mm=SPACING, classes=classes)["far"]
     assert (scores["dice"], scores["hd95_mm"], scores["surface_dice"]) == (1, 0, 1)
+
+
+SPACINGS = [(1.0, 1.0, 1.0), (0.7, 0.7, 3.0), (5.0, 0.5, 1.3)]
+
+
+def make_blob(seed, shape=(14, 17, 12)):
+    from scipy.ndimage import gaussian_filter
+
+    noise = gaussian_filter(np.random.default_rng(seed).normal(size=shape), 1.5)
+    return noise > np.quantile(noise, 0.8)
+
+
+def compute_with_monai(prediction, reference, spacing_mm, tolerance_mm):
+    from monai.metrics import compute_hausdorff_distance, compute_surface_dice
+
+    p, r = (torch.from_numpy(a)[None, None] for a in (prediction, reference))
+    common = {"include_background": True, "spacing": list(spacing_mm)}
+    hd95 = compute_hausdorff_distance(p, r, percentile=95, **common)
+    return hd95.item(), compute_surface_dice(p, r, [tolerance_mm], **common).item()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning:monai")
+@pytest.mark.parametrize("spacing_mm", SPACINGS)
+def test_distances_equal_monais(spacing_mm):
+    prediction, reference = make_blob(0), make_blob(1)  # they touch the volume's border
+    scores = compute_surface_scores(prediction, reference, spacing_mm=spacing_mm, tolerance_mm=1.4)
+    expected = compute_with_monai(prediction, reference, spacing_mm, 1.4)
+    assert scores == pytest.approx(expected, abs=1e-4)
+
+
+def test_single_voxels_are_as_far_apart_as_their_centers():
+    prediction, reference = np.zeros((2, 8, 8, 8), bool)
+    prediction[1, 1, 1] = reference[1, 4, 5] = True
+    settings = {"spacing_mm": (1.0, 1.0, 2.0)}
+    distance = np.hypot(3, 8)
+    for tolerance_mm, expected in ((8.5, 0), (8.6, 1)):
+        scores = compute_surface_scores(
+            prediction, reference, tolerance_mm=tolerance_mm, **settings
+        )
+        assert scores == (distance, expected)
+
+
+def test_a_distance_equal_to_the_tolerance_is_within_it():
+    prediction, reference = np.zeros((2, 8, 3, 3), bool)
+    prediction[1, 1, 1] = reference[4, 1, 1] = True
+    assert 3 * 0.1 > 0.3  # in float64
+    settings = {"spacing_mm": (0.1,) * 3, "tolerance_mm": 0.3}
+    assert compute_surface_scores(prediction, reference, **settings)[1] == 1

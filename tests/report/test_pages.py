@@ -2,37 +2,22 @@
 
 import base64
 import math
-from html.parser import HTMLParser
+import re
+from html import unescape
 
 import pytest
 from matplotlib.figure import Figure
 
 from tests.report.helpers.reports import make_report
-from unet3d.errors import RunError
 from unet3d.report.comparison_page import render_comparison
-from unet3d.report.evaluation_page import describe_evaluation
-from unet3d.report.page import MAX_BYTES, embed_pictures, render_page, write_html
+from unet3d.report.evaluation import describe_evaluation
+from unet3d.report.page import MAX_BYTES, embed_pictures, render_page
 from unet3d.report.run_comparison import RunSummary
 from unet3d.report.run_page import describe_run
 from unet3d.units import MIB
 
 ATTACK = "<script>alert(1)</script>"
 MACHINE = {"system": f"Linux {ATTACK}", "processor": "CPU"}
-
-
-class Reader(HTMLParser):
-    """Collect elements and text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.texts = [], []
-        self.feed(text)
-
-    def handle_starttag(self, name, attributes):
-        self.elements.append((name, dict(attributes)))
-
-    def handle_data(self, data):
-        self.texts.append(data)
 
 
 def make_scores(dice):
@@ -69,13 +54,7 @@ def make_result(name="liver"):
 
 
 def render_result(result):
-    content = describe_evaluation(
-        result,
-        title="predictions",
-        subtitle="two cases",
-        command=f"unet3d evaluate {ATTACK}",
-        machine=MACHINE,
-    )
+    content = describe_evaluation(result, command=f"unet3d evaluate {ATTACK}", machine=MACHINE)
     return render_page("evaluation.html", **content, viewer=None, pictures={})
 
 
@@ -106,12 +85,11 @@ def render_report(report, result, **changes):
 
 def check(page):
     """A page without a viewer has no script, asks for nothing, and shows ATTACK as text."""
-    read = Reader(page)
-    assert not [name for name, _ in read.elements if name in ("script", "link", "iframe")]
-    assert not [a for _, a in read.elements if "src" in a or "href" in a]
-    assert "alert(1)" in "".join(read.texts)
+    assert not re.search(r"<(script|link|iframe)|\s(src|href)=", page)
     assert "default-src 'none'" in page
-    return "".join(read.texts)
+    text = unescape(re.sub("<[^>]*>", "", page))
+    assert "alert(1)" in text
+    return text
 
 
 def test_an_evaluation_shows_scores_by_class_and_case_with_intervals():
@@ -138,19 +116,10 @@ def test_the_largest_evaluation_fits_into_5_mb():
     assert "2,867 more cases are in evaluation.csv." in page
 
 
-def test_a_page_that_is_too_large_is_not_written(tmp_path):
-    with pytest.raises(RunError, match="more than 5,000,000"):
-        write_html("é" * (MAX_BYTES // 2 + 1), tmp_path / "page.html")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_one_case_has_no_interval():
     result = make_result()
     for scores in (result["mean"], result["per_class"]["liver"]):
-        scores |= {
-            name: {"mean": 0.75, "low": math.nan, "high": math.nan, "cases": 1}
-            for name in ("dice", "iou", "hd95_mm", "surface_dice")
-        }
+        scores["dice"] = {"mean": 0.75, "low": math.nan, "high": math.nan, "cases": 1}
     assert "nan" not in render_result(result)
 
 

@@ -1,18 +1,23 @@
 import base64
 import gzip
+from dataclasses import replace
+from io import BytesIO
 
 import nibabel
 import numpy as np
-import pytest
+from PIL import Image
 
 from unet3d.report import volumes
-from unet3d.report.niivue import find_niivue
 from unet3d.report.volumes import (
     CaseVolumes,
     Layer,
     coarsen,
     crop,
+    draw_case,
     embed_viewer,
+    find_label_box,
+    find_niivue,
+    make_class_map,
     measure,
     pack,
     pack_within,
@@ -25,7 +30,7 @@ def make_case(shape=(60, 50, 40), name="case", spacing_mm=(1.0, 1.0, 1.0)):
     image = np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8)
     labels = np.zeros(shape, np.uint8)
     labels[tuple(slice(n // 3, 2 * n // 3) for n in shape)] = 2
-    classes = [{"name": "a", "color": "#ff0000", "note": ""}]
+    classes = [{"name": name, "color": "#ff0000", "note": ""} for name in "ab"]
     return CaseVolumes(
         name=name,
         title=name,
@@ -58,6 +63,31 @@ def test_a_case_without_labels_is_shown_as_a_whole():
     case = make_case()
     case.layers["reference"].labels[:] = 0
     assert crop(case).image.shape == case.image.shape
+    assert case.slices == (30, 25, 20)
+
+
+def test_overlapping_classes_show_the_one_with_fewer_labels():
+    labels = np.array([[0, 1, 2, 3, 300]])
+    indices = make_class_map(labels, {"core": (2,), "whole": (1, 2, 3), "edge": (2, 3)})
+    assert indices.tolist() == [[0, 2, 1, 3, 0]]
+    assert make_class_map(labels.astype(np.uint8), {"far": (300,)}).tolist() == [[0, 0, 0, 0, 0]]
+    many = make_class_map(labels, {str(n): (n,) for n in range(1, 302)})
+    assert many.tolist() == labels.tolist()
+
+
+def test_a_picture_shows_each_layer_in_the_colors_of_its_classes():
+    case = make_case()
+    reference = case.layers["reference"]
+    errors = [{"name": "missed", "color": "#0000ff", "note": "a note"}]
+    missed = Layer(labels=(reference.labels > 0).astype(np.uint8), classes=errors)
+    case = replace(case, layers={"reference": reference, "errors": missed})
+    with Image.open(BytesIO(draw_case(case, find_label_box(case)))) as file:
+        parts = np.array_split(np.asarray(file).astype(int)[:-40], 3, axis=1)  # without the legend
+    is_red, is_blue = (
+        [bool((part[..., a] > part[..., b] + 100).any()) for part in parts]
+        for a, b in ((0, 2), (2, 0))
+    )
+    assert (is_red, is_blue) == ([False, True, False], [False, False, True])
 
 
 def test_long_voxels_are_not_made_longer():
@@ -80,12 +110,9 @@ def test_a_case_is_as_fine_as_its_budget_allows():
     assert pack_within(case, 300) is None
 
 
-@pytest.mark.parametrize("image", [np.full((4, 4, 4), np.nan), np.full((4, 4, 4), 7)])
-def test_an_image_without_contrast_is_black(image):
-    assert (to_bytes(image) == 0).all()
-
-
-def test_intensities_fill_the_range_whatever_their_type():
+def test_intensities_fill_the_range_whatever_their_type_or_are_black():
+    for without_contrast in (np.full((4, 4, 4), np.nan), np.full((4, 4, 4), 7)):
+        assert (to_bytes(without_contrast) == 0).all()
     image = np.linspace(-1000, 3000, 1000).reshape(10, 10, 10)
     for kind in (np.int16, np.float32, np.float64):
         scaled = to_bytes(image.astype(kind))
@@ -107,3 +134,12 @@ def test_cases_that_do_not_fit_are_left_out_and_named():
 def test_without_ipyniivue_there_is_no_viewer(monkeypatch):
     monkeypatch.setattr(volumes, "find_niivue", lambda: None)
     assert embed_viewer([make_case()], 1, 10**8) is None
+
+
+def test_the_package_has_niivue_as_a_module_and_its_license():
+    found = find_niivue()
+    module = gzip.decompress(base64.b64decode(found.packed)).decode()
+    exports = module[module.rindex("export{") :]
+    for name in ("Niivue", "NVImage", "SLICE_TYPE", "SHOW_RENDER", "MULTIPLANAR_TYPE"):
+        assert name in exports
+    assert "Redistribution and use" in found.license

@@ -5,14 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.data.helpers.datasets import (
-    SIZE,
-    make_image,
-    make_label,
-    save_volume,
-    write_decathlon,
-    write_nnunet,
-)
+from tests.data.helpers.datasets import SIZE, make_label, save_volume, write_decathlon
 from unet3d.commands.train import build_training
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import UsageError
@@ -24,8 +17,8 @@ def build(composed, small, tmp_path):
     """Build a run on data in the working folder, up to the first step."""
     base = [w for w in small if ".layout" not in w and not w.startswith("data.root")]
 
-    def build_run(*overrides, option="decathlon"):
-        data = [f"data={option}", f"data.root={tmp_path}", f"data.cache={tmp_path / 'cache'}"]
+    def build_run(*overrides):
+        data = ["data=decathlon", f"data.root={tmp_path}", f"data.cache={tmp_path / 'cache'}"]
         return build_training(composed(*data, *overrides, base=base), tmp_path)
 
     return build_run
@@ -72,17 +65,16 @@ def test_invalid_voxels_stop_a_run_when_all_cases_were_tried(build, tmp_path):
     assert "case_02.nii.gz holds NaN" in message
     assert "labels must be 0..2, found 9" in message
     assert len(list((tmp_path / "cache").glob("case_*"))) == 8
-
-
-def test_intensities_are_read_before_anything_is_preprocessed(build, tmp_path):
-    write_voxel_errors(tmp_path)
+    # Intensities are read before anything is preprocessed.
     assert "case_02.nii.gz holds NaN" in get_error(build, "data.normalize=ct")
 
 
-@pytest.mark.parametrize("overrides", [[], ["data.normalize=ct"]])
 @pytest.mark.parametrize(
-    ("write_errors", "invalid"),
-    [(write_header_errors, ["case_01", "case_04"]), (write_voxel_errors, ["case_02", "case_05"])],
+    ("write_errors", "invalid", "overrides"),
+    [
+        (write_header_errors, ["case_01", "case_04"], []),
+        (write_voxel_errors, ["case_02", "case_05"], ["data.normalize=ct"]),
+    ],
 )
 def test_invalid_cases_are_skipped_and_named_and_folds_stay_the_same(
     build, tmp_path, write_errors, invalid, overrides
@@ -109,11 +101,6 @@ def test_an_entry_that_is_not_a_case_stops_a_run_or_is_named(build, tmp_path):
     assert "skipped: training[0]: " in summarize_run(build("data.invalid_cases=skip"))
 
 
-def test_files_that_belong_to_no_case_are_ignored(build, tmp_path):
-    save_volume(write_decathlon(tmp_path, 5) / "imagesTr" / "other.nii.gz", make_image(9))
-    assert len(build().data.training) == 4
-
-
 def test_a_long_list_of_errors_is_cut(build, tmp_path):
     write_decathlon(tmp_path, 30)
     for file in (tmp_path / "labelsTr").iterdir():
@@ -129,14 +116,3 @@ def test_a_fold_without_a_valid_training_case_is_refused(build, tmp_path):
     splits.write_text(json.dumps([{"train": ["case_01", "case_04"], "val": ["case_00"]}]))
     with pytest.raises(UsageError, match="every training case of fold 0 is invalid, so "):
         build("data.invalid_cases=skip", f"data.splits={splits}")
-
-
-def test_the_dataset_says_which_label_to_ignore(build, tmp_path):
-    labels = {"background": 0, "front": 1, "back": 2, "ignore": 3}
-    write_nnunet(tmp_path, 5, labels=labels)
-    save_volume(tmp_path / "labelsTr" / "case_00.nii.gz", np.full(SIZE, 3, np.uint8))
-    run = build(option="nnunet")
-    assert run.config["data"]["ignore_label"] == [3]
-    assert run.dataset.classes == ("background", "front", "back")
-    with pytest.raises(InvalidDatasetError, match="found 3"):
-        build("data.ignore_label=9", option="nnunet")

@@ -4,12 +4,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import join
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.compare import parse_compare
 from unet3d.errors import UsageError
 from unet3d.files import write_output
+from unet3d.report.comparison_page import plot_runs
 from unet3d.report.figures import save_png
 from unet3d.report.run_comparison import (
     AGAINST_BEST,
@@ -19,16 +19,15 @@ from unet3d.report.run_comparison import (
     describe_data_sets,
     group_by_data,
     make_comparison_rows,
-    plot_runs,
 )
 from unet3d.text import format_columns
-from unet3d.workflows.comparison import find_compared_runs, try_write_comparison_page
+from unet3d.workflows.comparison import find_runs, try_write_comparison_page
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the comparison; return 1 if an argument is not a run."""
     settings = parse_compare(composed)
-    runs, errors = find_compared_runs(settings.runs)
+    runs, errors = find_runs(settings.runs)
     if not runs:
         raise UsageError("; ".join(errors))
     for error in errors:
@@ -40,7 +39,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         save_png(plot_runs(runs), settings.figure)
         print(settings.figure, file=sys.stderr)
     if settings.report is not None:
-        print(write_page(runs, settings.report, settings.runs, errors), file=sys.stderr)
+        written = try_write_comparison_page(runs, settings.report, settings.runs, errors)
+        print(written, file=sys.stderr)
     return 1 if errors else 0
 
 
@@ -54,17 +54,9 @@ def format_comparison(runs: Sequence[RunSummary]) -> str:
     return "\n".join([*lines, *describe_data_sets(runs)])
 
 
-def write_page(
-    runs: Sequence[RunSummary], path: Path, compared: Sequence[Path], problems: Sequence[str]
-) -> str:
-    """Write the page and return its path, or what prevented it."""
-    command = join(["unet3d", "compare", *map(str, compared)])
-    return try_write_comparison_page(runs, path, problems=problems, command=command)
-
-
 def print_sweep_summary(folder: Path) -> None:
     """Compare the runs of a sweep, if at least two of them have results."""
-    runs, _ = find_compared_runs([folder])
+    runs, _ = find_runs([folder])
     if len(runs) < 2:
         return
     print("\n" + format_comparison(runs))
@@ -75,4 +67,4 @@ def print_sweep_summary(folder: Path) -> None:
             print(figure)
         except (OSError, UsageError) as reason:
             print(f"no figure: {reason}")
-    print(write_page(runs, folder / "comparison.html", [folder], []))
+    print(try_write_comparison_page(runs, folder / "comparison.html", [folder], []))

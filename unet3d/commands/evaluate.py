@@ -10,7 +10,8 @@ from unet3d.data.layouts.groups import describe_groups, find_likely_groups
 from unet3d.report.evaluation import describe_roles, make_score_rows
 from unet3d.text import escape_unprintable, format_columns, join_first
 from unet3d.workflows.evaluation.evaluate import run_evaluation
-from unet3d.workflows.evaluation.score_cases import CaseScores, build_evaluation
+from unet3d.workflows.evaluation.options import build_evaluation
+from unet3d.workflows.evaluation.score_cases import CaseScores
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:

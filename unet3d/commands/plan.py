@@ -8,10 +8,15 @@ from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.preprocessing.resampling import get_plane_names
 from unet3d.errors import UsageError
 from unet3d.files import write_text
-from unet3d.report.dataset_summary import draw_dataset_summary, summarize_dataset
 from unet3d.units import format_bytes
 from unet3d.workflows.memory.suggest import get_budget_bytes
-from unet3d.workflows.planning.experiment import explain_limits, render_experiment
+from unet3d.workflows.planning.dataset_summary import draw_dataset_summary, summarize_dataset
+from unet3d.workflows.planning.experiment import (
+    MAX_STEPS,
+    explain_limits,
+    plan_schedule,
+    render_experiment,
+)
 from unet3d.workflows.planning.planner import (
     TrainingPlan,
     find_constant_border,
@@ -19,7 +24,6 @@ from unet3d.workflows.planning.planner import (
     join_by_x,
     make_plan,
 )
-from unet3d.workflows.planning.schedule import MAX_STEPS, plan_schedule
 from unet3d.workflows.planning.step_time import StepTimeEstimate, measure_step_time
 
 
@@ -43,8 +47,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             f"volumes have a constant border ({span}): the plan sets data.background=auto, so that",
             "crop and normalization leave it out",
         ]
-    too_few = dataset.split.too_few
-    lines += [*dataset.split.lines, *filter(None, [too_few])]
+    lines += [*dataset.notes, *filter(None, [dataset.too_few])]
     lines += summarize_schedule(training, plan)
     if settings.measure_time:
         lines.append(format_step_time(measure_step_time(training, plan)))
@@ -55,7 +58,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     figure = path.with_suffix(".png")
     draw_dataset_summary(dataset.fingerprints, dataset.classes, dataset.channels, figure)
     print(*lines, "", f"wrote {path} and {figure}", sep="\n")
-    print(f"unet3d train experiment={settings.name}{' fold=none' if too_few else ''}")
+    print(f"unet3d train experiment={settings.name}{' fold=none' if dataset.too_few else ''}")
     return 0
 
 

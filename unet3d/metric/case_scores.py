@@ -1,15 +1,45 @@
-"""Additional scores of validation cases, from the metrics that the config selects."""
+"""Scores of validation cases beside Dice: HD95, and those of the metrics of the config."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
-from unet3d.metric.case_metric import ClassMetric, LogitMetric
-from unet3d.metric.scores import score_classes
+from unet3d.metric.scores import (
+    ClassMetric,
+    call_metrics,
+    iter_masks,
+    mask_ignored,
+    score_case,
+)
 from unet3d.types import IGNORE_LABEL
 
 Box = Sequence[tuple[int, int]]
+
+MAX_POINTS = 1_000_000
+"""Largest number of surface voxels of a class to score.
+
+The noise that an untrained network predicts has more; measuring it would take minutes for a
+meaningless number, so such cases are skipped.
+"""
+
+
+@runtime_checkable
+class LogitMetric(Protocol):
+    """Scores the logits of a case, part by part; validation calls it."""
+
+    def start(self) -> None:
+        """Begin a case."""
+        ...
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add logits (K, ...) and labels (...) of a part; labels of K and more are unknown."""
+        ...
+
+    def finish(self) -> Mapping[str, float]:
+        """Return the scores of the case."""
+        ...
 
 
 class CaseScores:
@@ -49,15 +79,10 @@ class CaseScores:
         """Add a case with its predicted and reference labels (D, H, W)."""
         scores = {k: v for metric in self.logit_metrics for k, v in metric.finish().items()}
         if self.class_metrics:
-            by_class = score_classes(
-                prediction.cpu().numpy(),
-                labels.cpu().numpy(),
-                self.class_metrics,
-                spacing_mm=self.spacing_mm[case],
-                classes=self.scored_classes,
-                ignore_labels=[IGNORE_LABEL],
-            )
-            for name, values in by_class.items():
+            volumes = prediction.cpu().numpy(), labels.cpu().numpy()
+            known = mask_ignored(*volumes, [IGNORE_LABEL])
+            for name, p, r in iter_masks(*known, self.scored_classes):
+                values = call_metrics(self.class_metrics, p, r, self.spacing_mm[case])
                 scores |= {f"{score}/{name}": value for score, value in values.items()}
         self.cases.append(scores)
 
@@ -72,6 +97,47 @@ class CaseScores:
         for name, mean in means.items():
             scores.setdefault(name.partition("/")[0], []).append(mean)
         return {score: compute_mean(values) for score, values in scores.items()} | means
+
+
+class ValidationHD95:
+    """HD95 of each class; call `update` with volumes, then `compute`.
+
+    `scored_classes` maps classes to labels, `spacing_mm` cases to voxel spacings. Absent classes
+    are scored as in an evaluation (`scores.RULES`).
+    """
+
+    def __init__(
+        self,
+        scored_classes: Mapping[str, Sequence[int]],
+        spacing_mm: Mapping[str, Sequence[float]],
+    ):
+        self.scored_classes = scored_classes
+        self.spacing_mm = spacing_mm
+        self.reset()
+
+    def reset(self) -> None:
+        """Remove all volumes."""
+        self.distances_mm: list[list[float]] = []  # (volumes, classes)
+
+    def update(self, cases: Sequence[str], prediction: Tensor, labels: Tensor) -> None:
+        """Add predicted and reference labels, both (B, D, H, W)."""
+        for case, p, t in zip(cases, prediction.cpu().numpy(), labels.cpu().numpy(), strict=True):
+            scores = score_case(
+                p,
+                t,
+                spacing_mm=self.spacing_mm[case],
+                classes=self.scored_classes,
+                ignore_labels=[IGNORE_LABEL],
+                max_points=MAX_POINTS,
+            )
+            self.distances_mm.append([by_class["hd95_mm"] for by_class in scores.values()])
+
+    def compute(self) -> dict[str, float]:
+        """Return `hd95_mm` (mean over classes) and `hd95_mm/<class>`, without undefined ones."""
+        columns = zip(*self.distances_mm, strict=True)
+        means = dict(zip(self.scored_classes, map(compute_mean, columns), strict=False))
+        known = {f"hd95_mm/{name}": mean for name, mean in means.items() if not np.isnan(mean)}
+        return {"hd95_mm": compute_mean(list(known.values()))} | known if known else {}
 
 
 def compute_mean(values: Sequence[float]) -> float:

@@ -1,11 +1,15 @@
-"""Compute all scores of a case per class: Dice, IoU, HD95, surface Dice and volumes."""
+"""Compute all scores of a case per class: Dice, IoU, HD95, surface Dice and volumes.
+
+A structure's surface voxels have a face towards a voxel outside of it, or lie at the volume's
+border. The distance of a surface voxel is that from its center to the nearest center of the other
+surface, in mm. HD95 and surface Dice equal MONAI's `compute_hausdorff_distance(percentile=95)` and
+`compute_surface_dice(use_subvoxels=False)`, with less time and memory.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-
-from unet3d.metric.case_metric import ClassMetric
-from unet3d.metric.surface import compute_surface_scores
 
 SCORES = {
     "dice": "2 TP / (2 TP + FP + FN), in voxels",
@@ -33,6 +37,23 @@ RULES = {
 Box = tuple[slice, ...]
 
 
+@runtime_checkable
+class ClassMetric(Protocol):
+    """Scores one class of a case, from masks; validation and evaluation call it."""
+
+    scores: Mapping[str, str]
+    """Name and definition of each score."""
+
+    def __call__(
+        self, prediction: np.ndarray, reference: np.ndarray, spacing_mm: Sequence[float]
+    ) -> Mapping[str, float]:
+        """Return the scores of two masks (D, H, W), of which one at least is not empty.
+
+        They are cropped to the box that holds both.
+        """
+        ...
+
+
 def score_case(
     prediction: np.ndarray,
     reference: np.ndarray,
@@ -54,7 +75,7 @@ def score_case(
     voxel_ml = float(np.prod(spacing_mm)) / 1000
     diagonal = float(np.linalg.norm(np.multiply(reference.shape, spacing_mm)))
     results = {}
-    for name, p, r in _iter_masks(prediction, reference, classes):
+    for name, p, r in iter_masks(prediction, reference, classes):
         in_p, in_r, shared = (int(np.count_nonzero(m)) for m in (p, r, p & r))
         volumes = {
             "reference_ml": in_r * voxel_ml,
@@ -74,28 +95,11 @@ def score_case(
         else:
             hd95, surface_dice = (diagonal, 0.0) if in_p or in_r else (np.nan, np.nan)
         results[name] = overlap | {"hd95_mm": hd95, "surface_dice": surface_dice} | volumes
-        results[name] |= _call_metrics(metrics, p, r, spacing_mm)
+        results[name] |= call_metrics(metrics, p, r, spacing_mm)
     return results
 
 
-def score_classes(
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    metrics: Sequence[ClassMetric],
-    *,
-    spacing_mm: Sequence[float],
-    classes: Mapping[str, Sequence[int]],
-    ignore_labels: Sequence[int] = (),
-) -> dict[str, dict[str, float]]:
-    """Return the scores of `metrics` alone, as score_case does."""
-    prediction, reference = mask_ignored(prediction, reference, ignore_labels)
-    return {
-        name: _call_metrics(metrics, p, r, spacing_mm)
-        for name, p, r in _iter_masks(prediction, reference, classes)
-    }
-
-
-def _call_metrics(
+def call_metrics(
     metrics: Sequence[ClassMetric], p: np.ndarray, r: np.ndarray, spacing_mm: Sequence[float]
 ) -> dict[str, float]:
     """Return the scores of one class; NaN where neither mask has a voxel."""
@@ -108,7 +112,7 @@ def _call_metrics(
     }
 
 
-def _iter_masks(
+def iter_masks(
     prediction: np.ndarray, reference: np.ndarray, classes: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield each class with both masks, cropped to the box that holds them."""
@@ -154,3 +158,44 @@ def _make_mask(volume: np.ndarray, labels: Sequence[int]) -> np.ndarray:
     for label in labels[1:]:
         mask |= volume == label
     return mask
+
+
+def compute_surface_scores(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    *,
+    spacing_mm: Sequence[float],
+    tolerance_mm: float,
+    max_points: int | None = None,
+) -> tuple[float, float]:
+    """Return HD95 in mm and the surface Dice of two non-empty boolean volumes (D, H, W).
+
+    Both may be cropped to their common bounding box. NaN if the surfaces have more than
+    `max_points` voxels together, since the time grows with their number.
+    """
+    from scipy.ndimage import binary_erosion
+
+    predicted, true = (mask & ~binary_erosion(mask) for mask in (prediction, reference))
+    points = np.count_nonzero(predicted) + np.count_nonzero(true)
+    if max_points is not None and points > max_points:
+        return np.nan, np.nan
+    to_reference = measure_surface_distances(predicted, true, spacing_mm)
+    to_prediction = measure_surface_distances(true, predicted, spacing_mm)
+    hd95 = max(np.percentile(to_reference, 95), np.percentile(to_prediction, 95))
+    both = np.concatenate([to_reference, to_prediction])
+    both = both.astype(np.float32)  # in float64, 3 * 0.1 mm would exceed 0.3 mm
+    return float(hd95), float(np.mean(both <= np.float32(tolerance_mm)))
+
+
+def measure_surface_distances(
+    start: np.ndarray, end: np.ndarray, spacing_mm: Sequence[float]
+) -> np.ndarray:
+    """Return the distance of every voxel of `start` to the nearest of `end`, unordered."""
+    from scipy.spatial import KDTree
+
+    # A tree of the surface points needs less memory than a distance transform of the volume.
+    tree = KDTree(np.argwhere(end) * np.asarray(spacing_mm, float), leafsize=32)
+    outside = np.argwhere(start & ~end)  # the others have distance 0
+    distances = np.zeros(np.count_nonzero(start))
+    distances[: len(outside)] = tree.query(outside * np.asarray(spacing_mm, float))[0]
+    return distances

@@ -13,13 +13,14 @@ Points = Sequence[Sequence[float]]
 class Curve:
     """Means of equally many values each, and of the steps that they belong to."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_points: int = MAX_POINTS) -> None:
+        self.max_points = max_points
         self.points: list[list[float]] = []  # [step, value]
         self.every = 1  # values per point
         self.pending: list[list[float]] = []  # of the incomplete point
 
     def add(self, step: float, value: float) -> None:
-        """Add a value; NaN and infinities are not drawn, so they are ignored."""
+        """Add a value; NaN and infinities are ignored."""
         if not abs(value) < float("inf"):
             return
         self.pending.append([step, value])
@@ -27,7 +28,7 @@ class Curve:
             return
         self.points.append(_average(self.pending))
         self.pending = []
-        if len(self.points) == MAX_POINTS:
+        if len(self.points) == self.max_points:
             pairs = zip(self.points[::2], self.points[1::2], strict=True)
             self.points = [_average(pair) for pair in pairs]
             self.every *= 2

@@ -1,4 +1,4 @@
-"""Write an evaluation as a CSV file, a table for the terminal and box plots."""
+"""Write an evaluation as a CSV file, a table, box plots, and the content of its page."""
 
 import csv
 import math
@@ -6,14 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from unet3d.files import atomic_write
-from unet3d.text import escape_mathtext, format_cell, pluralize
+from unet3d.report.figures import to_svg
+from unet3d.report.slices import get_class_colors
+from unet3d.text import escape_mathtext, format_cell, join_first, pluralize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
 """case -> class -> score -> value."""
+
+MAX_VALUES = 8000
+"""Scores in the table of cases: the page must stay below 5 MB."""
+
+MAX_CHART_CLASSES = 40
 
 SCORE_LABELS = {"dice": "Dice", "iou": "IoU", "hd95_mm": "HD95 mm", "surface_dice": "surface Dice"}
 
@@ -92,13 +101,10 @@ def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
 
     `classes` maps names to labels, which decide the colors.
     """
-    import numpy as np
     from matplotlib.figure import Figure
 
-    from unet3d.report.slices import get_class_colors
-
     figure = Figure(figsize=(11, 1.6 + 0.45 * len(classes)), layout="constrained")
-    colors = get_class_colors(classes)[1:]
+    colors = get_class_colors(classes)
     jitter = np.random.default_rng(0)
     for axes, score in zip(figure.subplots(1, 2, sharey=True), ("dice", "hd95_mm"), strict=True):
         for row, name in enumerate(classes):
@@ -116,7 +122,7 @@ def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
                 widths=0.6,
                 showfliers=False,
                 patch_artist=True,
-                boxprops={"facecolor": (*colors[row], 0.6)},
+                boxprops={"facecolor": (colors[name], 0.6)},
                 medianprops={"color": "black"},
             )
             heights = row + jitter.uniform(-0.2, 0.2, len(values))
@@ -142,3 +148,78 @@ def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
         axes.set_axisbelow(True)
     figure.suptitle(pluralize(len(cases), "case"))
     return figure
+
+
+def describe_evaluation(
+    result: Mapping[str, Any], *, command: str, machine: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the content of evaluation.html; `result` is that of evaluation.json."""
+    return {
+        "title": Path(str(result["predictions"])).name or "predictions",
+        "subtitle": f"{pluralize(len(result['cases']), 'case')} of {result['predictions']}, "
+        f"references {result['references']}",
+        "headline": make_headline(result),
+        "errors": [f"{name}: {reason}" for name, reason in result["errors"].items()],
+        "scores": make_scores(result),
+        "command": command,
+        "machine": machine,
+        "versions": result["versions"],
+    }
+
+
+def make_headline(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the means, each with a label and a remark."""
+    mean = result["mean"]
+    values = {score: values["mean"] for score, values in mean.items()}
+    remarks = [describe_roles(result["roles"]), format_interval(mean, "dice")]
+    return [
+        ("Dice", format_score(values.get("dice")), "; ".join(filter(None, remarks))),
+        ("HD95 (mm)", format_score(values.get("hd95_mm"), 2), format_interval(mean, "hd95_mm")),
+        ("Surface Dice", format_score(values.get("surface_dice")), "within the tolerance"),
+        ("Classes", str(len(result["classes"])), f"in {pluralize(len(result['cases']), 'case')}"),
+    ]
+
+
+def make_scores(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the content of scores.html; None if no case could be scored."""
+    if not result["per_class"]:
+        return None
+    cases, colors = result["cases"], get_class_colors(result["classes"])
+    groups = len(set((result.get("groups") or {}).values()))
+    resampled = f", resampled over {pluralize(groups, 'group')} of cases" if groups else ""
+    drawn = {name: result["classes"][name] for name in list(colors)[:MAX_CHART_CLASSES]}
+    rows = [make_case_row(name, scores, colors) for name, scores in cases.items()]
+    rows.sort(key=lambda row: (math.isnan(row["mean"]), row["mean"]))
+    shown = max(1, MAX_VALUES // len(colors))
+    names = join_first([entry["case"] for entry in result["worst"]])
+    return {
+        "figure": to_svg(plot_scores(cases, drawn)),
+        "note": "A dot is a case, a box the middle half of them. In brackets: the 95% bootstrap "
+        f"interval of the mean over cases{resampled}.",
+        "by_class": make_score_rows(result),
+        "worst": f"{names}: see the folder worst/." if names else "No worst cases were requested.",
+        "colors": colors,
+        "cases": rows[:shown],
+        "more": f"{len(rows) - shown:,} more cases are in evaluation.csv."
+        if len(rows) > shown
+        else "",
+    }
+
+
+def make_case_row(
+    name: str, scores: Mapping[str, Mapping[str, float]], colors: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the Dice of a case: its mean over the classes that it has, and of each class."""
+    dice = [scores[c]["dice"] for c in colors]
+    known = [value for value in dice if not math.isnan(value)]
+    mean = sum(known) / len(known) if known else math.nan
+    return {"name": name, "mean": mean, "dice": list(zip(dice, colors.values(), strict=True))}
+
+
+def format_interval(mean: Mapping[str, Any], score: str) -> str:
+    """Return the interval of a mean in words; nothing if it has none."""
+    digits = 2 if score == "hd95_mm" else 4
+    low, high = (mean.get(score, {}).get(key, math.nan) for key in ("low", "high"))
+    if math.isnan(low):
+        return ""
+    return f"95%: {format_score(low, digits)} to {format_score(high, digits)}"

@@ -7,8 +7,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from unet3d.errors import RunError
-from unet3d.files import atomic_write
 from unet3d.report.evaluation import format_score
 from unet3d.text import escape_markdown, pluralize
 
@@ -31,16 +29,6 @@ ENVIRONMENT.filters |= {"score": format_score, "pluralize": pluralize, "md": esc
 def render_page(template: str, **content: Any) -> str:
     """Return a document; text in `content` is escaped, except for figures."""
     return ENVIRONMENT.get_template(template).render(content)
-
-
-def write_html(page: str, path: Path, max_bytes: int = MAX_BYTES) -> Path:
-    """Write a page; refuse one that is too large."""
-    data = page.encode(errors="backslashreplace")  # names of files may hold any bytes
-    if len(data) > max_bytes:
-        raise RunError(f"it would have {len(data):,} bytes, more than {max_bytes:,}")
-    with atomic_write(path) as draft:
-        draft.write_bytes(data)
-    return path
 
 
 def embed_pictures(files: Iterable[Path]) -> dict[str, str]:

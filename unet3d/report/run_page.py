@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from unet3d.report.curves import Points
-from unet3d.report.evaluation import format_score
-from unet3d.report.evaluation_page import format_interval, make_scores
+from unet3d.report.evaluation import format_interval, format_score, make_scores
 from unet3d.report.figures import plot_curves, to_svg
 from unet3d.report.run_report import (
     describe_selection,
@@ -15,8 +14,8 @@ from unet3d.report.run_report import (
     get_step_memory,
     select_headline_metrics,
 )
-from unet3d.report.slices import get_hex_colors
-from unet3d.units import GIB, MIB
+from unet3d.report.slices import get_class_colors
+from unet3d.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,9 +80,8 @@ def make_headline(
     """Return the metrics by which runs are compared, each with a label and a remark."""
     metrics = select_headline_metrics(report)
     mean = {} if result is None else result["mean"]
-    selection = "of the last validation"
-    if result is not None:
-        selection = describe_selection(report["evaluation"])
+    evaluation = report.get("evaluation")
+    selection = describe_selection(evaluation) if evaluation else "of the last validation"
     peak, seconds = metrics.get("peak_mib"), metrics.get("step_seconds")
     kind = "allocated" if "allocated" in get_step_memory(report) else "of the process"
     waiting = report.get("speed", {}).get("median_data_wait_fraction")
@@ -94,7 +92,7 @@ def make_headline(
     return [
         ("Dice", format_score(metrics.get("dice")), describe("dice")),
         ("HD95 (mm)", format_score(metrics.get("hd95_mm"), 2), describe("hd95_mm")),
-        ("Peak memory", "-" if peak is None else format_mib(peak), kind),
+        ("Peak memory", "-" if peak is None else format_bytes(peak * MIB), kind),
         (
             "Step time",
             "-" if seconds is None else f"{seconds:.3f} s",
@@ -104,15 +102,6 @@ def make_headline(
     ]
 
 
-def format_mib(mib: float) -> str:
-    """Return MiB, or GiB from ten of them on.
-
-    >>> format_mib(2083.4), format_mib(20480)
-    ('2,083 MiB', '20.0 GiB')
-    """
-    return f"{mib:,.0f} MiB" if mib < 10 * GIB / MIB else f"{mib * MIB / GIB:.1f} GiB"
-
-
 def draw_curves(
     curves: Mapping[str, Points], result: Mapping[str, Any] | None
 ) -> dict[str, object]:
@@ -120,7 +109,7 @@ def draw_curves(
     prefix = "val/dice/"
     names = [name.removeprefix(prefix) for name in curves if name.startswith(prefix)]
     classes = {name: [n] for n, name in enumerate(names, start=1)}
-    colors = get_hex_colors(classes if result is None else result["classes"])
+    colors = get_class_colors(classes if result is None else result["classes"])
     dice = {"mean": "val/dice"} | {name: prefix + name for name in names}
     charts = {
         "Loss": ("training loss", {"loss": "train/loss"}),

@@ -71,10 +71,10 @@ def make_estimate_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if estimated is None:
         return []
     measured = get_step_memory(report).get("allocated")
-    if measured is None:
-        return [("estimated peak", f"{estimated / MIB:.0f} MiB of tensors")]
-    error = f"{100 * (estimated / measured - 1):+.1f}%"
-    return [("estimated peak", f"{estimated / MIB:.0f} MiB allocated ({error} versus measured)")]
+    what = "of tensors"
+    if measured is not None:
+        what = f"allocated ({100 * (estimated / measured - 1):+.1f}% versus measured)"
+    return [("estimated peak", f"{estimated / MIB:.0f} MiB {what}")]
 
 
 def make_validation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -113,23 +113,6 @@ def describe_selection(evaluation: Mapping[str, Any]) -> str:
     return f"validation, {chosen}"
 
 
-def format_tensorboard_command(folder: str) -> str:
-    """Return the shell command that opens a run in TensorBoard under its folder's name.
-
-    TensorBoard names runs by their path below --logdir, so the run's own folder would have no
-    name; --logdir_spec takes a name, but allows no comma in a path and no colon in a name.
-
-    >>> format_tensorboard_command("/data/my runs/first")
-    "tensorboard --logdir_spec 'first:/data/my runs/first'"
-    >>> format_tensorboard_command("/data/pools/pool=max,fold=0")
-    'tensorboard --logdir /data/pools'
-    """
-    path = Path(folder)
-    if "," in folder or ":" in path.name:
-        return f"tensorboard --logdir {quote(str(path.parent))}"
-    return f"tensorboard --logdir_spec {quote(f'{path.name}:{path}')}"
-
-
 def format_report_table(report: Mapping[str, Any]) -> str:
     """Summarize a run in two columns, to print when it ends."""
     rows: list[tuple[str, str]] = []
@@ -158,6 +141,8 @@ def format_report_table(report: Mapping[str, Any]) -> str:
     rows.append(("parameters", f"{report['parameters']:,}"))
     rows.append(("run folder", report["folder"]))
     if "tensorboard" in (report["config"].get("logger") or {}):
-        rows.append(("TensorBoard", format_tensorboard_command(report["folder"])))
+        # Runs are named by their path below --logdir: the run's own folder would have no name.
+        parent = quote(str(Path(report["folder"]).parent))
+        rows.append(("TensorBoard", f"tensorboard --logdir {parent}"))
     rows += [("warning", message) for message in report.get("warnings", [])]
     return indent(format_columns(rows, left=2), "  ")

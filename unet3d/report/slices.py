@@ -6,12 +6,14 @@ the left of sagittal ones; anterior is at the top of axial slices, superior at t
 Slices are numbered from the patient's left, posterior and inferior end.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from unet3d.types import Triple
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,8 +30,8 @@ THIN = 4
 """Views with a side this many times shorter than the volume's longest side, in mm, are skipped."""
 
 COLORS = (
-    *("e69f00", "56b4e9", "009e73", "cc79a7", "0072b2", "f0e442", "d55e00"),  # Okabe and Ito's
-    *("a22e2e", "5de85d", "8b8bff"),  # farthest from those for color-blind viewers
+    *("#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#0072b2", "#f0e442", "#d55e00"),  # Okabe and Ito
+    *("#a22e2e", "#5de85d", "#8b8bff"),  # farthest from those for color-blind viewers
 )
 
 PANEL = 320
@@ -38,37 +40,36 @@ PANEL = 320
 GAP, FONT_PIXELS, LINE = 8, 14, 20
 
 
-def get_palette(classes: int) -> np.ndarray:
-    """Return (K, 3) RGB colors: black for the background, then a fixed color per class.
+def get_palette(count: int) -> list[str]:
+    """Return colors such as #e69f00, the same first ones for any number.
 
     Ten colors that color-blind people can distinguish, then the same ten lighter, then darker;
-    they repeat from the 31st class on.
+    they repeat from the 31st on.
     """
-    ten = np.array([[int(color[i : i + 2], 16) / 255 for i in (0, 2, 4)] for color in COLORS])
+    from matplotlib.colors import to_hex, to_rgb
+
+    ten = np.array([to_rgb(color) for color in COLORS])
     thirty = np.concatenate([ten, 1 - 0.45 * (1 - ten), 0.45 * ten])
-    return np.concatenate([np.zeros((1, 3)), thirty[np.arange(classes - 1) % len(thirty)]])
+    return [to_hex(thirty[n % len(thirty)]) for n in range(count)]
 
 
-def get_class_colors(classes: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """Return (K, 3) RGB colors of the background and of classes given by their labels.
+def get_class_colors(classes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return the colors of classes given by their labels.
 
     A class of one label has that label's color; a class of several labels has the next unused one.
 
     >>> regions = {"whole tumor": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
-    >>> (get_class_colors(regions) == get_palette(4)).all()
-    np.True_
+    >>> list(get_class_colors(regions).values()) == get_palette(3)
+    True
     """
     single = [labels[0] if len(labels) == 1 else None for labels in classes.values()]
     unused = (n for n in range(1, 2 * len(single) + 1) if n not in single)
     numbers = [next(unused) if label is None else label for label in single]
-    return get_palette(max(numbers, default=0) + 1)[[0, *numbers]]
-
-
-def get_hex_colors(classes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the color of each class for pages."""
-    from matplotlib.colors import to_hex
-
-    return dict(zip(classes, map(to_hex, get_class_colors(classes)[1:]), strict=True))
+    palette = get_palette(30)
+    return {
+        name: palette[(number - 1) % len(palette)]
+        for name, number in zip(classes, numbers, strict=True)
+    }
 
 
 def choose_views(shape: Sequence[int], spacing_mm: Sequence[float]) -> list[int]:
@@ -86,62 +87,26 @@ def choose_views(shape: Sequence[int], spacing_mm: Sequence[float]) -> list[int]
     return wide or [max(across, key=lambda axis: across[axis].prod())]
 
 
-def get_plane(volume: np.ndarray, axis: int, index: int) -> np.ndarray:
-    """Return a slice, without copying the volume."""
-    return np.moveaxis(volume, axis, 0)[index]
-
-
-def find_fullest_slice(slices: Iterable[np.ndarray], classes: int) -> int | None:
-    """Return the index of the slice with the most foreground; None if all are empty.
+def find_fullest_slices(labels: np.ndarray) -> Triple:
+    """Return the slice of each axis with the most foreground; of equally full ones, the middle.
 
     Each class counts relative to its own fullest slice, so that small structures are not lost to
-    large ones. Of equally full slices, the middle one is returned. `slices` hold labels below
-    `classes`.
+    large ones.
     """
-    counts = np.stack([np.bincount(s.ravel(), minlength=classes)[1:] for s in slices])
-    if not counts.any():
-        return None
-    fullness = (counts / counts.max(0).clip(min=1)).sum(1)
-    fullest = np.flatnonzero(fullness > fullness.max() - 1e-6)
-    return int(fullest[len(fullest) // 2])
-
-
-def find_fullest_slices(labels: np.ndarray) -> tuple[int, int, int]:
-    """Return the fullest slice of each axis; the middle one without foreground."""
     classes = int(labels.max(initial=0)) + 1
-    fullest = [find_fullest_slice(np.moveaxis(labels, axis, 0), classes) for axis in range(3)]
-    d, h, w = (n // 2 if s is None else s for s, n in zip(fullest, labels.shape, strict=True))
-    return d, h, w
-
-
-def format_slice_title(axis: int, index: int, count: int) -> str:
-    """Return the view and number of a slice.
-
-    >>> format_slice_title(2, 4, 10)
-    'axial slice 5 of 10'
-    """
-    return f"{VIEWS[axis]} slice {index + 1} of {count}"
+    fullest = []
+    for axis in range(3):
+        planes = np.moveaxis(labels, axis, 0)
+        counts = np.stack([np.bincount(p.ravel(), minlength=classes)[1:] for p in planes])
+        fullness = (counts / counts.max(0).clip(min=1)).sum(1)
+        equally_full = np.flatnonzero(fullness > fullness.max() - 1e-6)
+        fullest.append(int(equally_full[len(equally_full) // 2]))
+    return fullest[0], fullest[1], fullest[2]
 
 
 def orient_for_display(plane: np.ndarray) -> np.ndarray:
     """Turn a slice (first axis, second axis, ...) into rows and columns as displayed."""
     return plane.swapaxes(0, 1)[::-1, ::-1]
-
-
-def get_intensity_window(planes: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the 1st and 99th percentile of all planes together."""
-    low, high = np.percentile(np.concatenate([plane.ravel() for plane in planes]), (1, 99))
-    return float(low), float(high)
-
-
-def scale_intensity(plane: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Map intensities from `low`..`high` to 0..1, clipped."""
-    return np.clip((plane - low) / max(high - low, 1e-6), 0, 1)
-
-
-def overlay_classes(plane: np.ndarray, classes: np.ndarray, colors: np.ndarray) -> np.ndarray:
-    """Blend the colors of the classes (H, W) over a plane (H, W, 3)."""
-    return np.where(classes[..., None] > 0, 0.3 * plane + 0.7 * colors[classes], plane)
 
 
 def draw_case_slices(
@@ -150,62 +115,77 @@ def draw_case_slices(
     *,
     spacing_mm: Sequence[float],
     slices: Sequence[int],
-    class_names: Sequence[str],
+    legend: Sequence[tuple[str, str]],
+    box: Sequence[slice] = (slice(None),) * 3,
+    title: str = "",
 ) -> np.ndarray:
     """Return a uint8 image (H, W, 3) with a row per view: the image, then labels over it.
 
-    `slices` is the slice to show of each axis; labels without a class name are not colored. All
-    views share one scale in mm and one intensity window; `choose_views` skips thin views.
+    `slices` is the slice to show of each axis, `box` the part of it; `legend` holds the text and
+    the color, such as #ff0000, of the labels 1, 2, ..., others are not colored. All views share one
+    scale in mm and one intensity window; `choose_views` skips thin views.
     """
+    from matplotlib.colors import to_rgb
     from PIL import Image, ImageDraw
 
-    axes, volumes = choose_views(image.shape, spacing_mm), (image, *layers.values())
-    sides = {a: np.delete(np.multiply(image.shape, spacing_mm), a) for a in axes}  # mm
+    colors = np.array([(0, 0, 0), *(to_rgb(color) for _, color in legend)])
+    shape = [len(range(n)[inside]) for n, inside in zip(image.shape, box, strict=True)]
+    axes, volumes = choose_views(shape, spacing_mm), (image, *layers.values())
+    sides = {a: np.delete(np.multiply(shape, spacing_mm), a) for a in axes}  # mm
     scale = PANEL / max(mm.max() for mm in sides.values())
-    rows, colors = [], get_palette(len(class_names))
-    planes = {a: [get_plane(v, a, slices[a]) for v in volumes] for a in axes}
-    low, high = get_intensity_window([gray for gray, *_ in planes.values()])
+    planes = {a: [v[(*box[:a], slices[a], *box[a + 1 :])] for v in volumes] for a in axes}
+    low, high = np.percentile(
+        np.concatenate([gray.ravel() for gray, *_ in planes.values()]), (1, 99)
+    )
+    rows = []
     for axis, (gray, *labels) in planes.items():
-        background = np.repeat(scale_intensity(gray, low, high)[..., None], 3, axis=-1)
-        known = [np.where(plane < len(class_names), plane, 0) for plane in labels]
-        panels = [background, *(overlay_classes(background, plane, colors) for plane in known)]
+        scaled = np.clip((gray - low) / max(high - low, 1e-6), 0, 1)
+        background = np.repeat(scaled[..., None], 3, axis=-1)
         pixels = [max(1, round(mm * scale)) for mm in sides[axis]]
-        rows.append([_make_panel(panel, (pixels[0], pixels[1])) for panel in panels])
+        rows.append([_make_panel(background, pixels)])
+        for plane in labels:
+            known = ((plane > 0) & (plane < len(colors)))[..., None]
+            blended = 0.3 * background + 0.7 * colors[np.where(known[..., 0], plane, 0)]
+            rows[-1].append(_make_panel(np.where(known, blended, background), pixels))
 
-    titles = [format_slice_title(axis, slices[axis], image.shape[axis]) for axis in axes]
+    titles = [f"{VIEWS[a]} slice {slices[a] + 1} of {image.shape[a]}" for a in axes]
     columns = ("image", *layers)
     column = GAP + max(*(row[0].width for row in rows), *map(_get_text_width, columns))
-    width = GAP + max(len(columns) * column, *(_get_text_width(title) + GAP for title in titles))
-    legend, lines = _lay_out_legend(class_names[1:], width)
-    height = LINE * (1 + len(rows) + lines) + GAP * (2 + len(rows)) + sum(r[0].height for r in rows)
-    picture = Image.new("RGB", (width, height))
+    widest = max(map(_get_text_width, (title, *titles)))
+    width = GAP + max(len(columns) * column, widest + GAP)
+    places, lines = _lay_out_legend([text for text, _ in legend], width)
+    height = LINE * (1 + bool(title) + len(rows) + lines) + GAP * (2 + len(rows))
+    picture = Image.new("RGB", (width, height + sum(row[0].height for row in rows)))
     draw = ImageDraw.Draw(picture)
     centers = [round(width / 2 + column * (n - len(layers) / 2)) for n in range(len(columns))]
+    top = GAP
+    if title:
+        draw.text((width // 2, top), title, font=_font(), anchor="ma")
+        top += LINE
     for center, name in zip(centers, columns, strict=True):
-        draw.text((center, GAP), name, font=_font(), anchor="ma")
-    top = GAP + LINE
-    for axis, title, row in zip(axes, titles, rows, strict=True):
-        draw.text((width // 2, top), title, font=_font(), anchor="ma", fill="#bbbbbb")
+        draw.text((center, top), name, font=_font(), anchor="ma")
+    top += LINE
+    for axis, name, row in zip(axes, titles, rows, strict=True):
+        draw.text((width // 2, top), name, font=_font(), anchor="ma", fill="#bbbbbb")
         top += LINE
         for center, panel in zip(centers, row, strict=True):
             picture.paste(panel, (center - panel.width // 2, top))
         w, h = row[0].size
         _draw_edge_letters(draw, axis, (centers[0] - w // 2, top, w, h))
         top += h + GAP
-    for (line, left), name, color in zip(legend, class_names[1:], colors[1:], strict=True):
+    for (line, left), (text, color) in zip(places, legend, strict=True):
         y = top + line * LINE
-        square = (left, y + 2, left + FONT_PIXELS - 2, y + FONT_PIXELS)
-        draw.rectangle(square, fill=tuple(round(255 * part) for part in color))
-        draw.text((left + LINE, y), name, font=_font())
+        draw.rectangle((left, y + 2, left + FONT_PIXELS - 2, y + FONT_PIXELS), fill=color)
+        draw.text((left + LINE, y), text, font=_font())
     return np.asarray(picture)
 
 
-def _make_panel(plane: np.ndarray, pixels: tuple[int, int]) -> "Image":
+def _make_panel(plane: np.ndarray, pixels: Sequence[int]) -> "Image":
     """Return a plane (first axis, second axis, 3) resized to `pixels`."""
     from PIL import Image
 
     panel = Image.fromarray((255 * orient_for_display(plane)).round().astype(np.uint8))
-    return panel.resize(pixels, Image.Resampling.BOX)  # keeps enlarged voxels sharp
+    return panel.resize((pixels[0], pixels[1]), Image.Resampling.BOX)  # keeps enlarged voxels sharp
 
 
 def _draw_edge_letters(draw: "ImageDraw", axis: int, panel: tuple[int, int, int, int]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from unet3d.report.curves import Curve
 from unet3d.text import join_first, pluralize
 
 MIN_VALIDATIONS = 3
@@ -36,7 +37,7 @@ EARLY_FRACTION = 0.1
 """A run that time ended before this fraction of its steps is no result yet."""
 
 PARTS = 64
-"""Number of means in a loss history at which pairs of them are merged."""
+"""Points of a loss history at which pairs of them are merged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,54 +51,38 @@ class SuggestedOverrides:
     lower_rate: str = "lower the learning rate"
 
 
-class LossHistory:
-    """Mean loss of equally long parts of a run, in fewer than PARTS numbers however long it is."""
+class LossHistory(Curve):
+    """Mean loss of equally long parts of a run, fewer than PARTS however long it is."""
 
     def __init__(self) -> None:
-        self.means: list[float] = []
-        self.batches = 1  # per part
-        self.pending: list[float] = []  # losses of the incomplete part
+        super().__init__(PARTS)
         self.lowest = math.inf  # of all batches
 
-    def add(self, loss: float) -> None:
+    def add(self, step: float, value: float) -> None:
         """Add the loss of a batch; non-finite ones are ignored, since their steps are skipped."""
-        if not math.isfinite(loss):
-            return
-        self.lowest = min(self.lowest, loss)
-        self.pending.append(loss)
-        if len(self.pending) < self.batches:
-            return
-        self.means.append(sum(self.pending) / self.batches)
-        self.pending = []
-        if len(self.means) == PARTS:
-            pairs = zip(self.means[::2], self.means[1::2], strict=True)
-            self.means = [(a + b) / 2 for a, b in pairs]
-            self.batches *= 2
+        super().add(step, value)
+        if math.isfinite(value):
+            self.lowest = min(self.lowest, value)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
-        return {
-            "means": list(self.means),
-            "batches": self.batches,
-            "pending": list(self.pending),
-            "lowest": self.lowest,
-        }
+        return super().state_dict() | {"lowest": self.lowest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.means, self.pending = list(state["means"]), list(state["pending"])
-        self.batches = state["batches"]
-        self.lowest = state.get("lowest", min([*self.means, *self.pending], default=math.inf))
+        super().load_state_dict(state)
+        self.lowest = state["lowest"]
 
     def detect_plateau(self) -> tuple[float, float] | None:
         """Return the medians of the first and last eighth if the loss has not fallen, else None.
 
         None before PARTS batches, too: too few steps to judge.
         """
-        if self.batches == 1:
+        if self.every == 1:
             return None
-        eighth = len(self.means) // 8
-        first, last = median(self.means[:eighth]), median(self.means[-eighth:])
+        means = [loss for _, loss in self.points]
+        eighth = len(means) // 8
+        first, last = median(means[:eighth]), median(means[-eighth:])
         return (first, last) if first - last < FALL * abs(first) else None
 
     def detect_divergence(self) -> tuple[float, float] | None:
@@ -105,9 +90,9 @@ class LossHistory:
 
         The lowest of single batches: where the first step diverges, every mean has diverged.
         """
-        if not self.means:
+        if not self.points:
             return None
-        last = median(self.means[-max(3, len(self.means) // 8) :])
+        last = median(loss for _, loss in self.points[-max(3, len(self.points) // 8) :])
         return (self.lowest, last) if last > DIVERGED * max(abs(self.lowest), 1) else None
 
 
@@ -139,25 +124,23 @@ def find_absent_classes(
         present = set().union(*cases)
         return [name for name, labels in classes.items() if not present & set(labels)]
 
-    not_trained, not_validated = find_absent(training), find_absent(validation)
-    nowhere = [name for name in not_trained if not validation or name in not_validated]
-    only_validated = [name for name in not_trained if name not in nowhere]
-    only_trained = [name for name in not_validated if validation and name not in not_trained]
-    advice = "choose another fold= or data.splits="
+    not_trained = find_absent(training)
+    not_validated = find_absent(validation) if validation else not_trained
     warnings = []
-    if nowhere:
+    if nowhere := [name for name in not_trained if name in not_validated]:
         warnings.append(
             f"no case has {join_first(nowhere)}, so it cannot be learned: check the label files, "
             "or remove the class"
         )
-    if only_validated:
+    if only_validated := [name for name in not_trained if name not in not_validated]:
         warnings.append(
-            f"no training case has {join_first(only_validated)}, so it cannot be learned: {advice}"
+            f"no training case has {join_first(only_validated)}, so it cannot be learned: choose "
+            "another fold= or data.splits="
         )
-    if only_trained:
+    if only_trained := [name for name in not_validated if name not in not_trained]:
         warnings.append(
             f"no validation case has {join_first(only_trained)}, so its Dice is unknown and not "
-            f"part of the mean: {advice}"
+            "part of the mean: choose another fold= or data.splits="
         )
     return warnings
 

@@ -1,19 +1,32 @@
-"""Pack the volumes of cases for NiiVue: cropped, in 8 bits, coarser if they must be."""
+"""Show the volumes of cases: as slices in a picture, and in NiiVue, a 3D viewer in JavaScript.
+
+For NiiVue they are cropped, in 8 bits, and coarser if they must be. Its module is in the
+distribution ipyniivue, whose script is a widget for notebooks and exports nothing else. But it
+carries NiiVue's own module as a string, percent-encoded, to write it into HTML files (`save_html`).
+Read in ipyniivue 2.4.4, which has NiiVue 0.65.
+"""
 
 import base64
 import gzip
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import metadata
+from io import BytesIO
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import nibabel
 import numpy as np
 import torch
+from PIL import Image
 from torch.nn.functional import avg_pool3d
 
-from unet3d.report.niivue import NiivueModule, find_niivue
-from unet3d.report.slices import find_fullest_slices
-from unet3d.text import join_first
+from unet3d.report.slices import draw_case_slices, find_fullest_slices
+from unet3d.text import escape_unprintable, join_first
+from unet3d.types import Triple
 
 MARGIN_MM = 15
 """What is shown around the labels."""
@@ -46,6 +59,12 @@ class CaseVolumes:
     layers: Mapping[str, Layer]
     spacing_mm: Sequence[float]
 
+    @property
+    def slices(self) -> Triple:
+        """Return the slices to show: the fullest ones of the last layer that has a label."""
+        labels = [layer.labels for layer in self.layers.values() if layer.labels.any()]
+        return find_fullest_slices(labels[-1] if labels else np.zeros_like(self.image))
+
     def map(
         self,
         change_image: Callable[[np.ndarray], np.ndarray],
@@ -57,6 +76,32 @@ class CaseVolumes:
             for name, layer in self.layers.items()
         }
         return replace(self, image=change_image(self.image), layers=layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NiivueModule:
+    """A JavaScript module that exports `Niivue`."""
+
+    packed: str  # gzip, in base64
+    license: str
+
+
+@cache
+def find_niivue() -> NiivueModule | None:
+    """Return NiiVue's module, or None without ipyniivue or with one that has no such module."""
+    try:
+        distribution = metadata.distribution("ipyniivue")
+    except metadata.PackageNotFoundError:
+        return None
+    widget = Path(str(distribution.locate_file("ipyniivue/static/widget.js"))).read_text("utf-8")
+    module = re.search(r'"([^"]*export%7B[^"]*Niivue[^"]*)"', widget)
+    if module is None:
+        return None
+    packed = gzip.compress(unquote(module[1]).encode(), 9, mtime=0)
+    text = distribution.read_text("licenses/LICENSE") or distribution.read_text("LICENSE")
+    return NiivueModule(
+        packed=base64.b64encode(packed).decode("ascii"), license=text or "BSD-2-Clause"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +149,10 @@ def pack(case: CaseVolumes) -> dict[str, Any]:
         file = nibabel.Nifti1Image(volume, np.diag([*case.spacing_mm, 1.0])).to_bytes()
         return base64.b64encode(gzip.compress(file, mtime=0)).decode("ascii")
 
-    labels = [layer.labels for layer in case.layers.values() if layer.labels.any()]
     return {
         "title": case.title,
         "shape": case.image.shape,
-        "slices": find_fullest_slices(labels[-1] if labels else np.zeros_like(case.image)),
+        "slices": case.slices,
         "image": compress(case.image),
         "layers": [
             {"name": name, "classes": layer.classes, "file": compress(layer.labels)}
@@ -123,6 +167,19 @@ def measure(packed: Mapping[str, Any]) -> int:
     return sum(map(len, files)) + 2000
 
 
+def make_class_map(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """Return each voxel's class index, 0 for none; where classes overlap, the one of fewer labels.
+
+    The first class has the index 1.
+    """
+    highest = max(max(members) for members in classes.values())
+    indices = np.zeros(highest + 2, np.min_scalar_type(len(classes)))
+    indexed = enumerate(classes.values(), start=1)
+    for index, members in sorted(indexed, key=lambda item: -len(item[1])):
+        indices[list(members)] = index
+    return indices[labels.astype(np.int32).clip(0, highest + 1)]
+
+
 def to_bytes(image: np.ndarray) -> np.ndarray:
     """Map intensities between two percentiles to 0..255, plane by plane to bound memory."""
     sample = image.reshape(-1)[:: max(1, image.size // SAMPLE)].astype(np.float32)
@@ -135,17 +192,50 @@ def to_bytes(image: np.ndarray) -> np.ndarray:
     return result
 
 
-def crop(case: CaseVolumes) -> CaseVolumes:
+def draw_case(case: CaseVolumes, box: Sequence[slice] = (slice(None),) * 3) -> bytes:
+    """Return slices of a part of a case as a PNG."""
+    legend: list[tuple[str, str]] = []  # text and color of each class that the case has
+    layers = {}
+    for name, layer in case.layers.items():
+        indices = np.zeros(len(layer.classes) + 1, np.uint16)
+        for number in np.unique(layer.labels[layer.labels > 0]):
+            shown = layer.classes[number - 1]
+            text = f"{shown['name']}: {shown['note']}" if shown["note"] else shown["name"]
+            entry = (escape_unprintable(text), shown["color"])
+            if entry not in legend:
+                legend.append(entry)
+            indices[number] = legend.index(entry) + 1
+        layers[name] = indices[layer.labels]
+    picture = draw_case_slices(
+        case.image,
+        layers,
+        spacing_mm=case.spacing_mm,
+        slices=case.slices,
+        legend=legend,
+        box=box,
+        title=escape_unprintable(case.title),
+    )
+    with BytesIO() as file:
+        Image.fromarray(picture).save(file, format="png")
+        return file.getvalue()
+
+
+def find_label_box(case: CaseVolumes) -> tuple[slice, ...]:
     """Return the part around all labels, with a margin; everything if there is no label."""
     foreground = np.any([layer.labels > 0 for layer in case.layers.values()], axis=0)
     if not foreground.any():
-        return case
+        return (slice(None),) * 3
     box = []
     for filled, mm in zip(foreground.nonzero(), case.spacing_mm, strict=True):
         margin = round(MARGIN_MM / mm)
         box.append(slice(max(0, filled.min() - margin), filled.max() + 1 + margin))
-    inside = tuple(box)
-    return case.map(lambda image: image[inside], lambda labels: labels[inside])
+    return tuple(box)
+
+
+def crop(case: CaseVolumes) -> CaseVolumes:
+    """Return the part around all labels."""
+    box = find_label_box(case)
+    return case.map(lambda image: image[box], lambda labels: labels[box])
 
 
 def coarsen(case: CaseVolumes, voxel_mm: float) -> CaseVolumes:

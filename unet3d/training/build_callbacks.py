@@ -18,7 +18,6 @@ from unet3d.machine import Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.peak import PeakMeter
 from unet3d.metric.dice import Dice
-from unet3d.report.run_comparison import HIDDEN_KEYS
 from unet3d.stop_signals import SignalListener
 from unet3d.training.callbacks.curves import Curves
 from unet3d.training.callbacks.dashboard import Dashboard
@@ -35,6 +34,7 @@ from unet3d.training.limits import StoppingLimits
 from unet3d.training.module import SegmentationModule
 from unet3d.training.resume_state import ResumeState
 from unet3d.types import HasRetention
+from unet3d.workflows.comparison import HIDDEN_KEYS
 from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
 from unet3d.workflows.memory.estimate import make_figure_title
 

@@ -17,9 +17,8 @@ from unet3d.inference.write_labels import choose_decision
 from unet3d.kernel_cache import set_compiler_caches
 from unet3d.loss.adapter import check_loss
 from unet3d.machine import Precision
-from unet3d.metric.case_scores import CaseScores
+from unet3d.metric.case_scores import CaseScores, ValidationHD95
 from unet3d.metric.dice import Dice
-from unet3d.metric.validation_hd95 import ValidationHD95
 from unet3d.training.cuda_graph import CudaGraphs, RecordedPass
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.module import SegmentationModule

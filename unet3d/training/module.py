@@ -12,9 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from unet3d.errors import RunError
 from unet3d.inference.sliding_window import SlidingWindow
-from unet3d.metric.case_scores import CaseScores
+from unet3d.metric.case_scores import CaseScores, ValidationHD95
 from unet3d.metric.dice import Dice, mask_unknown
-from unet3d.metric.validation_hd95 import ValidationHD95
 from unet3d.training.cuda_graph import RecordedPass
 from unet3d.training.distributed import gather_in_case_order, share_buffers
 from unet3d.training.loggers import log_values

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from unet3d.files import write_text
 from unet3d.machine import summarize_machine
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import plot_timeline
-from unet3d.report.page import render_page, write_html
+from unet3d.report.page import render_page
 from unet3d.report.run_page import describe_run
 from unet3d.report.run_report import get_step_memory, write_report
 from unet3d.training.run import TrainingRun
@@ -33,7 +34,7 @@ def write_run_page(run: TrainingRun, report: Mapping[str, Any]) -> None:
         machine=summarize_machine(),
     )
     content |= embed_worst_cases("run.html", content, result, evaluation)
-    write_html(render_page("run.html", **content), run.folder / NAME)
+    write_text(run.folder / NAME, render_page("run.html", **content))
 
 
 def draw_timeline(estimate: MemoryEstimate, report: Mapping[str, Any]) -> "Figure":

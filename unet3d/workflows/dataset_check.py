@@ -79,14 +79,11 @@ def check_dataset(
 
 def find_split_hints(rule: SplitRule) -> Iterator[Finding]:
     """Yield a file of folds that is found or ignored, and patients with several scans."""
+    hints = []
     if rule.note is not None:
-        advice = "set data.splits or data.group_by to choose the folds"
-        yield Finding(case=None, file=None, message=rule.note, advice=advice, is_hint=True)
-    if rule.likely_groups is not None:
-        yield Finding(
-            case=None,
-            file=None,
-            message=rule.likely_groups.message,
-            advice=f"set {rule.likely_groups.option} to keep the scans of a patient in one fold",
-            is_hint=True,
-        )
+        hints.append((rule.note, "set data.splits or data.group_by to choose the folds"))
+    if likely := rule.likely_groups:
+        advice = f"set {likely.option} to keep the scans of a patient in one fold"
+        hints.append((likely.message, advice))
+    for message, advice in hints:
+        yield Finding(case=None, file=None, message=message, advice=advice, is_hint=True)

@@ -1,22 +1,27 @@
 """Show an image and its labels in one HTML file."""
 
 import base64
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from unet3d.data.formats.labels import read_labels
 from unet3d.data.formats.volumes import open_header, read_volume, split_suffix
 from unet3d.data.layouts.label_names import find_label_names
 from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError
-from unet3d.report.case_figure import make_class_map
-from unet3d.report.page import render_page, write_html
-from unet3d.report.slices import draw_case_slices, find_fullest_slices, get_hex_colors
-from unet3d.report.volumes import CaseVolumes, Layer, embed_viewer, to_bytes
+from unet3d.files import write_text
+from unet3d.report.page import render_page
+from unet3d.report.slices import get_class_colors
+from unet3d.report.volumes import (
+    CaseVolumes,
+    Layer,
+    draw_case,
+    embed_viewer,
+    make_class_map,
+    to_bytes,
+)
 
 MAX_BYTES = 100_000_000
 """Size of a page; a volume of 512 x 512 x 400 voxels is half of it, and larger ones are coarser."""
@@ -37,26 +42,9 @@ def write_view_page(image: Path, labels: Sequence[Path], path: Path, *, channel:
         title=case.name,
         subtitle=f"{shape} voxels of {spacing} mm, axes to the right, anterior and superior",
         viewer=embed_viewer([case], 1, MAX_BYTES),
-        pictures={case.title: draw_slices(case)},
+        pictures={case.title: base64.b64encode(draw_case(case)).decode("ascii")},
     )
-    write_html(page, path, 2 * MAX_BYTES)
-
-
-def draw_slices(case: CaseVolumes) -> str:
-    """Return the fullest slices of a case as a PNG in base64."""
-    layers = {name: layer.labels for name, layer in case.layers.items()}
-    *_, last = (np.zeros_like(case.image), *layers.values())
-    classes = [c["name"] for layer in case.layers.values() for c in layer.classes]
-    picture = draw_case_slices(
-        case.image,
-        layers,
-        spacing_mm=case.spacing_mm,
-        slices=find_fullest_slices(last),
-        class_names=["background", *dict.fromkeys(classes)],
-    )
-    with io.BytesIO() as file:
-        Image.fromarray(picture).save(file, format="png")
-        return base64.b64encode(file.getvalue()).decode("ascii")
+    write_text(path, page)
 
 
 def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolumes:
@@ -71,11 +59,11 @@ def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolum
     }
     classes = find_classes(labels, list(volumes.values()))
     gray = channels[channel]
-    legend = [{"name": n, "color": c, "note": ""} for n, c in get_hex_colors(classes).items()]
+    legend = [{"name": n, "color": c, "note": ""} for n, c in get_class_colors(classes).items()]
 
     def number_classes(volume: np.ndarray) -> np.ndarray:
-        numbers = make_class_map(volume, classes) if classes else np.zeros_like(volume)
-        return reorient(numbers.astype(np.uint8), axes, flips)
+        numbers = make_class_map(volume, classes) if classes else np.zeros(volume.shape, np.uint8)
+        return reorient(numbers, axes, flips)
 
     return CaseVolumes(
         name=image.name,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unet3d.data.preprocessing.resampling import get_plane_names, reorient
 from unet3d.errors import UsageError
-from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices
+from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices, get_palette
 from unet3d.training.loggers import log_image
 from unet3d.types import IGNORE_LABEL, Sample, Triple
 
@@ -32,7 +32,9 @@ class CaseImages(Callback):
     ):
         if cases < 0:
             raise UsageError(f"callbacks.case_images.cases must be 0 or more, got {cases}")
-        self.class_names, self.spacing_mm, self.cases = class_names, spacing_mm, cases
+        self.spacing_mm, self.cases = spacing_mm, cases
+        colors = get_palette(len(class_names) - 1)
+        self.legend = list(zip(class_names[1:], colors, strict=True))
         names = get_plane_names(orientation)
         sagittal, coronal, axial = (names.index(view) for view in VIEWS)
         self.axes: Triple = (sagittal, coronal, axial)
@@ -70,5 +72,5 @@ class CaseImages(Callback):
             {"reference": labels, "prediction": predicted},
             spacing_mm=[self.spacing_mm[case][axis] for axis in self.axes],
             slices=self.slices[case],
-            class_names=self.class_names,
+            legend=self.legend,
         )

@@ -55,7 +55,7 @@ class TrainingWarnings(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: SegmentationModule, *_: Any
     ) -> None:
-        self.losses.add(pl_module.nonfinite_guard.loss)
+        self.losses.add(trainer.global_step, pl_module.nonfinite_guard.loss)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: SegmentationModule) -> None:
         if trainer.sanity_checking:

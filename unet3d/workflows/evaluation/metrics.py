@@ -5,8 +5,8 @@ from inspect import signature
 
 from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError
-from unet3d.metric.case_metric import ClassMetric, LogitMetric
-from unet3d.metric.scores import SCORES
+from unet3d.metric.case_scores import LogitMetric
+from unet3d.metric.scores import SCORES, ClassMetric
 
 
 def build_metrics(

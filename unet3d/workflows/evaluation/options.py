@@ -1,22 +1,98 @@
-"""Resolve what an evaluation scores: classes, tolerances, metrics, and which cases are held out."""
+"""Build an evaluation from its settings: match the files, name the classes and tolerances."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.config.settings.evaluation import EvaluationSettings
-from unet3d.data.annotated import Annotations, read_annotations
+from unet3d.data.annotated import read_annotations
+from unet3d.data.formats.labels import list_files_by_name
+from unet3d.data.formats.volumes import is_volume, split_suffix
+from unet3d.data.layouts.groups import read_groups
 from unet3d.data.layouts.label_names import LabelNames, find_label_names
 from unet3d.errors import UsageError
-from unet3d.metric.case_metric import ClassMetric
+from unet3d.metric.scores import ClassMetric
 from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
+from unet3d.workflows.evaluation.score_cases import CasePair, Evaluation
+
+
+def build_evaluation(settings: EvaluationSettings) -> Evaluation:
+    """Match the files and resolve the classes."""
+    pairs, without_reference = match_files(settings.predictions, settings.references)
+    if settings.skip_missing_predictions:
+        pairs = [pair for pair in pairs if pair.prediction]
+    names = resolve_classes(settings)
+    if settings.annotated is not None:
+        if names is None:
+            raise UsageError("annotated needs classes= or regions= to name them")
+        annotations = read_annotations("annotated", settings.annotated, list(names.classes))
+        for finding in annotations.find_unmatched_patterns(pair.name for pair in pairs):
+            raise UsageError(finding.message)
+        pairs = [
+            replace(pair, unknown=frozenset(annotations.find_unknown(pair.name))) for pair in pairs
+        ]
+    return Evaluation(
+        predictions=", ".join(map(str, settings.predictions)),
+        references=str(settings.references),
+        output=settings.output,
+        images=settings.images,
+        draw_worst=settings.draw_worst,
+        workers=settings.workers,
+        pairs=pairs,
+        without_reference=without_reference,
+        names=names,
+        ignore_labels=resolve_ignore_labels(settings, names),
+        tolerance_mm=resolve_tolerance(settings, names),
+        metrics=resolve_metrics(settings),
+        groups=None
+        if settings.group_by is None
+        else read_groups(settings.group_by, [pair.name for pair in pairs], "group_by"),
+        roles=resolve_roles(settings.checkpoints, [pair.name for pair in pairs]),
+        command=settings.command,
+    )
+
+
+def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[CasePair], list[str]]:
+    """Match files by name, endings aside; also return the predictions without a reference."""
+    for path in predictions:
+        if not path.exists():
+            raise UsageError(f"predictions: {path} is neither a file nor a folder")
+    if not references.exists():
+        raise UsageError(f"references: {references} is neither a file nor a folder")
+    # Volumes of some formats are folders.
+    is_file, *others = (path.is_file() or is_volume(path) for path in (references, *predictions))
+    if any(other != is_file for other in others):
+        raise UsageError("predictions and references must be folders, or two files")
+    if is_file:
+        name = split_suffix(references)[0]
+        return [CasePair(name=name, prediction=predictions, reference=[references])], []
+    predicted: dict[str, list[Path]] = {}
+    for folder in predictions:
+        for name, files in list_files_by_name(folder).items():
+            predicted.setdefault(name, []).extend(files)
+    expected = list_files_by_name(references)
+    if not predicted.keys() & expected.keys():
+        folders = ", ".join(map(str, predictions))
+        raise UsageError(
+            f"no volume in {folders} ({len(predicted)} files) has the name of one in "
+            f"{references} ({len(expected)} files)"
+        )
+    pairs = [
+        CasePair(name=name, prediction=predicted.get(name, []), reference=files)
+        for name, files in sorted(expected.items())
+    ]
+    return pairs, sorted(predicted.keys() - expected.keys())
 
 
 def resolve_classes(settings: EvaluationSettings) -> LabelNames | None:
     """Return the classes of the settings or of a dataset.json; None: every label is a class."""
     references = settings.references
     if settings.classes is not None:
-        names = _number_classes(settings.classes)
+        names = LabelNames(
+            classes={name: (c,) for c, name in enumerate(settings.classes) if c > 0},
+            known_labels=frozenset(range(len(settings.classes))),
+        )
     else:
         names = find_label_names(
             references if references.is_dir() else references.absolute().parent
@@ -28,17 +104,6 @@ def resolve_classes(settings: EvaluationSettings) -> LabelNames | None:
         known_labels=None if names is None else names.known_labels,
         ignore_labels=() if names is None else names.ignore_labels,
     )
-
-
-def resolve_annotations(
-    settings: EvaluationSettings, names: LabelNames | None
-) -> Annotations | None:
-    """Return which classes the references annotate; None: all of them."""
-    if settings.annotated is None:
-        return None
-    if names is None:
-        raise UsageError("annotated needs classes= or regions= to name them")
-    return read_annotations("annotated", settings.annotated, list(names.classes))
 
 
 def resolve_ignore_labels(
@@ -104,18 +169,11 @@ def resolve_roles(checkpoints: Sequence[Path], names: Iterable[str]) -> dict[str
 def _read_cases(path: Path) -> Mapping[str, Mapping[str, str]]:
     """Return the cases of a checkpoint's run by part; their digests need the images, too."""
     files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
-    file = next((file for file in files if file.is_file()), path)
-    content = load_checkpoint(file)
+    content = load_checkpoint(next((file for file in files if file.is_file()), path))
     try:
-        cases = content["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
-        return {part: dict(cases[part]) for part in ("training", "validation")}
-    except (LookupError, TypeError, ValueError) as error:
+        return content["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
+    except KeyError as error:
         raise UsageError(
             f"checkpoint={path}: it does not list the cases of its run: leave out checkpoint=, "
             "then nothing is said about held-out cases"
         ) from error
-
-
-def _number_classes(classes: tuple[str, ...]) -> LabelNames:
-    labels = {name: (label,) for label, name in enumerate(classes) if label > 0}
-    return LabelNames(classes=labels, known_labels=frozenset(range(len(classes))))

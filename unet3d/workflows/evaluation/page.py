@@ -1,26 +1,33 @@
-"""Write the page of an evaluation, with its worst cases."""
+"""Draw the worst cases of an evaluation, and write its page."""
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unet3d.data.formats.labels import read_label_pair
+from unet3d.data.formats.labels import list_files_by_name, read_label_pair
+from unet3d.data.formats.volumes import is_volume, read_volume
 from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError, summarize_error
+from unet3d.files import atomic_write, write_text
 from unet3d.machine import summarize_machine
 from unet3d.metric.scores import mask_ignored
-from unet3d.report.case_figure import make_class_map
-from unet3d.report.evaluation import format_score
-from unet3d.report.evaluation_page import describe_evaluation
-from unet3d.report.page import MAX_BYTES, embed_pictures, render_page, write_html
-from unet3d.report.slices import get_hex_colors
-from unet3d.report.volumes import CaseVolumes, Layer, crop, embed_viewer, to_bytes
-from unet3d.text import pluralize
-from unet3d.workflows.evaluation.results import load_case_image, make_legend
+from unet3d.report.evaluation import describe_evaluation
+from unet3d.report.page import MAX_BYTES, embed_pictures, render_page
+from unet3d.report.slices import get_class_colors
+from unet3d.report.volumes import (
+    CaseVolumes,
+    Layer,
+    crop,
+    draw_case,
+    embed_viewer,
+    find_label_box,
+    make_class_map,
+    to_bytes,
+)
 
 NAME = "report.html"
 
@@ -30,31 +37,26 @@ ERRORS = (  # in colors that no class has
     {"name": "another class", "color": "#ffffff", "note": ""},
 )
 
+MAX_NOTES = 12
+"""Classes of a case whose scores are in its legend."""
+
 
 def try_write_evaluation_page(
     folder: Path, command: str, warn: Callable[[str], None]
 ) -> list[Path]:
-    """Write the page and return it; what prevents that is a line, since the scores are written."""
+    """Write the page of the evaluation.json in a folder, and return it.
+
+    What prevents that is a line, since the scores are written.
+    """
     try:
-        return [write_evaluation_page(folder, command)]
+        result = read_result(folder / "evaluation.json")
+        content = describe_evaluation(result, command=command, machine=summarize_machine())
+        content |= embed_worst_cases("evaluation.html", content, result, folder)
+        write_text(folder / NAME, render_page("evaluation.html", **content))
     except Exception as error:
         warn(f"{folder / NAME} was not written: {summarize_error(error)}")
         return []
-
-
-def write_evaluation_page(folder: Path, command: str) -> Path:
-    """Write the page of the evaluation.json in a folder."""
-    result = read_result(folder / "evaluation.json")
-    content = describe_evaluation(
-        result,
-        title=Path(str(result["predictions"])).name or "predictions",
-        subtitle=f"{pluralize(len(result['cases']), 'case')} of {result['predictions']}, "
-        f"references {result['references']}",
-        command=command,
-        machine=summarize_machine(),
-    )
-    content |= embed_worst_cases("evaluation.html", content, result, folder)
-    return write_html(render_page("evaluation.html", **content), folder / NAME)
+    return [folder / NAME]
 
 
 def embed_worst_cases(
@@ -86,9 +88,22 @@ def read_result(path: Path) -> dict[str, Any]:
     return result | {key: restore(result[key]) for key in ("cases", "mean", "per_class")}
 
 
-def iter_worst_cases(result: Mapping[str, Any]) -> Iterator[CaseVolumes]:
+def draw_worst_cases(result: Mapping[str, Any], folder: Path, warn: Callable[[str], None]) -> None:
+    """Write a picture of each of the worst cases, and remove those of an earlier evaluation."""
+    for stale in folder.glob("worst/[0-9]*_*.png"):
+        stale.unlink()
+    for entry, case in zip(result["worst"], iter_worst_cases(result, warn), strict=True):
+        picture = folder / entry["picture"]
+        picture.parent.mkdir(exist_ok=True)
+        with atomic_write(picture) as draft:
+            draft.write_bytes(draw_case(case, find_label_box(case)))
+
+
+def iter_worst_cases(
+    result: Mapping[str, Any], warn: Callable[[str], None] = lambda line: None
+) -> Iterator[CaseVolumes]:
     """Read the worst cases, one at a time."""
-    classes, colors = result["classes"], get_hex_colors(result["classes"])
+    classes, colors = result["classes"], get_class_colors(result["classes"])
     for entry in result["worst"]:
         name, files = entry["case"], entry["files"]
         (predicted, _), (reference, affine) = read_label_pair(
@@ -97,23 +112,22 @@ def iter_worst_cases(result: Mapping[str, Any]) -> Iterator[CaseVolumes]:
         labels = mask_ignored(predicted, reference, result["ignore_labels"])
         axes, flips = find_orientation(affine, "RAS")
         prediction, reference = (
-            make_class_map(reorient(volume, axes, flips), classes).astype(np.uint8)
-            for volume in labels
+            make_class_map(reorient(volume, axes, flips), classes) for volume in labels
         )
         image = np.full(reference.shape, 24, np.uint8)  # dark gray where there is none
         if files["image"] is not None:
             try:
                 image = load_case_image(name, Path(files["image"]), labels[1].shape)
                 image = to_bytes(reorient(image, axes, flips))
-            except UsageError:  # the command has said so when it drew the figures
-                pass
+            except UsageError as reason:
+                warn(f"{name} is drawn without its image: {reason}")
         wrong = reference != prediction
         errors = wrong * np.select([prediction == 0, reference == 0], [1, 2], 3)
-        notes = make_legend(result["cases"][name])
+        notes = make_notes(result["cases"][name])
         legend = [{"name": c, "color": colors[c], "note": notes.get(c, "")} for c in classes]
         yield CaseVolumes(
             name=name,
-            title=f"{name}: {format_score(entry['dice'], 3)}",
+            title=f"{name}: Dice {entry['dice']:.3f}",
             image=image,
             layers={
                 "reference": Layer(labels=reference, classes=legend),
@@ -122,3 +136,31 @@ def iter_worst_cases(result: Mapping[str, Any]) -> Iterator[CaseVolumes]:
             },
             spacing_mm=get_spacing(affine, axes),
         )
+
+
+def make_notes(case: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """Return what the legend of a case says of its classes, the worst ones."""
+    present = [name for name, scores in case.items() if not math.isnan(scores["dice"])]
+    notes = {}
+    for name in sorted(present, key=lambda name: case[name]["dice"])[:MAX_NOTES]:
+        scores = case[name]
+        notes[name] = f"Dice {scores['dice']:.4f}, HD95 {scores['hd95_mm']:.2f} mm"
+        if not scores["reference_ml"]:
+            notes[name] = "not in the reference"
+        elif not scores["prediction_ml"]:
+            notes[name] = "not predicted"
+    return notes
+
+
+def load_case_image(name: str, images: Path, shape: Sequence[int]) -> np.ndarray:
+    """Return the first channel of a case's image."""
+    if images.is_dir() and not is_volume(images):
+        files = list_files_by_name(images)
+        candidates = files.get(name) or files.get(f"{name}_0000")
+        if not candidates:
+            raise UsageError(f"{images} has no volume named {name} or {name}_0000")
+        images = candidates[0]
+    image = read_volume(images)[0][0]
+    if image.shape != tuple(shape):
+        raise UsageError(f"{images} has shape {list(image.shape)}, its labels {list(shape)}")
+    return image

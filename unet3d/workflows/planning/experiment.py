@@ -1,13 +1,13 @@
-"""Write a plan as an experiment, and explain what limits it."""
+"""Write a plan as an experiment: how long it trains, what limits it, and its YAML."""
 
 from collections.abc import Sequence
+from math import ceil, prod
 from typing import Any
 
 import yaml
 
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.preprocessing.background import AUTO, choose_background
-from unet3d.errors import UsageError
 from unet3d.workflows.planning.planner import (
     BATCH_FRACTION,
     MAX_BATCH_SIZE,
@@ -18,23 +18,42 @@ from unet3d.workflows.planning.planner import (
     join_by_x,
     limit_batch,
 )
-from unet3d.workflows.planning.schedule import MAX_STEPS, plan_schedule
 from unet3d.workflows.planning.topology import MAX_PATCH_VOXELS
+
+MAX_STEPS = 50_000
+"""Optimizer steps of a planned run."""
+
+MIN_STEPS_PER_VALIDATION = 50
+"""Validation comes no more often: frequent enough for a short run to have curves, too."""
+
+VALIDATION_FRACTION = 0.03
+"""Windows of validation per patch of training; a window takes less than a patch's step."""
+
+NUM_FOLDS = 5
 
 COMMAND_KEYS = ("budget_gib", "preset", "name", "overwrite", "measure_time", "debug")
 """Keys of `unet3d plan` that the planned run does not have."""
 
 GROUPS = (
-    "data",
-    "model",
-    "pool",
-    "checkpointing",
-    "augmentation",
-    "optimizer",
-    "scheduler",
-    "loss",
+    *("data", "model", "pool", "checkpointing", "augmentation", "optimizer", "scheduler", "loss"),
 )
 """Groups whose options the experiment names."""
+
+
+def plan_schedule(settings: TrainingSettings, plan: TrainingPlan) -> tuple[int, int]:
+    """Return patches per case in an epoch, and epochs between validations."""
+    num_training = plan.num_cases
+    if settings.fold is not None:
+        num_training = max(1, plan.num_cases * (NUM_FOLDS - 1) // NUM_FOLDS)
+    patches_per_case = max(1, round(MIN_STEPS_PER_VALIDATION * plan.batch_size / num_training))
+    steps_per_epoch = ceil(num_training * patches_per_case / plan.batch_size)
+    windows_per_case = prod(  # windows overlap by half
+        1 if size <= patch else ceil(2 * (size - patch) / patch) + 1
+        for size, patch in zip(plan.median_shape, plan.patch_size, strict=True)
+    )
+    windows = (plan.num_cases - num_training) * windows_per_case / plan.batch_size
+    steps = max(MIN_STEPS_PER_VALIDATION, windows / VALIDATION_FRACTION)
+    return patches_per_case, max(1, round(steps / steps_per_epoch))
 
 
 def explain_limits(settings: TrainingSettings, plan: TrainingPlan) -> list[str]:
@@ -82,8 +101,8 @@ def render_experiment(
     if find_constant_border(dataset, settings):
         background = choose_background(dataset.channels)
         data["background"] = AUTO if set(background) == {AUTO} else list(background)
-    if dataset.split.group_by is not None:
-        data["group_by"] = dataset.split.group_by
+    if dataset.group_by is not None:
+        data["group_by"] = dataset.group_by
     values: dict[str, Any] = {
         "data": data,
         "trainer": {"max_steps": MAX_STEPS, "check_val_every_n_epoch": epochs},
@@ -101,19 +120,10 @@ def render_experiment(
         if key in GROUPS:
             options[key] = value
         elif not key.startswith("hydra"):
-            set_nested(values, key.split("."), read_value(key, value))
+            set_nested(values, key.split("."), yaml.safe_load(value))
     defaults = [f"  - override /{group}: {options[group]}" for group in sorted(GROUPS)]
     body = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
     return "\n".join(["defaults:", *defaults, body])
-
-
-def read_value(key: str, text: str) -> Any:
-    """Read the value of an override; refuse text that a YAML file cannot hold."""
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{key}={text} cannot be written to a plan: {reason}") from None
 
 
 def set_nested(values: dict[str, Any], path: Sequence[str], value: Any) -> None:

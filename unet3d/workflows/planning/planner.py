@@ -49,23 +49,16 @@ MASKED_FRACTION = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedSplit:
-    """How the planned run splits the cases."""
-
-    group_by: str | None = None  # what the plan sets data.group_by to, if anything
-    lines: Sequence[str] = ()  # on the groups, and on a file of folds in the dataset's folder
-    too_few: str | None = None  # why there are no folds
-
-
-@dataclass(frozen=True, kw_only=True)
 class DatasetFingerprint:
-    """Fingerprints of the usable cases, and the classes and channels of the dataset."""
+    """Fingerprints of the usable cases, the classes and channels of the dataset, and its split."""
 
     fingerprints: list[CaseFingerprint]
     classes: tuple[str, ...]
     channels: tuple[str, ...]
     skipped: list[str]  # cases that data.invalid_cases=skip skips, and why
-    split: PlannedSplit
+    group_by: str | None  # what the plan sets data.group_by to, if anything
+    notes: Sequence[str]  # on the groups, and on a file of folds in the dataset's folder
+    too_few: str | None  # why there are no folds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +66,6 @@ class TrainingPlan:
     """What was decided, and from what."""
 
     num_cases: int
-    channels: tuple[str, ...]
     spacing_mm: tuple[float, float, float]
     median_shape: tuple[float, float, float]  # of the cases at that spacing
     normalize: list[str]
@@ -97,27 +89,31 @@ def inspect_dataset(settings: TrainingSettings) -> DatasetFingerprint:
     fingerprints = usable.run_on_valid_cases(
         lambda cases: fingerprint_dataset(cases, data.orientation, data.cache, background)
     )
+    group_by, notes, too_few = plan_split(settings, layout.list_cases())
     return DatasetFingerprint(
         fingerprints=fingerprints,
         classes=facts.classes,
         channels=facts.channels,
         skipped=[finding.describe() for finding in usable.skipped],
-        split=plan_split(settings, layout.list_cases()),
+        group_by=group_by,
+        notes=notes,
+        too_few=too_few,
     )
 
 
-def plan_split(settings: TrainingSettings, cases: Sequence[Case]) -> PlannedSplit:
+def plan_split(
+    settings: TrainingSettings, cases: Sequence[Case]
+) -> tuple[str | None, list[str], str | None]:
     """Keep the scans of a patient in one fold, and see whether there are enough cases for folds."""
     if settings.fold is None:
-        return PlannedSplit()
+        return None, [], None
     rule, names = choose_split(settings.data, cases), [case.name for case in cases]
-    lines, groups, group_by = [rule.note] if rule.note else [], rule.groups, None
+    notes, groups, group_by = [rule.note] if rule.note else [], rule.groups, None
     likely = rule.likely_groups
     if likely is not None and not settings.composition.is_overridden("data.group_by"):
         group_by, groups = likely.pattern, read_groups(likely.pattern, names)
-        lines.append(f"{likely.message}: the plan sets {likely.option}")
-    too_few = find_too_few(names, groups) if rule.file is None else None
-    return PlannedSplit(group_by=group_by, lines=lines, too_few=too_few)
+        notes.append(f"{likely.message}: the plan sets {likely.option}")
+    return group_by, notes, find_too_few(names, groups) if rule.file is None else None
 
 
 def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: int) -> TrainingPlan:
@@ -126,11 +122,18 @@ def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: i
     patches = list_candidate_patches(settings, target, median)
 
     def fits(patch: Triple) -> bool:
-        return patch_fits(
-            settings, patch, plan_levels(target, patch), budget, try_first=patch == patches[0]
-        )
+        levels, is_first = plan_levels(target, patch), patch == patches[0]
+        return patch_fits(settings, patch, levels, budget, try_first=is_first)
 
-    patch = patches[find_first(fits, patches)]
+    # The first patch is tried before any other: most budgets suffice for it. If one fits, every
+    # smaller one does, too.
+    index = 0 if fits(patches[0]) else bisect_left(patches, True, lo=1, key=fits)
+    if index == len(patches):
+        raise DoesNotFitError(
+            f"no patch down to {join_by_x(patches[-1])} fits the budget with a batch of 2 and the "
+            "leanest checkpointing: try a narrower network (model.width=16)"
+        )
+    patch = patches[index]
     levels = plan_levels(target, patch)
     limit = limit_batch(patch, median, len(dataset.fingerprints))
     if settings.composition.is_overridden("data.batch_size"):
@@ -141,7 +144,6 @@ def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: i
         strategy, peak = enlarge_tiles(variant, strategy, peak, budget)
     return TrainingPlan(
         num_cases=len(dataset.fingerprints),
-        channels=dataset.channels,
         spacing_mm=target,
         median_shape=median,
         normalize=choose_normalization(settings, dataset),
@@ -172,9 +174,8 @@ def find_batch_limit(settings: TrainingSettings) -> Callable[[Triple], int]:
     Generated data may have any size: it limits nothing.
     """
     root, layout = settings.data.root, settings.data.layout
-    if root is None or layout is None or not root.is_dir():
-        return lambda patch: MAX_BATCH_SIZE
-    if isinstance(layout(), GeneratedDataset):
+    exists = root is not None and root.is_dir()
+    if layout is None or not exists or isinstance(layout(), GeneratedDataset):
         return lambda patch: MAX_BATCH_SIZE
     dataset = inspect_dataset(settings)
     median, count = choose_resolution(settings, dataset)[1], len(dataset.fingerprints)
@@ -189,22 +190,6 @@ def limit_batch(patch: Triple, median_shape: Sequence[float], num_cases: int) ->
     """
     patches = prod(median_shape) * num_cases * BATCH_FRACTION / prod(patch)
     return max(2, min(MAX_BATCH_SIZE, round(patches)))
-
-
-def find_first(fits: Callable[[Triple], bool], patches: Sequence[Triple]) -> int:
-    """Return the index of the first patch that fits, if every later one fits too.
-
-    The first patch is tried before any other: most budgets suffice for it.
-    """
-    if fits(patches[0]):
-        return 0
-    index = bisect_left(patches, True, lo=1, key=fits)
-    if index == len(patches):
-        raise DoesNotFitError(
-            f"no patch down to {join_by_x(patches[-1])} fits the budget with a batch of 2 and the "
-            "leanest checkpointing: try a narrower network (model.width=16)"
-        )
-    return index
 
 
 def list_candidate_patches(
@@ -222,7 +207,7 @@ def list_candidate_patches(
             )
         return [patch]
     patches = list_patches(spacing_mm, median_shape)
-    if not has_planned_levels(settings):
+    if "depth" not in settings.network.model.arguments:  # its levels cannot be planned
         patches = [p for p in patches if all(n % OTHER_FACTOR == 0 for n in p)]
         largest = choose_initial_patch(spacing_mm, median_shape)
         return patches or [round_up_to_multiple(largest, [OTHER_FACTOR] * 3)]
@@ -232,11 +217,6 @@ def list_candidate_patches(
             f"{format_list(spacing_mm)} mm, too few to pool: set a finer data.spacing_mm"
         )
     return patches
-
-
-def has_planned_levels(settings: TrainingSettings) -> bool:
-    """Return whether the network's levels can be planned: it has model.depth."""
-    return "depth" in settings.network.model.arguments
 
 
 def with_patch(
@@ -255,27 +235,19 @@ def list_strategy_overrides(settings: TrainingSettings) -> Sequence[tuple[str, .
 
 
 def patch_fits(
-    settings: TrainingSettings,
-    patch: Triple,
-    levels: Levels,
-    budget: int,
-    *,
-    try_first: bool = False,
+    settings: TrainingSettings, patch: Triple, levels: Levels, budget: int, *, try_first: bool
 ) -> bool:
     """Return whether a patch fits with the leanest strategy and the smallest batch.
 
     `try_first` tries the strategy with the least work before: if it fits, the search is over.
     """
-    strategies = list_strategy_overrides(settings)
-    tried = strategies[-1:] if not try_first else [strategies[0], *strategies[1:][-1:]]
+    first, *others = list_strategy_overrides(settings)
+    tried = [first, *others[-1:]] if try_first else [first, *others][-1:]
     batch_size = 2
     if settings.composition.is_overridden("data.batch_size"):
         batch_size = settings.data.batch_size
     variants = (with_patch(settings, patch, levels, strategy) for strategy in tried)
-    return any(
-        check_configured_batch(variant.with_batch_size(batch_size), budget) is not None
-        for variant in variants
-    )
+    return any(check_configured_batch(v.with_batch_size(batch_size), budget) for v in variants)
 
 
 def choose_strategy(
@@ -314,9 +286,8 @@ def enlarge_tiles(
 def get_model_overrides(settings: TrainingSettings, levels: Levels) -> list[str]:
     """Return the levels as overrides, where the network and the command line leave them open."""
     is_overridden = settings.composition.is_overridden
-    if not has_planned_levels(settings):
-        return []
-    if is_overridden("model.depth") or is_overridden("model.channels"):
+    has_depth = "depth" in settings.network.model.arguments
+    if not has_depth or is_overridden("model.depth") or is_overridden("model.channels"):
         return []
     return [
         f"model.depth={len(levels.kernels)}",
@@ -351,9 +322,8 @@ def find_constant_border(
     Also None where the command line says what is background.
     """
     values = [value for case in dataset.fingerprints for value in case.background if value != 0]
-    if settings.composition.is_overridden("data.background") or not values:
-        return None
-    return min(values), max(values)
+    is_known = settings.composition.is_overridden("data.background")
+    return None if is_known or not values else (min(values), max(values))
 
 
 def join_by_x(numbers: Sequence[float]) -> str:

@@ -2,43 +2,25 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
+from unet3d.data.preprocessing.fingerprint import CaseFingerprint
 from unet3d.report.figures import save_png
 from unet3d.report.slices import get_palette
 from unet3d.text import escape_mathtext, pluralize
 
 
-class CaseFingerprintLike(Protocol):
-    """Size, spacing, labels and intensities of a case."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def spacing_mm(self) -> tuple[float, ...]: ...
-
-    @property
-    def voxels(self) -> dict[int, int]: ...  # label: number of voxels
-
-    @property
-    def intensities(self) -> np.ndarray: ...  # (C, N), sampled from the foreground
-
-
-def compute_class_volumes(
-    prints: Sequence[CaseFingerprintLike], classes: Sequence[str]
-) -> np.ndarray:
+def compute_class_volumes(prints: Sequence[CaseFingerprint], classes: Sequence[str]) -> np.ndarray:
     """Return each class's fraction of each case's voxels, (cases, classes)."""
     counts = np.array([[p.voxels.get(c, 0) for c in range(len(classes))] for p in prints], float)
     return counts / counts.sum(1, keepdims=True).clip(min=1)
 
 
 def summarize_dataset(
-    prints: Sequence[CaseFingerprintLike],
+    prints: Sequence[CaseFingerprint],
     classes: Sequence[str],
-    axes: Sequence[str] = ("D", "H", "W"),
+    axes: Sequence[str],
 ) -> str:
     """Describe sizes, spacings and classes: the median, and the range where cases differ."""
 
@@ -62,7 +44,7 @@ def summarize_dataset(
 
 
 def draw_dataset_summary(
-    prints: Sequence[CaseFingerprintLike],
+    prints: Sequence[CaseFingerprint],
     classes: Sequence[str],
     channels: Sequence[str],
     path: Path,
@@ -98,7 +80,7 @@ def draw_dataset_summary(
     intensities.legend()
     percents = 100 * compute_class_volumes(prints, classes)[:, 1:]
     boxes = volumes.boxplot(percents, orientation="horizontal", whis=(0, 100), patch_artist=True)
-    for box, color in zip(boxes["boxes"], get_palette(len(classes))[1:], strict=True):
+    for box, color in zip(boxes["boxes"], get_palette(len(classes) - 1), strict=True):
         box.set_facecolor(color)
     volumes.set_yticks(range(1, len(classes)), [escape_mathtext(name) for name in classes[1:]])
     volumes.set(title="class volumes", xlabel="% of a case's voxels")

@@ -1,9 +1,8 @@
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 
-from unet3d.report.dataset_summary import (
+from unet3d.data.preprocessing.fingerprint import CaseFingerprint
+from unet3d.workflows.planning.dataset_summary import (
     compute_class_volumes,
     draw_dataset_summary,
     summarize_dataset,
@@ -12,18 +11,21 @@ from unet3d.report.dataset_summary import (
 CLASSES = ("background", "a", "b")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fingerprint:
-    voxels: dict[int, int]
-    shape: tuple[int, ...] = (10, 10, 8)
-    spacing_mm: tuple[float, ...] = (1.0, 1.0, 2.0)
-    intensities: np.ndarray = field(default_factory=lambda: np.arange(50.0)[None])
+def make_fingerprint(voxels):
+    return CaseFingerprint(
+        voxels=voxels,
+        shape=(10, 10, 8),
+        crop_fraction=1.0,
+        spacing_mm=(1.0, 1.0, 2.0),
+        intensities=np.arange(50.0)[None],
+        background=(0.0,),
+    )
 
 
 @pytest.fixture
 def fingerprints():
     """Two cases of 800 voxels, of which only the first has class b; class a differs in size."""
-    return [Fingerprint(voxels={0: 680, 1: 80, 2: 40}), Fingerprint(voxels={0: 640, 1: 160})]
+    return [make_fingerprint({0: 680, 1: 80, 2: 40}), make_fingerprint({0: 640, 1: 160})]
 
 
 def test_class_volumes_are_fractions_of_each_case_and_0_where_a_class_is_absent(fingerprints):
@@ -32,11 +34,11 @@ def test_class_volumes_are_fractions_of_each_case_and_0_where_a_class_is_absent(
 
 
 def test_a_case_without_voxels_has_class_volumes_of_0():
-    assert not compute_class_volumes([Fingerprint(voxels={})], CLASSES).any()
+    assert not compute_class_volumes([make_fingerprint({})], CLASSES).any()
 
 
 def test_a_summary_counts_the_cases_of_each_class(fingerprints):
-    assert summarize_dataset(fingerprints, CLASSES).splitlines() == [
+    assert summarize_dataset(fingerprints, CLASSES, "DHW").splitlines() == [
         "2 cases, sizes 10 x 10 x 8 voxels (D x H x W)",
         "spacings 1 x 1 x 2 mm",
         "a: in 2 cases, 15% of the voxels",
