@@ -20,9 +20,9 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     settings = parse_check(composed)
     with Progress("cases") as progress:
         report = check_dataset(settings, progress)
-    as_json = settings.output.format == "json"
+    as_json = settings.format == "json"
     text = check_report_to_json(report) if as_json else format_check_report(report)
-    write_output(text, settings.output.path)
+    write_output(text, settings.output)
     return 1 if report.findings else 0
 
 

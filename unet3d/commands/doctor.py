@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 
 from unet3d import __version__
 from unet3d.cli.output import write_output
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.doctor import BENCHMARK_JOB, DoctorSettings, parse_doctor
+from unet3d.config.settings.training import TrainingSettings, parse_training
+from unet3d.config.values import number, read_settings
 from unet3d.doctor.benchmark import (
     list_failures,
     make_file_name,
@@ -30,17 +31,40 @@ from unet3d.units import format_bytes
 
 UNKNOWN = "unknown"
 
+KEYS = ("benchmark", "seconds", "format", "output", "trainer.accelerator")
+"""Keys that leave open which job a benchmark measures."""
+
+BENCHMARK_JOB = ("experiment=forum_small", "model=unet_small", "precision=16")
+"""What a benchmark measures on a GPU unless another job is given: it fills one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSettings:
+    """Which run to check this machine for."""
+
+    training: TrainingSettings
+    format: Literal["table", "json"]
+    output: Path | None
+    benchmark: bool
+    seconds: Annotated[float, number("above 0")]  # that the benchmark may take
+
+    @property
+    def has_job(self) -> bool:
+        """Return whether overrides say what to run."""
+        overrides = self.training.composition.overrides
+        return any(override.partition("=")[0] not in KEYS for override in overrides)
+
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the report; return 1 if something would certainly stop the run."""
-    settings = parse_doctor(composed)
+    settings = read_settings(DoctorSettings, composed.config, training=parse_training(composed))
     if settings.benchmark:
         return print_benchmark(settings)
     machine = inspect_machine(settings.training, folder)
     run, problems = inspect_run(settings.training, folder, machine)
-    as_json = settings.output.format == "json"
+    as_json = settings.format == "json"
     formatter = doctor_report_to_json if as_json else format_doctor_report
-    write_output(formatter(machine, run, problems), settings.output.path)
+    write_output(formatter(machine, run, problems), settings.output)
     return 1 if any(problem.is_fatal for problem in problems) else 0
 
 
@@ -51,7 +75,7 @@ def print_benchmark(settings: DoctorSettings) -> int:
     if device == "cuda" and not settings.has_job:
         training = training.with_overrides(*BENCHMARK_JOB)
     machine = describe_machine(torch.device(device))
-    file = settings.output.path or Path(make_file_name(machine))
+    file = settings.output or Path(make_file_name(machine))
     result = run_benchmark(training, machine, file, seconds=settings.seconds, log=print)
     if result["skipped"]:
         print(f"no time for {', '.join(result['skipped'])}: raise seconds=")

@@ -1,18 +1,29 @@
 """`unet3d download task=Task04_Hippocampus`: download a Decathlon task for data=decathlon."""
 
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from unet3d.cli.progress import Progress
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.download import DownloadSettings, parse_download
+from unet3d.config.values import read_settings
 from unet3d.data.layouts.download import download, extract, get_task_urls
 from unet3d.errors import UsageError
 
 
+@dataclass(frozen=True, kw_only=True)
+class DownloadSettings:
+    """Which task to download."""
+
+    task: str
+    root: Path
+    url: str | None
+    md5: str | None
+
+
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Download, verify and unpack a task, unless its folder exists."""
-    settings = parse_download(composed)
+    settings = read_settings(DownloadSettings, composed.config)
     url, md5 = resolve_download(settings)
     target = settings.root / settings.task
     if target.exists():

@@ -44,10 +44,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         )
     )
     best = candidates[: settings.top]
-    if settings.output.format == "json":
-        write_output(json.dumps([candidate_to_dict(c) for c in best]), settings.output.path)
+    if settings.format == "json":
+        write_output(json.dumps([candidate_to_dict(c) for c in best]), settings.output)
     elif best:
-        write_output(format_candidates(best), settings.output.path)
+        write_output(format_candidates(best), settings.output)
     if not candidates:
         print(
             f"nothing fits {budget / GIB:g} GiB: try a smaller data.patch_size or network (model=)",

@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 QUOTED_PATH = re.compile(
     r"([\w.]+)='(?!(?i:null|true|false|inf|nan)')((?:\.{0,2}/|[A-Za-z_])[\w./-]*)'"
@@ -133,3 +133,18 @@ def replace_values(composed: ComposedConfig, values: Mapping[str, Any]) -> Compo
     for key, value in values.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     return ComposedConfig(config=config, composition=composed.composition)
+
+
+def to_plain(node: DictConfig | ListConfig) -> Any:
+    """Return a node as plain lists and dicts; a missing value stays `???`."""
+    return expand_home(OmegaConf.to_container(node, resolve=True))
+
+
+def expand_home(value: Any) -> Any:
+    """Return a value with the home folder for the `~` of paths, at any depth."""
+    if isinstance(value, dict):
+        return {key: expand_home(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [expand_home(part) for part in value]
+    is_in_home = isinstance(value, str) and (value == "~" or value.startswith("~/"))
+    return str(Path(value).expanduser()) if is_in_home else value

@@ -11,7 +11,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from unet3d.config.allowed_targets import import_target
-from unet3d.config.values import to_plain
+from unet3d.config.compose import to_plain
 from unet3d.errors import UsageError, lacks_memory, summarize_error
 
 ARGUMENT_ERRORS = (

@@ -1,11 +1,12 @@
 """Settings of `unet3d check`."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.data import DataSettings, parse_data
-from unet3d.config.settings.output import OutputSettings, parse_output
-from unet3d.config.values import read_bool, read_optional_int
+from unet3d.config.values import integer, read_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,16 +15,11 @@ class CheckSettings:
 
     data: DataSettings
     read_voxels: bool
-    workers: int | None  # None: one per core
-    output: OutputSettings
+    workers: Annotated[int | None, integer(">= 1")]  # None: one per core
+    format: Literal["table", "json"]
+    output: Path | None
 
 
 def parse_check(composed: ComposedConfig) -> CheckSettings:
     """Check and parse the config of `unet3d check`."""
-    config = composed.config
-    return CheckSettings(
-        data=parse_data(config),
-        read_voxels=read_bool(config, "read_voxels"),
-        workers=read_optional_int(config, "workers", minimum=1),
-        output=parse_output(config),
-    )
+    return read_settings(CheckSettings, composed.config, data=parse_data(composed.config))

@@ -1,18 +1,11 @@
 """Settings of `unet3d export`."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated
 
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.values import (
-    read,
-    read_names,
-    read_optional_path,
-    read_optional_shape,
-    read_path,
-    read_paths,
-)
+from unet3d.config.values import one_of, read_settings
 from unet3d.errors import UsageError
 from unet3d.types import Triple
 
@@ -24,9 +17,9 @@ ENDINGS = {"onnx": ".onnx", "torch_export": ".pt2", "nnunet": "", "bundle": ""}
 class ExportSettings:
     """Which checkpoint to export, and how."""
 
-    checkpoints: tuple[Path, ...]
+    checkpoints: Annotated[tuple[Path, ...], "checkpoint"]
     output: Path
-    format: str
+    format: Annotated[str, one_of(tuple(ENDINGS))]
     patch_size: Triple | None  # None: as in training
     input: Path | None  # scans to compare on
     allow_targets: tuple[str, ...]
@@ -34,23 +27,11 @@ class ExportSettings:
 
 def parse_export(composed: ComposedConfig) -> ExportSettings:
     """Check and parse the config of `unet3d export`."""
-    config = composed.config
-    name = str(read(config, "format"))
-    if name not in ENDINGS:
-        near = get_close_matches(name, ENDINGS, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"format must be one of {', '.join(ENDINGS)}, got {name!r}{hint}")
-    output = read_path(config, "output")
-    if output.suffix != ENDINGS[name]:
+    settings = read_settings(ExportSettings, composed.config)
+    if settings.output.suffix != ENDINGS[settings.format]:
         others = [f"{k} writes {ending or 'a folder'}" for k, ending in ENDINGS.items()]
         raise UsageError(
-            f"output={output} does not fit format={name}: {', '.join(others)}, which has no ending"
+            f"output={settings.output} does not fit format={settings.format}: "
+            f"{', '.join(others)}, which has no ending"
         )
-    return ExportSettings(
-        checkpoints=read_paths(config, "checkpoint"),
-        output=output,
-        format=name,
-        patch_size=read_optional_shape(config, "patch_size"),
-        input=read_optional_path(config, "input"),
-        allow_targets=read_names(config, "allow_targets"),
-    )
+    return settings

@@ -1,23 +1,17 @@
 """Settings of `unet3d search`."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
+from unet3d.config.comments import to_yaml_literal
 from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.config.values import (
-    is_number,
-    read,
-    read_bool,
-    read_choice,
-    read_float,
-    read_int,
-    read_str,
-)
+from unet3d.config.values import integer, is_number, number, read, read_settings
 from unet3d.errors import UsageError
 
 OWN_KEYS = (
@@ -54,13 +48,13 @@ class SearchSettings:
 
     overrides: tuple[str, ...]  # of every trial
     space: Mapping[str, Dimension]  # by key
-    trials: int
-    startup: int
-    budget_gib: float | None
+    trials: Annotated[int, integer(">= 1")]
+    startup: Annotated[int, integer(">= 1")]
+    budget_gib: Annotated[float | None, number("above 0")]
     monitor: str
     mode: Literal["max", "min"]
     prune: bool
-    prune_after: int
+    prune_after: Annotated[int, integer(">= 1")]
     seed: int
 
     def check_space(self) -> None:
@@ -85,8 +79,6 @@ class SearchSettings:
 def parse_search(composed: ComposedConfig) -> SearchSettings:
     """Check and parse the config of `unet3d search`."""
     config = composed.config
-    names = [(o, o.lstrip("+~").partition("=")[0]) for o in composed.composition.overrides]
-    budget = read(config, "budget_gib")
     training = parse_training(composed)
     if training.trainer.several_processes:
         raise UsageError("search trains each trial in one process: set trainer.devices=1")
@@ -94,16 +86,14 @@ def parse_search(composed: ComposedConfig) -> SearchSettings:
         raise UsageError("search needs validation cases, fold=none has none")
     if training.resume is not None:
         raise UsageError("search goes on by itself: remove resume=")
-    settings = SearchSettings(
-        overrides=tuple(o for o, name in names if name.split(".")[0] not in OWN_KEYS),
+    overrides = composed.composition.overrides
+    settings = read_settings(
+        SearchSettings,
+        config,
+        overrides=tuple(
+            o for o in overrides if re.split("[.=]", o.lstrip("+~"))[0] not in OWN_KEYS
+        ),
         space=_parse_space(read(config, "space")),
-        trials=read_int(config, "trials", minimum=1),
-        startup=read_int(config, "startup", minimum=1),
-        budget_gib=None if budget is None else read_float(config, "budget_gib", exclusive=True),
-        monitor=read_str(config, "monitor"),
-        mode="max" if read_choice(config, "mode", ("max", "min")) == "max" else "min",
-        prune=read_bool(config, "prune"),
-        prune_after=read_int(config, "prune_after", minimum=1),
         seed=training.seed,
     )
     settings.check_space()
@@ -122,8 +112,8 @@ def _parse_space(value: Any) -> dict[str, Dimension]:
 
 
 def _parse_dimension(key: str, given: Any) -> Dimension:
-    if isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 1:
-        return tuple(_format_value(value) for value in given)
+    if isinstance(given, list) and len(given) > 1:
+        return tuple(map(to_yaml_literal, given))
     if not isinstance(given, dict) or not {"low", "high"} <= given.keys() <= RANGE_KEYS:
         raise UsageError(
             f"{key} must be a list of two values or more, or {{low: NUMBER, high: NUMBER}} with "
@@ -140,19 +130,6 @@ def _parse_dimension(key: str, given: Any) -> Dimension:
     if dimension.is_integer and not isinstance(step, int | None):
         raise UsageError(f"{key}.step must be an int, as low and high are, got {step!r}")
     return dimension
-
-
-def _format_value(value: Any) -> str:
-    """Return a value as the command line has it.
-
-    >>> [_format_value(value) for value in (True, None, [1, 2], "max", 0.5)]
-    ['true', 'null', '[1,2]', 'max', '0.5']
-    """
-    if value is None or isinstance(value, bool):
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, list):
-        return f"[{','.join(map(_format_value, value))}]"
-    return str(value)
 
 
 def _read_file(file: Path) -> Any:
