@@ -14,7 +14,7 @@ from unet3d.config.compose import (
     get_config_dir,
     list_config_groups,
 )
-from unet3d.config.settings.check import parse_check
+from unet3d.config.settings.data import parse_check
 
 HEAVY = {"torch", "lightning", "monai", "numpy", "matplotlib"}
 

@@ -16,11 +16,9 @@ from unet3d.commands.lr import parse_lr
 from unet3d.commands.plan import parse_planning
 from unet3d.commands.view import ViewSettings
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.check import parse_check
-from unet3d.config.settings.data import parse_data
+from unet3d.config.settings.data import parse_check, parse_data
 from unet3d.config.settings.evaluation import parse_evaluation
-from unet3d.config.settings.export import parse_export
-from unet3d.config.settings.inference import parse_inference
+from unet3d.config.settings.inference import parse_export, parse_inference
 from unet3d.config.settings.memory import parse_memory, parse_suggest
 from unet3d.config.settings.network import parse_network, parse_saved_network
 from unet3d.config.settings.training import parse_training

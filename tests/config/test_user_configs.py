@@ -6,8 +6,8 @@ import pytest
 
 from unet3d.cli.main import main
 from unet3d.config.instantiate import read_factory
-from unet3d.config.python_calls import compose_call
 from unet3d.config.settings.training import parse_training
+from unet3d.config.validate import compose_call
 from unet3d.errors import UsageError
 
 
@@ -61,7 +61,7 @@ def test_an_option_may_configure_hydra_loggers_and_the_trainer(compose, tmp_path
         ("defaults: [{override /model: nothing}]", r"no option model=nothing\. Options: atten"),
         ("data: {bach_size: 3}", r"^no key 'data\.bach_size'; did you mean batch_size\?"),
         ("sed: 1", r"^no key or group 'sed'; did you mean seed\?"),
-        ("data: {num_workers: many}", r"^data\.num_workers must be an int as in data\.num_wor"),
+        ("data: {num_workers: many}", r"^data\.num_workers must be a number, as in data\.num_wor"),
         ("evaluation: [1]", r"'experiment/x': .*Cannot merge DictConfig with ListConfig$"),
     ],
 )

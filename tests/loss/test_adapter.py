@@ -141,7 +141,7 @@ def test_a_users_loss_takes_one_python_file_and_one_yaml(unet3d, tmp_path, monke
 
 
 def test_regions_reach_an_adapted_loss(composed, tmp_path):
-    words = ["loss=monai_dice_focal", "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"]
+    words = ["loss=monai", "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"]
     run = build_training(composed(*words), tmp_path)
     assert run.module.loss.regions == [[1, 2, 3], [2, 3], [3]]
     run.trainer.fit(run.module, run.data)

@@ -75,7 +75,7 @@ def test_a_validation_scores_the_classes_that_a_case_annotates(build):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
-    ["loss=dice_ce", "loss=tversky", "loss=monai_dice_focal", "model.deep_supervision=true"],
+    ["loss=dice_ce", "loss=tversky", "loss=monai", "model.deep_supervision=true"],
 )
 def test_a_run_trains_and_is_evaluated(partial, tmp_path, option, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from unet3d.cli.output import is_output_lost
-from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
+from unet3d.config.validate import CONFIG_ERRORS, format_config_error
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import (
     ADVICE,

@@ -8,7 +8,7 @@ from pathlib import Path
 from unet3d.cli.output import write_output
 from unet3d.cli.progress import Progress
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.check import parse_check
+from unet3d.config.settings.data import parse_check
 from unet3d.data.findings import Finding, count_findings, group_equal
 from unet3d.data.layouts.groups import describe_groups
 from unet3d.text import escape_unprintable, join_first, pluralize
@@ -66,18 +66,11 @@ def format_case_findings(
 
 def check_report_to_json(report: DatasetCheckResult) -> str:
     """Return the report for other programs."""
-    findings = [
-        {
-            "case": finding.case,
-            "file": None if finding.file is None else str(finding.file),
-            "message": finding.message,
-            "advice": finding.advice,
-        }
-        for finding in report.findings
-    ]
+    keys = ("case", "file", "message", "advice")
+    findings = [{key: getattr(finding, key) for key in keys} for finding in report.findings]
     hints = [{"message": hint.message, "advice": hint.advice} for hint in report.hints]
     content = {"cases": len(report.cases), "about": report.summary, "errors": findings}
-    return json.dumps(content | {"hints": hints})
+    return json.dumps(content | {"hints": hints}, default=str)
 
 
 def get_relative_path(file: Path, root: Path) -> Path:

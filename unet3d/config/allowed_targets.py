@@ -56,15 +56,6 @@ def import_target(key: str, name: str) -> Any:
         raise UsageError(f"{key}: cannot import {name}: {summarize_error(error)}") from error
 
 
-def iter_targets(values: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield (key, name) of every `_target_` in plain values.
-
-    >>> list(iter_targets({"a": [{"_target_": "torch.nn.ReLU"}]}, "model"))
-    [('model.a.0._target_', 'torch.nn.ReLU')]
-    """
-    return ((path, value) for path, value in iter_values(values, key) if path.endswith("_target_"))
-
-
 def iter_values(values: Any, key: str) -> Iterator[tuple[str, Any]]:
     """Yield the values at any depth with their keys; a `_target_` is one, whatever it holds."""
     pairs = values.items() if isinstance(values, dict) else enumerate(values)

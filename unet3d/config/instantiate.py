@@ -12,25 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from unet3d.config.allowed_targets import import_target
 from unet3d.config.compose import to_plain
-from unet3d.errors import UsageError, lacks_memory, summarize_error
+from unet3d.errors import DoesNotFitError, RunError, UsageError, lacks_memory, summarize_error
 
 ARGUMENT_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError),
-    *(LookupError, NotImplementedError, TypeError, ValueError),
+    *(LookupError, RuntimeError, TypeError, ValueError),
 )
 """What classes raise at arguments that they do not take."""
-
-
-def refuses_argument(error: Exception) -> bool:
-    """Return whether torch itself refuses an argument; others lack memory, or say what they do."""
-    return type(error) is RuntimeError and not lacks_memory(error)
-
-
-def describe_arguments(target: Any, error: Exception) -> str:
-    """Return which arguments a class takes, where the error is about another one."""
-    if not isinstance(error, TypeError) or not str(error).startswith(target.__name__):
-        return ""
-    return f"; its arguments are {', '.join(inspect.signature(target).parameters)}"
 
 
 @dataclass(frozen=True)
@@ -77,10 +65,12 @@ class Factory:
             if (words := str(error).replace("=", " ").split()) and words[0] in arguments:
                 raise UsageError(f"{self.key}.{error}") from error  # it names an argument
             raise
-        except (*ARGUMENT_ERRORS, RuntimeError) as error:
-            if not isinstance(error, ARGUMENT_ERRORS) and not refuses_argument(error):
+        except ARGUMENT_ERRORS as error:
+            if lacks_memory(error) or isinstance(error, RunError | DoesNotFitError):
                 raise
-            reason = summarize_error(error) + describe_arguments(target, error)
+            reason = summarize_error(error)
+            if isinstance(error, TypeError) and str(error).startswith(target.__name__):
+                reason += f"; its arguments are {', '.join(inspect.signature(target).parameters)}"
             raise UsageError(f"{name}: {reason}") from error
 
 

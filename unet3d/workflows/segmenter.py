@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unet3d.config.settings.export import ExportSettings
+from unet3d.config.settings.inference import ExportSettings
 from unet3d.config.values import PRECISION
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans

@@ -1,4 +1,4 @@
-"""Settings of the dataset: the config group `data`."""
+"""Settings of the dataset, the config group `data`, and of `unet3d check`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig
 
+from unet3d.config.compose import ComposedConfig
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.config.values import (
     ANNOTATED,
@@ -97,3 +98,19 @@ def parse_data(config: DictConfig) -> DataSettings:
     if data.annotated is not None and data.regions is not None:
         raise UsageError("data.annotated cannot be combined with data.regions")
     return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSettings:
+    """Which dataset to check, and how thoroughly."""
+
+    data: DataSettings
+    read_voxels: bool
+    workers: Annotated[int | None, integer(">= 1")]  # None: one per core
+    format: Literal["table", "json"]
+    output: Path | None
+
+
+def parse_check(composed: ComposedConfig) -> CheckSettings:
+    """Check and parse the config of `unet3d check`."""
+    return read_settings(CheckSettings, composed.config, data=parse_data(composed.config))

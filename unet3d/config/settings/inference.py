@@ -1,4 +1,4 @@
-"""Settings of `unet3d predict`."""
+"""Settings of the commands that load checkpoints: `unet3d predict` and `unet3d export`."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from unet3d.config.values import (
     read_settings,
 )
 from unet3d.errors import UsageError
-from unet3d.types import BACKENDS
+from unet3d.types import BACKENDS, Triple
 from unet3d.units import GIB
 
 
@@ -84,5 +84,33 @@ def parse_inference(composed: ComposedConfig) -> InferenceSettings:
     if ":" in device and devices != 1:
         raise UsageError(
             f"device={device} is one GPU: use device=cuda for devices={devices or 'auto'}"
+        )
+    return settings
+
+
+ENDINGS = {"onnx": ".onnx", "torch_export": ".pt2", "nnunet": "", "bundle": ""}
+"""The ending of a file in each format; without one, a folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """Which checkpoint to export, and how."""
+
+    checkpoints: Annotated[tuple[Path, ...], "checkpoint"]
+    output: Path
+    format: Annotated[str, one_of(tuple(ENDINGS))]
+    patch_size: Triple | None  # None: as in training
+    input: Path | None  # scans to compare on
+    allow_targets: tuple[str, ...]
+
+
+def parse_export(composed: ComposedConfig) -> ExportSettings:
+    """Check and parse the config of `unet3d export`."""
+    settings = read_settings(ExportSettings, composed.config)
+    if settings.output.suffix != ENDINGS[settings.format]:
+        others = [f"{k} writes {ending or 'a folder'}" for k, ending in ENDINGS.items()]
+        raise UsageError(
+            f"output={settings.output} does not fit format={settings.format}: "
+            f"{', '.join(others)}, which has no ending"
         )
     return settings

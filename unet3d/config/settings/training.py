@@ -178,44 +178,19 @@ class TrainingSettings:
             composition=replace(self.composition, choices=choices),
         )
 
-    def with_dataset(
-        self,
-        *,
-        in_channels: int,
-        num_classes: int,
-        regions: Mapping[str, Sequence[int]] | None,
-        region_labels: Sequence[int] | None,
-        ignore_labels: Sequence[int],
-        unknown_classes: Mapping[int, tuple[int, ...]],
-    ) -> "TrainingSettings":
-        """Return the settings with what the dataset says, also where the loss follows it."""
-        plain = regions and {name: list(labels) for name, labels in regions.items()}
+    def with_dataset(self, **fields: Any) -> "TrainingSettings":
+        """Return the settings with fields of `data` from the dataset, also where the loss has them."""
+        data = replace(self.data, **fields)
         values = {
-            "in_channels": in_channels,
-            "num_classes": num_classes,
-            "regions": plain,
-            "region_labels": None if region_labels is None else list(region_labels),
-            "ignore_label": list(ignore_labels) or None,
+            "in_channels": data.in_channels,
+            "num_classes": data.num_classes,
+            "regions": data.regions and {name: list(own) for name, own in data.regions.items()},
+            "region_labels": data.region_labels and list(data.region_labels),
+            "ignore_label": list(data.ignore_labels or ()) or None,
         }
         loss = self.loss.bind_references({f"data.{key}": value for key, value in values.items()})
-        return replace(
-            self,
-            data=replace(
-                self.data,
-                in_channels=in_channels,
-                num_classes=num_classes,
-                regions=regions and {name: tuple(labels) for name, labels in regions.items()},
-                region_labels=None if region_labels is None else tuple(region_labels),
-                ignore_labels=tuple(ignore_labels),
-                unknown_classes=unknown_classes,
-            ),
-            loss=loss,
-            resolved={
-                **self.resolved,
-                "data": {**self.resolved["data"], **values},
-                "loss": dict(loss.arguments),
-            },
-        )
+        own = {"data": {**self.resolved["data"], **values}, "loss": dict(loss.arguments)}
+        return replace(self, data=data, loss=loss, resolved={**self.resolved, **own})
 
     def with_batch_size(self, batch_size: int) -> "TrainingSettings":
         """Return the settings with another batch size."""
