@@ -5,7 +5,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from unet3d.cli.arguments import check_flags
 from unet3d.cli.main import main
-from unet3d.config.overrides import quote_override
+from unet3d.config.compose import quote_override
 from unet3d.errors import UsageError
 
 

@@ -142,7 +142,7 @@ def test_a_network_without_depth_is_planned_without_levels(decathlon_folder, tmp
     [
         (["budget_gib=x"], 2, "budget_gib must be auto or a number above 0"),
         ([], 2, "budget_gib must be given"),
-        (["budget_gib=4", "name=a/b"], 2, "name must consist of letters"),
+        (["budget_gib=4", "name=a/b"], 2, "name must be letters"),
         (["budget_gib=4", "data.spacing_mm=fine"], 2, "data.spacing_mm must be three numbers"),
         (["budget_gib=4", "data.spacing_mm=[1,1]"], 2, "data.spacing_mm must be three numbers"),
         (["budget_gib=4", "data.batch_size=0"], 2, "data.batch_size must be an int >= 1"),

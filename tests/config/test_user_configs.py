@@ -1,10 +1,7 @@
 """A user's own config files are trusted like scripts; common mistakes in them are one line."""
 
-import re
-
 import pytest
 
-from unet3d.cli.main import main
 from unet3d.config.instantiate import read_factory
 from unet3d.config.settings.training import parse_training
 from unet3d.config.validate import compose_call
@@ -79,12 +76,3 @@ def test_a_reference_to_nothing_names_its_key_in_a_file_and_on_the_command_line(
         assert unet3d(word) == 2
         line = "unet3d: optimizer.lr: Interpolation key 'optimizer.rate' not found\n"
         assert capsys.readouterr().err == line
-
-
-@pytest.mark.parametrize("text", ["- 1", "pool: [", "5"])
-def test_a_space_of_a_search_that_has_no_keys_is_one_line(tmp_path, monkeypatch, capsys, text):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "space.yaml").write_text(text)
-    assert main(["search", "space=space.yaml"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"space\.yaml\", line 1|space must be keys with what to try", line)

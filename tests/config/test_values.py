@@ -64,7 +64,7 @@ def test_a_value_is_stored_as_its_type_says(hint, value, expected):
         (tuple[str, ...], "a list of names", ["my_package", 3, [""]]),
         (tuple[Path, ...], "a path or a list of paths", [True, [], [None]]),
         (Literal["stop", "skip"], "one of stop, skip", ["ignore", None, 3, "Stop", ["stop"]]),
-        (Annotated[int | Literal["auto"], integer(">= 1")], "auto or an int >= 1", [0, "x", True]),
+        (Annotated[int | Literal["auto"], integer(">= 1")], "an int >= 1 or auto", [0, "x", True]),
         (Annotated[int | None, integer(">= 1")], "an int >= 1", [1.0, "2", [1]]),
         (Annotated[float, number(">= 0")], "a number >= 0", [-0.1, nan, inf, True, "1", None]),
         (
@@ -132,7 +132,6 @@ def test_a_duration_is_formatted_as_it_is_read():
         ("a.nii", ["a.nii"]),
         ("x,y.nii", ["x,y.nii"]),  # a file that exists is one path
         ("a.nii,c.txt", ["a.nii", "c.txt"]),
-        ("[a.nii, 'b.nii']", ["a.nii", "b.nii"]),
         (["a.nii", "x,y.nii"], ["a.nii", "x,y.nii"]),
         ("[ab].nii", ["a.nii", "b.nii"]),
         (["*.txt", "?.nii"], ["c.txt", "a.nii", "b.nii"]),

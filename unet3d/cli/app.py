@@ -29,7 +29,7 @@ from unet3d.config.compose import (
     has_current_time,
     read_choices,
 )
-from unet3d.config.overrides import quote_override
+from unet3d.config.compose import quote_override
 from unet3d.config.validate import check_config
 from unet3d.errors import (
     EstimatedOutOfMemoryError,

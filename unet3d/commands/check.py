@@ -59,7 +59,10 @@ def format_case_findings(
     lines = [case or "the dataset"]
     others = f"(and {pluralize(more, 'more file')}) " if more else ""
     for finding in findings:
-        file = "" if finding.file is None else f"{get_relative_path(finding.file, root)} {others}"
+        path = finding.file
+        if path is not None and path.is_relative_to(root):
+            path = path.relative_to(root)
+        file = "" if path is None else f"{path} {others}"
         lines += [f"  {file}{finding.message}", f"    -> {finding.advice}"]
     return "\n".join([*map(escape_unprintable, lines), ""])
 
@@ -71,8 +74,3 @@ def check_report_to_json(report: DatasetCheckResult) -> str:
     hints = [{"message": hint.message, "advice": hint.advice} for hint in report.hints]
     content = {"cases": len(report.cases), "about": report.summary, "errors": findings}
     return json.dumps(content | {"hints": hints}, default=str)
-
-
-def get_relative_path(file: Path, root: Path) -> Path:
-    """Return a file's path within the dataset's folder."""
-    return file.relative_to(root) if file.is_relative_to(root) else file

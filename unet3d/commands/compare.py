@@ -45,6 +45,9 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             "no runs are given: unet3d compare RUN ..., each a run folder or a folder of runs"
         )
     settings = read_settings(CompareSettings, composed.config)
+    for path in settings.runs:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist")
     runs, errors = find_compared_runs(settings.runs)
     if not runs:
         raise UsageError("; ".join(errors))

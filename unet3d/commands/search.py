@@ -172,9 +172,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 def search(settings: SearchSettings, folder: Path) -> int:
     """Train trial after trial in a folder that is locked."""
-
     trials = run_trials(settings, folder)
-    best = find_best(settings, trials)
+    complete = [trial for trial in trials if trial["state"] == "complete"]
+    choose = max if settings.mode == "max" else min
+    best = choose(complete, key=lambda trial: trial["value"], default=None)
     write_report({"best": best, "trials": trials}, folder / "search.json")
     print("\n" + format_columns(make_rows(settings, trials), left=2 + len(settings.space)))
     if best is not None:
@@ -339,32 +340,20 @@ def list_trials(study: Any) -> list[dict[str, Any]]:
     ]
 
 
-def find_best(settings: SearchSettings, trials: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the complete trial with the best value."""
-    complete = [trial for trial in trials if trial["state"] == "complete"]
-    sign = 1 if settings.mode == "max" else -1
-    return max(complete, key=lambda trial: sign * trial["value"], default=None)
-
-
 def make_rows(settings: SearchSettings, trials: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return a header, and one row per trial."""
     rows = [("trial", "state", *settings.space, settings.monitor, "validations", "predicted GiB")]
     for trial in trials:
-        values = [format_number(trial["values"].get(key)) for key in settings.space]
+        values = [trial["values"].get(key) for key in settings.space]
         value, predicted = trial["value"], trial.get("predicted_gib")
         rows.append(
             (
                 str(trial["trial"]),
                 trial["state"],
-                *values,
+                *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in values),
                 "-" if value is None or trial["state"] != "complete" else f"{value:.4f}",
                 str(trial["validations"]),
                 "-" if predicted is None else f"{predicted:.2f}",
             )
         )
     return rows
-
-
-def format_number(value: Any) -> str:
-    """Return a value in few digits."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -182,7 +182,9 @@ def train(
             settings = choose_leaner(run, error, log, is_auto=is_auto)
         if report is None:
             del run
-            free_memory()
+            gc.collect()  # what the failed step holds: autograd's graph, and the GPU's cache
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
     leave_process_group()  # the other ranks do not wait for the evaluation
     if not run.is_main:
         return make_result(run, report)
@@ -201,10 +203,3 @@ def train(
     if problems:
         raise RunError("; ".join(dict.fromkeys(problems)))
     return result
-
-
-def free_memory() -> None:
-    """Free what a failed step holds: autograd's graph, and the GPU's cache."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

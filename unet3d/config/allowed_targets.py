@@ -48,7 +48,7 @@ def check_target(
     )
 
 
-def import_target(key: str, name: str) -> Any:
+def import_target(key: str, name: Any) -> Any:
     """Return what a `_target_` names."""
     try:
         return resolve_name(name)

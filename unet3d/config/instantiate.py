@@ -32,10 +32,7 @@ class Factory:
     @property
     def target(self) -> Any:
         """Return the class or function that is called."""
-        name = self.arguments.get("_target_")
-        if not isinstance(name, str):
-            raise UsageError(f"{self.key} must have a _target_: the class to build")
-        return import_target(f"{self.key}._target_", name)
+        return import_target(f"{self.key}._target_", self.arguments.get("_target_"))
 
     def bind(self, **arguments: Any) -> "Factory":
         """Return the factory with other values for some arguments."""
@@ -54,10 +51,9 @@ class Factory:
         target = self.target
         arguments = {name: v for name, v in self.arguments.items() if name not in objects}
         name = f"{self.key} (_target_: {self.arguments['_target_']})"
-        is_partial = self.arguments.get("_partial_", False)
         try:
             call = hydra.utils.instantiate(arguments, _partial_=True, _convert_="all")
-            return call if is_partial and not objects else call(**objects)
+            return call if arguments.get("_partial_") and not objects else call(**objects)
         except InstantiationException as error:
             reason = " ".join(str(error.__cause__ or error).split())
             raise UsageError(f"{name}: {reason}") from error

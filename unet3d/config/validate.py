@@ -31,7 +31,7 @@ from unet3d.config.compose import (
     list_config_groups,
     list_options,
 )
-from unet3d.config.overrides import quote_override
+from unet3d.config.compose import quote_override
 from unet3d.errors import UsageError
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -96,17 +96,16 @@ def check_keys(composed: ComposedConfig) -> None:
     for key in iter_keys(defaults):
         value, default = (_select(config, key) for config in (composed.config, defaults))
         if key not in MIXED_TYPES and default is not None and not may_replace(value, default):
-            raise UsageError(
-                f"{key} must be {name_kind(default)}, as in {key}={default}, got {value!r}"
-            )
+            example = "" if isinstance(default, DictConfig) else f", as in {key}={default}"
+            raise UsageError(f"{key} must be {name_kind(default)}{example}, got {value!r}")
 
 
 def check_missing_keys(composed: ComposedConfig, config_dirs: Sequence[Any]) -> None:
     """Name every mandatory key without a value in one line; describe a single one."""
-    config, command = composed.config, composed.composition.command
-    keys = _list_missing(config)
-    if command in DATASET_COMMANDS and isinstance(config.get("data"), DictConfig):
-        keys += [f"data.{key}" for key in _list_missing(config.data)]
+    groups = ("", "data") if composed.composition.command in DATASET_COMMANDS else ("",)
+    missing = OmegaConf.missing_keys(composed.config)
+    known = [key for key in iter_keys(composed.config) if key in missing]
+    keys = [key for key in known if key.rpartition(".")[0] in groups]
     if not keys:
         return
     *others, last = keys
@@ -233,7 +232,3 @@ def _select(config: DictConfig, key: str) -> Any:
         return OmegaConf.select(config, key)
     except OmegaConfBaseException:
         return None
-
-
-def _list_missing(node: DictConfig) -> list[str]:
-    return [str(key) for key in node if OmegaConf.is_missing(node, str(key))]

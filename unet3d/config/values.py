@@ -9,6 +9,7 @@ Windows(overlap=0.5, batch_size=None)
 """
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from math import isfinite
@@ -18,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from unet3d.config.comments import to_yaml_literal
 from unet3d.config.compose import expand_home, to_plain
 from unet3d.config.instantiate import Factory, read_factories, read_factory
 from unet3d.errors import UsageError
@@ -81,7 +83,7 @@ def read_as(config: DictConfig, key: str, hint: Any) -> Any:
     kind = kind or KINDS[types[0]]
     if value in words or (value is None and NoneType in parts and not kind.gives_none):
         return value
-    named = " or ".join([*words, kind.words])
+    named = " or ".join([kind.words, *words])
     return Kind(named, kind.accepts, kind.convert).parse(value, key)
 
 
@@ -138,24 +140,17 @@ def one_of(choices: Sequence[str]) -> Kind:
     return Kind(f"one of {', '.join(choices)}", lambda value: value in choices)
 
 
-def auto_or(kind: Kind) -> Kind:
-    """Return a kind of values, or auto, which is stored as None."""
+def word_or(word: str | bool | None, kind: Kind, stored: Any = None) -> Kind:
+    """Return a kind of values, or a word, which stands for what is stored."""
 
-    def accepts(value: Any) -> bool:
-        return value == "auto" or kind.accepts(value)
+    def is_word(value: Any) -> bool:
+        return type(value) is type(word) and value == word
 
-    def convert(value: Any) -> Any:
-        return None if value == "auto" else kind.convert(value)
-
-    return Kind(f"auto or {kind.words}", accepts, convert, gives_none=True)
-
-
-def null_or(kind: Kind, stored: Any) -> Kind:
-    """Return a kind of values, or null, which is stored as an empty one."""
     return Kind(
-        f"{kind.words}, or null",
-        lambda value: value is None or kind.accepts(value),
-        lambda value: stored if value is None else kind.convert(value),
+        f"{to_yaml_literal(word)} or {kind.words}",
+        lambda value: is_word(value) or kind.accepts(value),
+        lambda value: stored if is_word(value) else kind.convert(value),
+        gives_none=True,
     )
 
 
@@ -190,18 +185,9 @@ def mapping_of(kind: Kind, words: str) -> Kind:
     return Kind(words, accepts, lambda value: {str(k): kind.convert(v) for k, v in value.items()})
 
 
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_text, value))
-
-
 def _to_seconds(duration: str) -> float:
     days, hours, minutes, seconds = map(int, duration.split(":"))
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-def _is_duration(value: Any) -> bool:
-    parts = str(value).split(":")
-    return len(parts) == 4 and all(map(str.isdecimal, parts)) and any(map(int, parts))
 
 
 def format_duration(seconds: float) -> str:
@@ -219,20 +205,8 @@ def format_duration(seconds: float) -> str:
 def _list_paths(value: Any) -> list[Any]:
     """Return a path or a pattern, several separated by commas, or a list of these, as a list."""
     if isinstance(value, str) and not Path(value).exists():
-        text = value.strip()
-        if text.startswith("[") and text.endswith("]"):
-            text = text[1:-1]
-        return [part.strip().strip("'\"") for part in text.split(",")]
+        return [part.strip() for part in value.split(",")]
     return value if isinstance(value, list) else [value]
-
-
-def _are_paths(value: Any) -> bool:
-    paths = _list_paths(value)
-    return bool(paths) and all(map(is_text, paths))
-
-
-def _to_paths(value: Any) -> tuple[Path, ...]:
-    return tuple(path for pattern in _list_paths(value) for path in _expand_pattern(str(pattern)))
 
 
 def _expand_pattern(pattern: str) -> list[Path]:
@@ -248,8 +222,16 @@ def _expand_pattern(pattern: str) -> list[Path]:
 BOOL = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT = Kind("text", is_text, str)
 PATH = Kind("a path", is_text, lambda value: Path(str(value)))
-PATHS = Kind("a path or a list of paths", _are_paths, _to_paths)
-NAMES = Kind("a list of names", _are_names, lambda value: tuple(map(str, value)))
+PATHS = Kind(
+    "a path or a list of paths",
+    lambda value: bool(value) and all(map(is_text, _list_paths(value))),
+    lambda value: tuple(path for part in _list_paths(value) for path in _expand_pattern(str(part))),
+)
+NAMES = Kind(
+    "a list of names",
+    lambda value: isinstance(value, list) and all(map(is_text, value)),
+    lambda value: tuple(map(str, value)),
+)
 SHAPE = Kind(
     "three ints >= 1",
     lambda v: isinstance(v, list) and len(v) == 3 and all(map(integer(">= 1").accepts, v)),
@@ -263,7 +245,11 @@ ANNOTATED = Kind(
     "JSON file of these",
     lambda value: PATTERNS.accepts(value) or (isinstance(value, str) and bool(value)),
 )
-DURATION = Kind("DD:HH:MM:SS above zero, as in 00:01:30:00", _is_duration, _to_seconds)
+DURATION = Kind(
+    "DD:HH:MM:SS above zero, as in 00:01:30:00",
+    lambda v: re.fullmatch(r"\d+(:\d+){3}", str(v)) is not None and _to_seconds(str(v)) > 0,
+    _to_seconds,
+)
 PRECISION = Kind(
     f"one of {', '.join(PRECISIONS)}",
     lambda value: find_precision(value) is not None,

@@ -37,7 +37,7 @@ ORIENTATION = Kind(
     lambda value: isinstance(value, str) and sorted(value) in ORIENTATIONS,
 )
 SPACING = Kind(
-    "three numbers above 0 or null",
+    "three numbers above 0",
     lambda v: isinstance(v, list) and len(v) == 3 and all(map(number("above 0").accepts, v)),
     lambda value: tuple(map(float, value)),
 )

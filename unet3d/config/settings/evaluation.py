@@ -16,10 +16,10 @@ from unet3d.config.values import (
     Kind,
     integer,
     mapping_of,
-    null_or,
     number,
     one_or_list_of,
     read_settings,
+    word_or,
 )
 from unet3d.errors import UsageError
 from unet3d.text import are_unique_names
@@ -48,7 +48,7 @@ class EvaluationSettings:
     predictions: tuple[Path, ...]
     references: Path
     skip_missing_predictions: Annotated[bool, SKIP, "missing_predictions"]
-    checkpoints: Annotated[tuple[Path, ...], null_or(PATHS, ()), "checkpoint"]  # none: unknown
+    checkpoints: Annotated[tuple[Path, ...], word_or(None, PATHS, ()), "checkpoint"]  # none: unknown
     output: Path | None  # None: no files are written
     images: Path | None
     classes: Annotated[tuple[str, ...] | None, CLASSES]  # names of the labels 0, 1, 2, ...
@@ -60,7 +60,6 @@ class EvaluationSettings:
     metrics: Mapping[str, Factory]  # by name
     draw_worst: Annotated[int, integer(">= 0")]
     workers: Annotated[int, integer(">= 1")]
-    debug: bool
     command: str  # the command line that asks for this
 
 

@@ -11,11 +11,11 @@ from unet3d.config.values import (
     NAMES,
     PRECISION,
     Kind,
-    auto_or,
     integer,
     number,
     one_of,
     read_settings,
+    word_or,
 )
 from unet3d.errors import UsageError
 from unet3d.types import BACKENDS, Triple
@@ -23,32 +23,13 @@ from unet3d.units import GIB
 
 
 def _are_axes(value: Any) -> bool:
-    axes = value if isinstance(value, list) else []
-    known = [axis for axis in axes if type(axis) is int and axis in (0, 1, 2)]
-    return isinstance(value, bool) or (known == value and len(set(known)) == len(known))
+    is_list = isinstance(value, list) and all(type(axis) is int for axis in value)
+    return is_list and set(value) <= {0, 1, 2} and len(set(value)) == len(value)
 
 
-def _to_axes(value: bool | list[int]) -> tuple[int, ...] | None:
-    if isinstance(value, bool):
-        return None if value else ()
-    return tuple(value)
-
-
-def _to_names(value: Any) -> list[Any]:
-    if value in (None, "none"):
-        return []
-    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-
-
-AXES = Kind("true, false or a list of the axes 0, 1 and 2", _are_axes, _to_axes, gives_none=True)
-CLASSES = auto_or(
-    Kind(
-        "none or a list of classes",
-        lambda value: NAMES.accepts(_to_names(value)),
-        lambda value: NAMES.convert(_to_names(value)),
-    )
-)
-MEMORY = auto_or(replace(number("above 0"), convert=lambda value: int(value * GIB)))
+AXES = word_or(True, word_or(False, Kind("a list of the axes 0, 1 and 2", _are_axes, tuple), ()))
+CLASSES = word_or("auto", word_or("none", word_or(None, NAMES, ()), ()))
+MEMORY = word_or("auto", replace(number("above 0"), convert=lambda value: int(value * GIB)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +43,7 @@ class InferenceSettings:
     flip_axes: Annotated[tuple[int, ...] | None, AXES, "tta"]  # None: those of training
     precision: Annotated[str | None, PRECISION]  # None: as the first network was trained
     device: Annotated[str, DEVICE_KIND]
-    devices: Annotated[int | None, auto_or(integer(">= 1"))]  # processes; None: one per GPU
+    devices: Annotated[int | None, word_or("auto", integer(">= 1"))]  # processes; None: one per GPU
     backend: Annotated[str, one_of(BACKENDS)]  # that runs the networks
     skip_background: Annotated[float | None, number(">= 0", "below 1")]  # None: skip no window
     prefetch: bool  # read the next scan while one is segmented

@@ -10,13 +10,13 @@ from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.config.values import (
     PRECISION,
     Kind,
-    auto_or,
     integer,
     list_of,
     number,
     one_of,
     one_or_list_of,
     read_settings,
+    word_or,
 )
 from unet3d.errors import UsageError
 from unet3d.types import Triple
@@ -25,7 +25,7 @@ VARIABLE_SETTINGS = (
     *("resolution", "batch", "padding", "kernel"),
     *("channels", "pool", "precision", "checkpointing"),
 )
-BUDGET = auto_or(number("above 0"))
+BUDGET = word_or("auto", number("above 0"))
 VERSION = Kind(  # YAML takes it for a number: 9.10 would be 9.1
     "a version with three parts, such as 2.9.1",
     lambda v: isinstance(v, str) and bool(re.match(r"[0-9]{1,4}\.[0-9]{1,4}(?![0-9])", v)),

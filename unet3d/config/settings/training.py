@@ -25,11 +25,10 @@ from unet3d.config.values import (
     Kind,
     integer,
     mapping_of,
-    null_or,
     number,
     read,
-    read_as,
     read_settings,
+    word_or,
 )
 from unet3d.errors import UsageError
 
@@ -49,12 +48,6 @@ RESERVED_KEYS = {
 }
 """Arguments of Lightning's Trainer that we set, and one that would replace our data loaders."""
 
-
-PASSED_ON = {
-    "check_val_every_n_epoch": Annotated[int | None, integer(">= 1")],
-    "limit_train_batches": Annotated[float, number("above 0")],
-}
-"""Arguments of Lightning's Trainer that have no field here, and that it does not check."""
 
 FOLD = Kind(  # the dataset says how many there are
     "an int >= 0 or none",
@@ -79,6 +72,7 @@ class TrainerSettings:
     max_steps: Annotated[int | None, integer(">= 1")]
     max_epochs: Annotated[int | None, integer(">= 1")]
     max_seconds: Annotated[float | None, DURATION, "max_time"]
+    check_val_every_n_epoch: Annotated[int | None, integer(">= 1")]
     accumulate_grad_batches: Annotated[int, integer(">= 1")]
     gradient_clip_val: Annotated[float | None, number("above 0")]
     cuda_graph: bool | Literal["auto"]
@@ -142,7 +136,7 @@ class TrainingSettings:
     init_from: Path | None
     freeze: tuple[str, ...]  # names of submodules
     head_warmup: Annotated[float, number(">= 0", "below 1")]  # fraction that only the heads learn
-    lr_factors: Annotated[Mapping[str, float], null_or(FACTORS, {})]  # of submodules, by name
+    lr_factors: Annotated[Mapping[str, float], word_or(None, FACTORS, {})]  # of submodules, by name
     ema_decay: Annotated[float | None, number("above 0", "below 1")]  # None: no average
     save_every_seconds: Annotated[float, number(">= 0")]
     max_skipped_steps: Annotated[int, integer(">= 0")]
@@ -266,8 +260,6 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
     arguments = {k: v for k, v in factory.arguments.items() if k not in TRAINER_KEYS}
     for key in sorted(RESERVED_KEYS & arguments.keys()):
         raise UsageError(f"trainer.{key} cannot be set: unet3d sets what it controls itself")
-    for key in PASSED_ON.keys() & arguments.keys():
-        read_as(config, f"trainer.{key}", PASSED_ON[key])
     accelerator = read(config, "trainer.accelerator")
     trainer = read_settings(
         TrainerSettings,
