@@ -20,14 +20,6 @@ def trained(tmp_path_factory, small):
     return unet3d.train([*small, *EVALUATED], folder=folder)
 
 
-def test_lightnings_name_of_a_precision_is_the_same_experiment(trained, small):
-    folder = trained.folder
-    words = [*small, "trainer.max_steps=4", "resume=auto", "precision=32-true"]
-    result = unet3d.train(words, folder=folder)
-    assert result.report["steps"] == 4
-    assert result.report["precision"]["requested"] == "32"
-
-
 def test_a_log_that_prints_is_printed_once(small, tmp_path, capsys):
     unet3d.train(small, folder=tmp_path, log=print)
     assert capsys.readouterr().out.count("UNet3D, ") == 1

@@ -1,7 +1,7 @@
 """A command's config is read once, into frozen settings; a wrong value is one line."""
 
 import re
-from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.config.helpers.configs import with_values
-from unet3d.commands.compare import CompareSettings
-from unet3d.commands.doctor import DoctorSettings
-from unet3d.commands.download import DownloadSettings
 from unet3d.commands.lr import parse_lr
 from unet3d.commands.plan import parse_planning
-from unet3d.commands.view import ViewSettings
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.data import parse_check, parse_data
 from unet3d.config.settings.evaluation import parse_evaluation
@@ -22,7 +18,6 @@ from unet3d.config.settings.inference import parse_export, parse_inference
 from unet3d.config.settings.memory import parse_memory, parse_suggest
 from unet3d.config.settings.network import parse_network, parse_saved_network
 from unet3d.config.settings.training import parse_training
-from unet3d.config.values import read_settings
 from unet3d.errors import UsageError
 from unet3d.units import GIB
 
@@ -214,9 +209,6 @@ def test_a_wrong_value_is_refused(command, key, values, expected):
         assert message.endswith(f", got {value!r}")
 
 
-RUN_FILES = ("report.json", "curves.json")
-
-
 @pytest.mark.parametrize(
     ("command", "values", "message"),
     [
@@ -272,46 +264,22 @@ def test_a_preset_has_nnunets_network_and_the_memory_that_it_needs():
     assert parse("plan", {"preset": "resenc_l", "budget_gib": 12}).budget_gib == 12
 
 
-@pytest.mark.parametrize(
-    ("command", "settings", "values"),
-    [
-        ("compare", CompareSettings, {"runs": ["a"]}),
-        ("doctor", partial(DoctorSettings, training=None), {"seconds": 3}),
-        ("download", DownloadSettings, {"root": "/data"}),
-        ("view", ViewSettings, {"image": "a.nii", "channel": 0}),
-    ],
-)
-def test_other_commands_read_their_keys(command, settings, values):
-    given = settings.keywords if isinstance(settings, partial) else {}
-    kind = settings.func if given else settings
-    parsed = read_settings(kind, with_values(command, values).config, **given)
-    for key, value in values.items():
-        expected = {"runs": (Path("a"),), "root": Path("/data"), "image": Path("a.nii")}
-        assert getattr(parsed, key) == expected.get(key, value)
 
 
-def list_settings(settings):
-    """Yield a settings object and those in its fields."""
-    yield settings
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if is_dataclass(value):
-            yield from list_settings(value)
-
-
-def test_settings_are_frozen_at_every_depth_and_do_not_change_with_their_config():
+def test_settings_do_not_change_with_the_config_that_they_were_read_from():
     composed = with_values("train", {})
     settings = parse_training(composed)
-    parts = list(list_settings(settings))
-    assert len(parts) > 10
-    for part in parts:
-        with pytest.raises(FrozenInstanceError):
-            setattr(part, fields(part)[0].name, None)
     composed.config.optimizer.lr = 7
     composed.config.augmentation.scale = [0, 9]
     assert settings.optimizer.arguments["lr"] == 3e-3
     assert settings.resolved["optimizer"]["lr"] == 3e-3
     assert settings.augmentation.arguments["scale"] == [0.7, 1.4]
+
+
+def test_names_of_a_precision_are_one_experiment():
+    resolved = [parse_run({"precision": name}).resolved["precision"] for name in ("32-true", 32)]
+    assert resolved == [32, 32]
+    assert parse_run({"precision": "bf16-mixed"}).resolved["precision"] == "bf16"
 
 
 def test_the_trainer_gets_no_key_that_lightning_does_not_have():

@@ -1,11 +1,11 @@
 """`unet3d download task=Task04_Hippocampus`: download a Decathlon task for data=decathlon."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from unet3d.cli.progress import Progress
 from unet3d.config.compose import ComposedConfig
+from unet3d.config.validate import suggest_name
 from unet3d.config.values import read_settings
 from unet3d.data.layouts.download import download, extract, get_task_urls
 from unet3d.errors import UsageError
@@ -46,10 +46,8 @@ def resolve_download(settings: DownloadSettings) -> tuple[str, str]:
         return url, md5
     known = get_task_urls()
     if task not in known:
-        near = get_close_matches(task, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(
             f"task must be one of {', '.join(known)}, or another one with url= and md5=, got "
-            f"{task}{hint}"
+            f"{task}{suggest_name(task, known)}"
         )
     return url or known[task][0], md5 or known[task][1]

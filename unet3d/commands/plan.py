@@ -50,7 +50,7 @@ class PlanningSettings:
 def parse_planning(composed: ComposedConfig) -> PlanningSettings:
     """Check and parse the config; a preset has its own network, and a budget of its own."""
     config, overrides = composed.config, composed.composition.overrides
-    preset = read_as(config, "preset", Annotated[str | None, one_of(tuple(PRESET_GIB))])
+    preset = read_as(config, "", "preset", Annotated[str | None, one_of(tuple(PRESET_GIB))])
     if preset is not None:
         words = [word for word in overrides if word.startswith("model=")]
         if words:
@@ -127,19 +127,7 @@ def format_step_time(estimate: StepTimeEstimate) -> str:
     """Say how long a run takes, or why that is unknown."""
     if estimate.seconds is None:
         return f"time not measured on {estimate.device}: {estimate.reason}"
-    total = format_rough_duration(MAX_STEPS * estimate.seconds)
     return (
         f"a step takes {estimate.seconds:.2g} s on {estimate.device}: {MAX_STEPS:,} steps take "
-        f"{total}, plus validation"
+        f"{MAX_STEPS * estimate.seconds / 3600:.1f} hours, plus validation"
     )
-
-
-def format_rough_duration(seconds: float) -> str:
-    """Format a duration in the unit that a person would use.
-
-    >>> [format_rough_duration(seconds) for seconds in (90, 9000, 300000)]
-    ['2 minutes', '2.5 hours', '3.5 days']
-    """
-    if seconds < 3600:
-        return f"{max(1, round(seconds / 60))} minutes"
-    return f"{seconds / 3600:.1f} hours" if seconds < 86400 else f"{seconds / 86400:.1f} days"

@@ -38,10 +38,7 @@ MAX_FAILURES = 3
 """Trials that fail before any has succeeded, and end the search."""
 
 
-OWN_KEYS = (
-    *("space", "trials", "startup", "budget_gib", "monitor", "mode"),
-    *("prune", "prune_after"),
-)
+OWN_KEYS = "space trials startup budget_gib monitor mode prune prune_after".split()
 """Keys that `unet3d train` does not have."""
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +104,11 @@ def parse_search(composed: ComposedConfig) -> SearchSettings:
         raise UsageError("search needs validation cases, fold=none has none")
     if training.resume is not None:
         raise UsageError("search goes on by itself: remove resume=")
-    overrides = composed.composition.overrides
+    words = composed.composition.overrides
+    overrides = tuple(w for w in words if re.split("[.=]", w.lstrip("+~"))[0] not in OWN_KEYS)
+    space = _parse_space(read(config, "space"))
     settings = read_settings(
-        SearchSettings,
-        config,
-        overrides=tuple(
-            o for o in overrides if re.split("[.=]", o.lstrip("+~"))[0] not in OWN_KEYS
-        ),
-        space=_parse_space(read(config, "space")),
-        seed=training.seed,
+        SearchSettings, config, overrides=overrides, space=space, seed=training.seed
     )
     settings.check_space()
     return settings

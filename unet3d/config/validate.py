@@ -18,7 +18,7 @@ from hydra.errors import (
     OverrideParseException,
 )
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from unet3d.config.comments import collect_comments
@@ -102,10 +102,10 @@ def check_keys(composed: ComposedConfig) -> None:
 
 def check_missing_keys(composed: ComposedConfig, config_dirs: Sequence[Any]) -> None:
     """Name every mandatory key without a value in one line; describe a single one."""
-    groups = ("", "data") if composed.composition.command in DATASET_COMMANDS else ("",)
-    missing = OmegaConf.missing_keys(composed.config)
-    known = [key for key in iter_keys(composed.config) if key in missing]
-    keys = [key for key in known if key.rpartition(".")[0] in groups]
+    nodes = {"": composed.config}
+    if composed.composition.command in DATASET_COMMANDS:
+        nodes["data."] = composed.config.data
+    keys = [f"{p}{k}" for p, node in nodes.items() for k in node if OmegaConf.is_missing(node, k)]
     if not keys:
         return
     *others, last = keys
@@ -139,8 +139,6 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
             if hint == ".":
                 hint = f": unet3d {command} --help lists all keys"
             return f"no key or group {key!r}{hint}"
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key or 'a value'} must be given: {error.full_key}=..."
     if isinstance(error, OverrideParseException):
         return f"cannot parse {error.override!r}: quote special characters, as in key=\"'a, b'\""
     text = re.sub(r"\s+full_key:.*", "", str(error), flags=re.DOTALL)  # OmegaConf's details

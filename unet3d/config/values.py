@@ -11,7 +11,7 @@ Windows(overlap=0.5, batch_size=None)
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
@@ -54,37 +54,32 @@ def read_settings(
     hints = get_type_hints(settings, include_extras=True)
     for field in fields(settings):  # ty: ignore[invalid-argument-type]
         if field.name not in given and field.default is MISSING:
-            hint = hints[field.name]
-            notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-            key = next((note for note in notes if isinstance(note, str)), field.name)
-            given[field.name] = read_as(config, prefix + key, hint)
+            given[field.name] = read_as(config, prefix, field.name, hints[field.name])
     return settings(**given)
 
 
-def read_as(config: DictConfig, key: str, hint: Any) -> Any:
+def read_as(config: DictConfig, prefix: str, name: str, hint: Any) -> Any:
     """Return a value as an annotation says: a type, or a union of one with words and None."""
-    kind = None
+    notes: Sequence[Any] = ()
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)
-        kind = next((note for note in notes if isinstance(note, Kind)), None)
+    key = prefix + next((note for note in notes if isinstance(note, str)), name)
     if hint is Factory:
         return read_factory(config, key)
     if hint == Mapping[str, Factory]:
         return read_factories(config, key)
     if is_dataclass(hint):
         return read_settings(hint, config, f"{key}.")
-    is_union = get_origin(hint) in (Union, UnionType)
-    parts = get_args(hint) if is_union else (hint,)
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
-    value = read(config, key)
     types = [p for p in parts if p is not NoneType and get_origin(p) is not Literal]
+    value = read(config, key)
     if not types:
         return one_of(words).parse(value, key)
-    kind = kind or KINDS[types[0]]
+    kind = next((note for note in notes if isinstance(note, Kind)), None) or KINDS[types[0]]
     if value in words or (value is None and NoneType in parts and not kind.gives_none):
         return value
-    named = " or ".join([kind.words, *words])
-    return Kind(named, kind.accepts, kind.convert).parse(value, key)
+    return replace(kind, words=" or ".join([kind.words, *words])).parse(value, key)
 
 
 def read(config: DictConfig, key: str) -> Any:

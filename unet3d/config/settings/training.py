@@ -1,5 +1,6 @@
 """Settings of a training run."""
 
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -208,12 +209,8 @@ def drop_keys_of_other_options(overrides: Sequence[str], new: Sequence[str]) -> 
         keys = to_plain(OmegaConf.load(file)) if file.is_file() else {"defaults": None}
         if "defaults" not in keys:  # it has all of its keys itself
             known = tuple(f"{group}.{key}" for key in keys)
-            names = [override.lstrip("+~").partition("=")[0] for override in kept]
-            kept = [
-                override
-                for override, name in zip(kept, names, strict=True)
-                if not name.startswith(f"{group}.") or name.startswith(known)
-            ]
+            others = re.compile(rf"[+~]*{group}\.")
+            kept = [o for o in kept if not others.match(o) or o.lstrip("+~").startswith(known)]
     return kept
 
 
