@@ -57,4 +57,5 @@ def test_options_are_listed_with_their_first_comment_and_the_selected_one_is_mar
     (user_dir / "model" / "global.yaml").write_text("# @package _global_\n# All.")
     options = dict(list_option_help("model", "mine", [user_dir]))
     assert (options["  model=empty"], options["  model=global"]) == ("", "All.")
-    assert not [name for name, _ in list_option_help("data", "", [get_config_dir()]) if "_b" in name]
+    names = dict(list_option_help("data", "", [get_config_dir()]))
+    assert not [name for name in names if "_base" in name]

@@ -192,7 +192,7 @@ SPACING = ["fine", [1, 1], [1, 1, 0], [1, 1, "x"]]
         ("predict", "devices", [0], "auto or an int >= 1"),
         ("predict", "memory_gib", [0, "much", True, None], "auto or a number above 0"),
         ("predict", "skip_background", [-0.1, 1], "a number >= 0 and below 1"),
-        ("predict", "keep_largest_component", [{}, [[]]], "auto or none or null or a list of names"),
+        ("predict", "keep_largest_component", [{}, [[]]], "auto or none or null or a list"),
         ("suggest", "budget_gib", [0, "all", True, None, float("inf")], "auto or a number above"),
         ("suggest", "precisions", ["bf16", [], ["bf16", 17]], "a list of one of 32, 16, bf16"),
         ("suggest", "strategies", ["lean", ["x"]], "a list of auto, blocks"),

@@ -7,7 +7,7 @@ what it would have proposed without.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,9 +37,9 @@ FILE = "search.db"
 MAX_FAILURES = 3
 """Trials that fail before any has succeeded, and end the search."""
 
-
 OWN_KEYS = "space trials startup budget_gib monitor mode prune prune_after".split()
 """Keys that `unet3d train` does not have."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Range:

@@ -30,8 +30,8 @@ from unet3d.config.compose import (
     get_config_dir,
     list_config_groups,
     list_options,
+    quote_override,
 )
-from unet3d.config.compose import quote_override
 from unet3d.errors import UsageError
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)

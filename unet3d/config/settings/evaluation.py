@@ -43,12 +43,16 @@ TOLERANCE = Kind(
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """What to compare, and which classes to score; ignored labels of None are dataset.json's."""
+    """What to compare, and which classes to score.
+
+    Without `checkpoints`, what made the predictions is unknown; `ignore_labels` of None are those
+    of dataset.json.
+    """
 
     predictions: tuple[Path, ...]
     references: Path
     skip_missing_predictions: Annotated[bool, SKIP, "missing_predictions"]
-    checkpoints: Annotated[tuple[Path, ...], word_or(None, PATHS, ()), "checkpoint"]  # none: unknown
+    checkpoints: Annotated[tuple[Path, ...], word_or(None, PATHS, ()), "checkpoint"]
     output: Path | None  # None: no files are written
     images: Path | None
     classes: Annotated[tuple[str, ...] | None, CLASSES]  # names of the labels 0, 1, 2, ...

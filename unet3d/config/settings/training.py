@@ -174,7 +174,7 @@ class TrainingSettings:
         )
 
     def with_dataset(self, **fields: Any) -> "TrainingSettings":
-        """Return the settings with fields of `data` from the dataset, also where the loss has them."""
+        """Return the settings with what the dataset says of `data`, also in the loss."""
         data = replace(self.data, **fields)
         values = {
             "in_channels": data.in_channels,
