@@ -121,7 +121,6 @@ def test_a_value_is_parsed(command, key, value, field, expected):
     assert attrgetter(field)(parse(command, {key: value})) == expected
 
 
-ONE_OF_DEVICES = "auto, cpu, cuda, cuda:N or mps"
 SPACING = ["fine", [1, 1], [1, 1, 0], [1, 1, "x"]]
 
 
@@ -157,7 +156,7 @@ SPACING = ["fine", [1, 1], [1, 1, 0], [1, 1, "x"]]
         ("train", "evaluation.tolerance_mm", [-1], "a number >= 0"),
         ("train", "evaluation.draw_worst", [-1], "an int >= 0"),
         ("train", "memory.if_too_large", ["x"], "one of warn, error, ignore"),
-        ("train", "trainer.accelerator", ["tpu", None, 0, "cuda:"], ONE_OF_DEVICES),
+        ("train", "trainer.accelerator", ["tpu", None, 0, "cuda:"], "gpu or auto, cpu, "),
         ("train", "trainer.devices", [0, "all", True], "an int >= 1 or auto"),
         ("train", "trainer.launch", ["mpi"], "one of local, torchrun, slurm"),
         ("train", "trainer.timeout_seconds", [0, None], "a number above 0"),
@@ -188,7 +187,7 @@ SPACING = ["fine", [1, 1], [1, 1, 0], [1, 1, "x"]]
         ("plan", "budget_gib", [0], "auto or a number above 0"),
         ("plan", "preset", ["l"], "one of resenc_m, resenc_l, resenc_xl"),
         ("predict", "tta", ["x", 1, [0, 0], [3], [True], [[0]], None], "true or false or a list"),
-        ("predict", "device", ["gpu"], ONE_OF_DEVICES),
+        ("predict", "device", ["gpu"], "auto, cpu, cuda, cuda:N or mps"),
         ("predict", "devices", [0], "auto or an int >= 1"),
         ("predict", "memory_gib", [0, "much", True, None], "auto or a number above 0"),
         ("predict", "skip_background", [-0.1, 1], "a number >= 0 and below 1"),

@@ -31,13 +31,15 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     """Print one estimate, or those of a varied setting."""
     settings = parse_memory(composed)
     with VERSIONS.assume(parse_rules(settings.torch, settings.cudnn)):
-        return show_memory(settings)
+        if settings.vary is None:
+            print_estimate(settings)
+        else:
+            print_variants(settings, settings.vary)
+    return 0
 
 
-def show_memory(settings: MemorySettings) -> int:
-    """Print or draw what the settings ask for."""
-    if settings.vary is not None:
-        return print_variants(settings, settings.vary)
+def print_estimate(settings: MemorySettings) -> None:
+    """Print or draw one estimate."""
     training = settings.training
     estimate, savings = estimate_with_savings(training, settings.volume)
     measurement = measure_step(training) if settings.measure else None
@@ -47,7 +49,7 @@ def show_memory(settings: MemorySettings) -> int:
     if settings.format == "table":
         tables = format_tables(estimate, measurement, settings.view)
         write_output(f"{tables}\n\n{summary}", settings.output)
-        return 0
+        return
     if settings.format == "json":
         content = estimate_to_dict(estimate)
         if training.compile:
@@ -63,7 +65,6 @@ def show_memory(settings: MemorySettings) -> int:
         write_figure(draw(estimate, title), settings.output, dpi=110)
         print(settings.output, file=sys.stderr)
     print(summary, file=sys.stderr)
-    return 0
 
 
 def format_tables(estimate: MemoryEstimate, measurement: Measurement | None, view: str) -> str:
@@ -78,7 +79,7 @@ def format_tables(estimate: MemoryEstimate, measurement: Measurement | None, vie
     return "\n\n".join(tables)
 
 
-def print_variants(settings: MemorySettings, vary: str) -> int:
+def print_variants(settings: MemorySettings, vary: str) -> None:
     """Print how memory depends on one setting."""
     training = settings.training
     variants = []
@@ -100,4 +101,3 @@ def print_variants(settings: MemorySettings, vary: str) -> int:
         write_output(json.dumps(rows), settings.output)
     else:
         write_output(format_variants(variants), settings.output)
-    return 0

@@ -32,8 +32,6 @@ from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.oom_advice import get_device_bytes
 
-FILE = "search.db"
-
 MAX_FAILURES = 3
 """Trials that fail before any has succeeded, and end the search."""
 
@@ -75,13 +73,6 @@ class SearchSettings:
     prune_after: Annotated[int, integer(">= 1")]
     seed: int
 
-    def check_space(self) -> None:
-        """Refuse keys and values that a run does not take, before the first trial."""
-        self.make_trial(self.first_values)
-        for key, values in self.space.items():
-            for value in () if isinstance(values, Range) else values[1:]:
-                self.make_trial({**self.first_values, key: value})
-
     @property
     def first_values(self) -> dict[str, Any]:
         """Return the first value of each key, or the lowest of its range."""
@@ -110,7 +101,9 @@ def parse_search(composed: ComposedConfig) -> SearchSettings:
     settings = read_settings(
         SearchSettings, config, overrides=overrides, space=space, seed=training.seed
     )
-    settings.check_space()
+    for key, values in settings.space.items():  # what no run takes is refused before the first
+        for value in (values.low,) if isinstance(values, Range) else values:
+            settings.make_trial({**settings.first_values, key: value})
     return settings
 
 
@@ -242,7 +235,7 @@ def open_study(settings: SearchSettings, folder: Path) -> Iterator[Any]:
         import optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / FILE}")
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'search.db'}")
     try:
         study = optuna.create_study(
             storage=storage,

@@ -50,8 +50,6 @@ from unet3d.training.run import (
 from unet3d.training.strategy import choose_leaner, choose_strategy
 from unet3d.training.trainer import build_trainer, find_device, seed_run
 
-Log = Callable[[str], None]
-
 ALREADY_FINISHED = (
     "this run is already finished; raise trainer.max_epochs, max_steps or max_time, or the "
     "patience of early stopping, to continue"
@@ -153,7 +151,7 @@ def train(
     process: ProcessRank | None = None,
     callbacks: Sequence[Any] = (),
     *,
-    log: Log,
+    log: Callable[[str], None],
 ) -> TrainingResult:
     """Start or resume, train up to the limits, evaluate, and write the report.
 

@@ -12,13 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from unet3d.config.allowed_targets import import_target
 from unet3d.config.compose import to_plain
-from unet3d.errors import DoesNotFitError, RunError, UsageError, lacks_memory, summarize_error
-
-ARGUMENT_ERRORS = (
-    *(ArithmeticError, AssertionError, AttributeError, ImportError),
-    *(LookupError, RuntimeError, TypeError, ValueError),
-)
-"""What classes raise at arguments that they do not take."""
+from unet3d.errors import UsageError, lacks_memory, summarize_error
 
 
 @dataclass(frozen=True)
@@ -61,8 +55,10 @@ class Factory:
             if (words := str(error).replace("=", " ").split()) and words[0] in arguments:
                 raise UsageError(f"{self.key}.{error}") from error  # it names an argument
             raise
-        except ARGUMENT_ERRORS as error:
-            if lacks_memory(error) or isinstance(error, RunError | DoesNotFitError):
+        except Exception as error:  # of an argument, or of the machine
+            is_plain = type(error) in (RuntimeError, NotImplementedError)
+            is_of_machine = isinstance(error, RuntimeError | OSError) and not is_plain
+            if is_of_machine or lacks_memory(error):
                 raise
             reason = summarize_error(error)
             if isinstance(error, TypeError) and str(error).startswith(target.__name__):
@@ -72,9 +68,7 @@ class Factory:
 
 def read_factory(config: DictConfig, key: str) -> Factory:
     """Read a node with a `_target_`; nothing is built."""
-    node = config
-    for part in key.split("."):
-        node = node[part]
+    node: Any = OmegaConf.select(config, key)
     unresolved: Any = OmegaConf.to_container(node, resolve=False)
     if "_target_" not in unresolved:
         raise UsageError(f"{key} must have a _target_: the class to build")

@@ -65,7 +65,7 @@ class TrainerSettings:
     """Limits, devices and processes of a run."""
 
     factory: Factory  # Lightning's Trainer with the arguments that have no field here
-    accelerator: str
+    accelerator: Annotated[str, word_or("gpu", DEVICE_KIND, "cuda")]  # gpu is Lightning's name
     devices: Annotated[int | Literal["auto"], integer(">= 1")]  # processes on this machine
     launch: Literal["local", "torchrun", "slurm"]  # who starts the processes
     timeout_seconds: Annotated[float, number("above 0")]
@@ -257,19 +257,11 @@ def _parse_trainer(config: DictConfig) -> TrainerSettings:
     arguments = {k: v for k, v in factory.arguments.items() if k not in TRAINER_KEYS}
     for key in sorted(RESERVED_KEYS & arguments.keys()):
         raise UsageError(f"trainer.{key} cannot be set: unet3d sets what it controls itself")
-    accelerator = read(config, "trainer.accelerator")
-    trainer = read_settings(
-        TrainerSettings,
-        config,
-        "trainer.",
-        factory=replace(factory, arguments=arguments),
-        accelerator="cuda"  # which Lightning calls gpu
-        if accelerator == "gpu"
-        else DEVICE_KIND.parse(accelerator, "trainer.accelerator"),
-    )
+    factory = replace(factory, arguments=arguments)
+    trainer = read_settings(TrainerSettings, config, "trainer.", factory=factory)
     if ":" in trainer.accelerator and trainer.several_processes:
         raise UsageError(
-            f"trainer.accelerator={accelerator} is one GPU: for several processes, use "
+            f"trainer.accelerator={trainer.accelerator} is one GPU: for several processes, use "
             "trainer.accelerator=cuda"
         )
     if trainer.max_steps is trainer.max_epochs is trainer.max_seconds is None:
