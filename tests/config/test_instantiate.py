@@ -111,4 +111,3 @@ def test_a_usage_error_of_the_target_keeps_its_message():
     )
     with pytest.raises(UsageError, match=r"^checkpointing\.encoders must be a list of"):
         factory()
-

@@ -147,7 +147,7 @@ SPACING = ["fine", [1, 1], [1, 1, 0], [1, 1, "x"]]
         ("train", "fold", ["x", 1.0, True, -1], "an int >= 0 or none"),
         ("train", "seed", [-1, 2**32, None], "an int >= 0 and below 4294967296"),
         ("train", "head_warmup", [-0.1, 1], "a number >= 0 and below 1"),
-        ("train", "lr_factors", [3, {"encoder": 0}, {}], "parts of the network with a factor"),
+        ("train", "lr_factors", [3, {"encoder": 0}, {}], "null or parts of the network with a fa"),
         ("train", "ema_decay", [0, 1], "a number above 0 and below 1"),
         ("train", "save_every_seconds", [-1], "a number >= 0"),
         ("train", "max_skipped_steps", [-1], "an int >= 0"),
@@ -261,8 +261,6 @@ def test_a_preset_has_nnunets_network_and_the_memory_that_it_needs():
     choices = settings.training.composition.choices
     assert (choices["model"], choices["pool"]) == ("unet_resenc", "strided")
     assert parse("plan", {"preset": "resenc_l", "budget_gib": 12}).budget_gib == 12
-
-
 
 
 def test_settings_do_not_change_with_the_config_that_they_were_read_from():

@@ -90,4 +90,3 @@ def test_compose_provides_gpus_shared_memory_and_folders():
     binds = {v["target"] for v in service["volumes"] if isinstance(v, dict)}
     assert binds == {"/job/data", "/job/outputs"}
     assert "cache:/cache" in service["volumes"]
-

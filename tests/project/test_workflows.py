@@ -48,4 +48,3 @@ def test_every_supported_python_is_checked():
     pythons = get_job("check", "check")["strategy"]["matrix"]["python"]
     assert pythons == [match[1] for match in matches if match]
     assert project["requires-python"] == f">={pythons[0]}"
-

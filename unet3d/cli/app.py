@@ -27,9 +27,9 @@ from unet3d.config.compose import (
     format_records,
     get_config_dir,
     has_current_time,
+    quote_override,
     read_choices,
 )
-from unet3d.config.compose import quote_override
 from unet3d.config.validate import check_config
 from unet3d.errors import (
     EstimatedOutOfMemoryError,

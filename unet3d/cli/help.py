@@ -11,8 +11,7 @@ import yaml
 from unet3d.cli.arguments import find_user_config_dirs, parse_config_dirs
 from unet3d.cli.error_messages import ErrorHandler
 from unet3d.config.comments import collect_comments, iter_key_values, list_option_help
-from unet3d.config.compose import compose_config, get_config_dir, list_config_groups
-from unet3d.config.compose import quote_override
+from unet3d.config.compose import compose_config, get_config_dir, list_config_groups, quote_override
 
 FOOTER = """--cfg job prints the composed config; debug=true shows tracebacks
 in zsh, quote words with brackets: 'data.patch_size=[64,64,64]'"""

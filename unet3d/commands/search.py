@@ -7,7 +7,7 @@ what it would have proposed without.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,7 +133,7 @@ def _parse_dimension(key: str, given: Any) -> Dimension:
 
 
 def _is_range(given: dict[str, Any]) -> bool:
-    defaults = {"low": None, "high": None, "log": False, "step": None}
+    defaults: dict[str, Any] = {"low": None, "high": None, "log": False, "step": None}
     low, high, log, step, *others = (defaults | given).values()
     if others or not (is_number(low) and is_number(high) and low < high):
         return False
@@ -229,7 +229,7 @@ def predict_bytes(settings: TrainingSettings) -> int:
 
 
 @contextmanager
-def open_study(settings: SearchSettings, folder: Path) -> Iterator[Any]:
+def open_study(settings: SearchSettings, folder: Path) -> Generator[Any]:
     """Open the study of a folder, or begin it; refuse to go on with another search."""
     with need_packages("search", "optuna"):
         import optuna
