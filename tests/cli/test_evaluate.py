@@ -188,7 +188,7 @@ def test_results_of_an_earlier_evaluation_are_overwritten(folder):
         (["classes=[one]"], "classes must be unique names, background first"),
         (["regions=[1,2]"], "regions must be names with their labels"),
         (["regions={a:[0]}"], "class a: labels must be 1..65535, got [0]"),
-        (["regions={a:x}"], "regions.a must be a list of labels"),
+        (["regions={a:x}"], "regions must be names with their labels"),
         (["tolerance_mm=-1"], "tolerance_mm must be a distance in mm"),
         (["tolerance_mm={a:1}"], "needs classes= or regions="),
         (["classes=[x,a,b]", "tolerance_mm={a:1}"], "must name every class once: a, b; it names a"),

@@ -135,7 +135,6 @@ def test_ctrl_c_leaves_no_file(checkpoint, scan, tmp_path, capsys, monkeypatch):
     [
         ({"checkpoint": "strange.ckpt"}, "not a checkpoint of unet3d"),
         ({"checkpoint": "one,one"}, "a file holds one network"),
-        ({"format": "onxx"}, "did you mean onnx?"),
         (
             {"format": "tensorrt"},
             "format must be one of onnx, torch_export, nnunet, bundle, got 'tensorrt'",

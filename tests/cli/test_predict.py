@@ -326,7 +326,7 @@ def test_ctrl_c_has_exit_code_130_and_leaves_no_partial_file(
         ({"device": "cuda"}, "device=cuda"),
         ({"memory_gib": -1}, "memory_gib must be"),
         ({"backend": "tensorrt"}, "backend must be one of torch, onnx, openvino"),
-        ({"skip_background": "true"}, "skip_background must be null or a number in [0, 1)"),
+        ({"skip_background": "true"}, "skip_background must be a number >= 0 and below 1"),
         ({"devices": 0}, "devices must be auto or an int >= 1"),
         ({"devices": 2, "checkpoint": "none.ckpt"}, "no checkpoint at"),
         (

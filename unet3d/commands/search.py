@@ -332,14 +332,8 @@ def make_rows(settings: SearchSettings, trials: list[dict[str, Any]]) -> list[tu
     for trial in trials:
         values = [trial["values"].get(key) for key in settings.space]
         value, predicted = trial["value"], trial.get("predicted_gib")
-        rows.append(
-            (
-                str(trial["trial"]),
-                trial["state"],
-                *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in values),
-                "-" if value is None or trial["state"] != "complete" else f"{value:.4f}",
-                str(trial["validations"]),
-                "-" if predicted is None else f"{predicted:.2f}",
-            )
-        )
+        shown = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in values]
+        score = "-" if value is None or trial["state"] != "complete" else f"{value:.4f}"
+        counts = str(trial["validations"]), "-" if predicted is None else f"{predicted:.2f}"
+        rows.append((str(trial["trial"]), trial["state"], *shown, score, *counts))
     return rows

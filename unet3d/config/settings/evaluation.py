@@ -43,11 +43,7 @@ TOLERANCE = Kind(
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """What to compare, and which classes to score.
-
-    Without `checkpoints`, what made the predictions is unknown; `ignore_labels` of None are those
-    of dataset.json.
-    """
+    """What to compare, and which classes to score."""
 
     predictions: tuple[Path, ...]
     references: Path
@@ -59,7 +55,7 @@ class EvaluationSettings:
     regions: Annotated[Mapping[str, tuple[int, ...]] | None, REGIONS]
     annotated: Annotated[Any | None, ANNOTATED]  # None: all classes
     group_by: str | None  # pattern of case names, or a file; None: cases are independent
-    ignore_labels: Annotated[tuple[int, ...] | None, LABELS, "ignore_label"]
+    ignore_labels: Annotated[tuple[int, ...] | None, LABELS, "ignore_label"]  # None: dataset.json's
     tolerance_mm: Annotated[float | Mapping[str, float], TOLERANCE]
     metrics: Mapping[str, Factory]  # by name
     draw_worst: Annotated[int, integer(">= 0")]

@@ -8,12 +8,13 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.training import SlidingWindowSettings
 from unet3d.config.values import (
     DEVICE_KIND,
-    NAMES,
     PRECISION,
+    TEXT,
     Kind,
     integer,
     number,
     one_of,
+    one_or_list_of,
     read_settings,
     word_or,
 )
@@ -28,7 +29,15 @@ def _are_axes(value: Any) -> bool:
 
 
 AXES = word_or(True, word_or(False, Kind("a list of the axes 0, 1 and 2", _are_axes, tuple), ()))
-CLASSES = word_or("auto", word_or("none", word_or(None, NAMES, ()), ()))
+ONE_OR_MORE = one_or_list_of(TEXT)
+CLASSES = word_or(
+    "auto",
+    Kind(
+        "none or a list of classes",
+        lambda value: value in (None, "none", []) or ONE_OR_MORE.accepts(value),
+        lambda value: () if value in (None, "none", []) else ONE_OR_MORE.convert(value),
+    ),
+)
 MEMORY = word_or("auto", replace(number("above 0"), convert=lambda value: int(value * GIB)))
 
 
