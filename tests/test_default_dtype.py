@@ -51,8 +51,8 @@ def test_augmentation_is_the_same(half_default):
     assert all(a.equal(b) for a, b in zip(halved, expected, strict=True))
 
 
-@pytest.mark.parametrize("precision", ["bf16-true"])
-def test_pure_half_precision_trains_with_deep_supervision(composed, tmp_path, precision):
+@pytest.mark.parametrize("precision", ["16", "bf16", "bf16-true"])
+def test_half_precision_trains_with_deep_supervision(composed, tmp_path, precision):
     from unet3d.commands.train import build_training
 
     options = (f"precision={precision}", "model.deep_supervision=true", "model.depth=4")

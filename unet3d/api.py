@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.commands.train import train as run_training
+from unet3d.config.comments import to_yaml_literal
 from unet3d.config.compose import replace_values
-from unet3d.config.python_calls import compose_call
 from unet3d.config.settings.evaluation import parse_evaluation
 from unet3d.config.settings.training import parse_training
+from unet3d.config.validate import compose_call
 from unet3d.errors import UsageError
 from unet3d.machine import read_process_rank, select_gpu
 from unet3d.training.preflight import count_local_processes
@@ -112,29 +113,29 @@ def evaluate(
         workers: cases that are scored in parallel.
         allow_targets: not needed: metrics may be of any package.
     """
-    several = not isinstance(predictions, str | Path)
     values = {
-        "predictions": [str(path) for path in predictions] if several else str(predictions),
-        "references": str(references),
-        "checkpoint": to_plain(checkpoint),
-        "output": None if output is None else str(output),
-        "images": None if images is None else str(images),
-        "classes": None if classes is None else list(classes),
-        "regions": None if regions is None else {k: list(v) for k, v in regions.items()},
-        "annotated": to_plain(annotated),
-        "group_by": to_plain(group_by),
-        "ignore_label": to_plain(ignore_label),
-        "tolerance_mm": to_plain(tolerance_mm),
+        "predictions": predictions,
+        "references": references,
+        "checkpoint": checkpoint,
+        "output": output,
+        "images": images,
+        "classes": classes,
+        "regions": regions,
+        "annotated": annotated,
+        "group_by": group_by,
+        "ignore_label": ignore_label,
+        "tolerance_mm": tolerance_mm,
         "missing_predictions": missing_predictions,
         "draw_worst": draw_worst,
         "workers": workers,
-        "allow_targets": list(allow_targets),
+        "allow_targets": allow_targets,
     }
+    values = {key: to_plain(value) for key, value in values.items()}
     required = [f"{key}=null" for key in ("predictions", "references", "output")]
     chosen = [f"metrics=[{','.join(metrics)}]"] if metrics else []
     composed, _ = compose_call("evaluate", [*required, *chosen])
     settings = parse_evaluation(replace_values(composed, values))
-    given = [f"{k}={format_value(v)}" for k, v in values.items() if v is not None and v != []]
+    given = [f"{k}={to_yaml_literal(v)}" for k, v in values.items() if v is not None and v != []]
     command = replace(composed.composition, overrides=(*given, *chosen)).format_command()
     return run_evaluation(build_evaluation(replace(settings, command=command)))
 
@@ -147,19 +148,6 @@ def to_plain(value: Any) -> Any:
         return str(value)
     is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
     return [to_plain(item) for item in value] if is_sequence else value
-
-
-def format_value(value: Any) -> str:
-    """Return a value as an override has it.
-
-    >>> format_value({"whole": [1, 2]})
-    '{whole:[1,2]}'
-    """
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{k}:{format_value(v)}' for k, v in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{','.join(map(format_value, value))}]"
-    return str(value)
 
 
 class LineWriter(io.TextIOBase):

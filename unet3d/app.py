@@ -29,12 +29,12 @@ from unet3d.config.compose import (
     format_records,
     get_config_dir,
     has_current_time,
+    make_search_path,
+    quote_override,
     read_choices,
 )
-from unet3d.config.error_messages import CONFIG_ERRORS, format_config_error
 from unet3d.config.help import format_command_help
-from unet3d.config.overrides import make_search_path, quote_override
-from unet3d.config.validate import check_config
+from unet3d.config.validate import CONFIG_ERRORS, check_config, format_config_error
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import (
     DoesNotFitError,

@@ -16,7 +16,7 @@ from unet3d.config.compose import (
     list_config_groups,
 )
 from unet3d.config.help import READS
-from unet3d.config.settings.check import parse_check
+from unet3d.config.settings.data import parse_check
 
 HEAVY = ("torch", "lightning", "monai", "nibabel", "scipy", "matplotlib")
 

@@ -8,7 +8,7 @@ import pytest
 import unet3d as package
 from tests.data.helpers.datasets import write_decathlon, write_pairs
 from unet3d.__main__ import main
-from unet3d.config.overrides import quote_override
+from unet3d.config.compose import quote_override
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ import signal
 import pytest
 
 from unet3d.__main__ import main
+from unet3d.commands.search import Range, parse_search
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.search import Range, parse_search
 from unet3d.errors import UsageError
-from unet3d.search import trials as search_trials
 from unet3d.training.callbacks.trial_report import TrialPruned
 
 SPACE = "space={pool:[max,avg],optimizer.lr:{low:1e-3,high:3e-2,log:true},model.width:[4,8]}"
@@ -111,7 +110,7 @@ def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, mon
         needed[settings.resolved["model"]["width"]] = settings
         return {4: 2**20, 8: 2**30}[settings.resolved["model"]["width"]]
 
-    monkeypatch.setattr(search_trials, "predict_bytes", predict)
+    monkeypatch.setattr("unet3d.commands.search.predict_bytes", predict)
     assert search("budget_gib=0.5", "trials=24", "startup=6") == 0
     trials = read_trials(tmp_path)
     assert needed.keys() == {4, 8}
@@ -176,10 +175,10 @@ def test_settings_of_a_trial_are_those_of_a_run_with_values_of_a_space(tmp_path)
         (["space=3"], "space must be keys with what to try"),
         (["space=missing.yaml"], "space: no file"),
         (["space={x:{low:1}}"], r"space\.x must be a list of two values or more"),
-        (["space={x:{low:2,high:1}}"], r"space\.x needs numbers with low < high"),
-        (["space={x:{low:0,high:1,log:true}}"], r"space\.x with log: true needs low > 0"),
-        (["space={x:{low:0,high:1,step:0}}"], r"space\.x\.step must be a number > 0"),
-        (["space={x:{low:1,high:5,step:0.5}}"], r"space\.x\.step must be an int, as low and high"),
+        (["space={x:{low:2,high:1}}"], r"space\.x must be a list of two values or more"),
+        (["space={x:{low:0,high:1,log:true}}"], r"space\.x must be .* log: true \(above 0\)"),
+        (["space={x:{low:0,high:1,step:0}}"], r"space\.x must be .* step: NUMBER"),
+        (["space={x:{low:1,high:5,step:0.5}}"], r"space\.x must be .* step: NUMBER"),
         (["space={fold:[0,1]}", "fold=none"], "search needs validation cases"),
         (["space={fold:[0,1]}", "trainer.devices=2"], "search trains each trial in one process"),
         (["space={fold:[0,1]}", "resume=auto"], "search goes on by itself"),

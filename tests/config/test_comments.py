@@ -27,25 +27,17 @@ def test_a_comment_belongs_to_the_key_on_its_line(tmp_path):
     )
     assert parse_comments(file) == {"a": "first", "b": "second", "b.c": "third # and more"}
     assert parse_comments(file, "group.")["group.b.c"] == "third # and more"
-
-
-def test_an_empty_file_has_no_comments(tmp_path):
-    (tmp_path / "x.yaml").touch()
-    assert parse_comments(tmp_path / "x.yaml") == {}
+    file.write_text("")
+    assert parse_comments(file) == {}
 
 
 def test_an_option_follows_the_files_that_it_extends(user_dir):
     files = list(list_parent_files("model", "mine", [get_config_dir(), user_dir]))
     assert [file.stem for file in files] == ["unet_tiny", "mine"]
     assert list(list_parent_files("model", "none_such", [user_dir])) == []
-
-
-def test_an_option_follows_a_file_of_another_group_that_it_extends(tmp_path):
-    for group, text in (("base", "a: 1 # one"), ("model", "defaults: [/base/x, _self_]")):
-        (tmp_path / group).mkdir()
-        (tmp_path / group / "x.yaml").write_text(text)
-    files = list(list_parent_files("model", "x", [tmp_path]))
-    assert files == [tmp_path / "base" / "x.yaml", tmp_path / "model" / "x.yaml"]
+    (user_dir / "model" / "other.yaml").write_text("defaults: [/model/mine, _self_]")
+    files = list(list_parent_files("model", "other", [user_dir]))
+    assert [file.stem for file in files] == ["mine", "other"]
 
 
 def test_comments_of_a_users_option_win_over_those_that_it_extends(user_dir):
@@ -61,15 +53,9 @@ def test_options_are_listed_with_their_first_comment_and_the_selected_one_is_mar
     options = dict(list_option_help("model", "mine", [get_config_dir(), user_dir]))
     assert options["* model=mine"] == "My network."
     assert options["  model=unet_tiny"]
-    assert not [name for name in options if "_base" in name]
-
-
-def test_a_package_line_is_not_the_comment_of_an_option():
-    options = dict(list_option_help("experiment", "none", [get_config_dir()]))
-    assert all(options.values())
-    assert not [text for text in options.values() if "@package" in text]
-
-
-def test_an_empty_option_has_no_help(user_dir):
     (user_dir / "model" / "empty.yaml").touch()
-    assert ("  model=empty", "") in list_option_help("model", "mine", [user_dir])
+    (user_dir / "model" / "global.yaml").write_text("# @package _global_\n# All.")
+    options = dict(list_option_help("model", "mine", [user_dir]))
+    assert (options["  model=empty"], options["  model=global"]) == ("", "All.")
+    names = dict(list_option_help("data", "", [get_config_dir()]))
+    assert not [name for name in names if "_base" in name]

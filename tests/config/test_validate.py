@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.config.helpers.configs import compose_required, with_values
+from tests.config.helpers.configs import with_values
 from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.config.validate import (
     check_keys,
@@ -18,12 +18,9 @@ from unet3d.errors import UsageError
     ("key", "value"),
     [
         ("data.foreground_fraction", 1),  # an int for a float
-        ("data.batch_size", 4.0),
         ("model.kernel_size", [3, 3, 1]),  # a list for an int
         ("data.num_classes", None),
         ("precision", "bf16"),  # words and numbers
-        ("fold", "none"),
-        ("trainer.devices", "auto"),
         ("data.background", "auto"),
         ("model.foo", 1),  # the target of `model` checks its arguments
     ],
@@ -35,23 +32,16 @@ def test_a_value_of_the_right_type_is_accepted(key, value):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("data.num_workers", "many", "data.num_workers must be an int as in data.num_workers=0"),
-        (
-            "evaluation.draw_worst",
-            1.5,
-            "evaluation.draw_worst must be an int as in evaluation.draw",
-        ),
-        (
-            "inference.overlap",
-            "half",
-            "inference.overlap must be a number as in inference.overlap=",
-        ),
-        ("model.width", True, "model.width must be an int as in model.width=8, got True"),
-        ("tf32", 1, "tf32 must be true or false, got 1"),
-        ("data.patch_size", 8, "data.patch_size must be a list as in data.patch_size=[32, 32, 32]"),
+        ("optimizer.lr", "high", "optimizer.lr must be a number, as in optimizer.lr=0.003, got"),
+        ("model.width", True, "model.width must be a number, as in model.width=8, got True"),
+        ("tf32", 1, "tf32 must be true or false, as in tf32=True, got 1"),
+        ("data.patch_size", 8, "data.patch_size must be a list, as in data.patch_size=[32, 32"),
+        ("loss.voxel_loss", {"a": 1}, "loss.voxel_loss must be text, as in loss.voxel_loss=ce"),
         ("optimizer", 3, "optimizer must be a mapping of keys, got 3"),
         ("data.patch", [8, 8, 8], "no key 'data.patch'; did you mean patch_size?"),
         ("inference.tta", True, "no key 'inference.tta'"),
+        ("presicion", 16, "no key or group 'presicion'; did you mean precision?"),
+        ("budget_gib", 8, "no key or group 'budget_gib'"),
     ],
 )
 def test_a_value_of_another_type_or_an_unknown_key_is_refused(key, value, expected):
@@ -71,27 +61,14 @@ def test_types_are_those_of_the_selected_option():
     composed = compose_config(["model=dynunet", "model.filters=[8,16,16]"], "train")
     check_keys(composed)
     composed.config.model.filters = 8
-    with pytest.raises(UsageError, match=r"model\.filters must be a list as in"):
+    with pytest.raises(UsageError, match=r"model\.filters must be a list, as in"):
         check_keys(composed)
-
-
-def test_only_known_top_level_keys_are_accepted():
-    check_keys(compose_required("memory"))
-    with pytest.raises(UsageError, match=r"^no key or group 'presicion'; did you mean precision\?"):
-        check_keys(with_values("train", {"presicion": 16}))
-    with pytest.raises(UsageError, match=r"^no key or group 'budget_gib'"):
-        check_keys(with_values("train", {"budget_gib": 8}))
 
 
 @pytest.mark.parametrize(
     ("command", "overrides", "message"),
     [
         ("train", ["data=nnunet"], "data.root must be given: data.root=... ("),
-        (
-            "plan",
-            ["data=nnunet"],
-            "data.root must be given: data.root=... (",
-        ),
         (
             "predict",
             [],
@@ -113,10 +90,8 @@ def test_known_keys_are_those_of_the_selected_options():
     keys = set(list_known_keys("train", ["model=dynunet", "data.bach_size=3"], "data.bach_size"))
     assert {"model", "model.filters", "data.batch_size", "precision"} <= keys
     assert "model.depth" not in keys
-
-
-def test_known_keys_are_groups_alone_where_another_override_is_wrong():
-    assert "model" in list(list_known_keys("train", ["model=none_such"], "data.bach_size"))
+    keys = list(list_known_keys("train", ["model=none_such"], "data.bach_size"))
+    assert "model" in keys  # groups alone, since another override is wrong
 
 
 def test_the_nearest_name_is_suggested_if_one_is_near():

@@ -1,180 +1,145 @@
-"""Every reader returns a plain value, or names the key, what it must be and what was given."""
+"""A field is read as its annotation says, or the key is named with what it must be."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf, nan
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 from omegaconf import OmegaConf
 
+from unet3d.config.instantiate import Factory
 from unet3d.config.values import (
-    parse_duration,
+    DURATION,
+    format_duration,
+    integer,
+    number,
     read,
-    read_bool,
-    read_choice,
-    read_duration,
-    read_float,
-    read_int,
-    read_names,
-    read_optional_int,
-    read_optional_path,
-    read_optional_shape,
-    read_optional_str,
-    read_paths,
-    read_regions,
-    read_shape,
+    read_as,
+    read_settings,
 )
 from unet3d.errors import UsageError
-
-KEY = "group.key"
-
-
-def make_config(value):
-    return OmegaConf.create({"group": {"key": value, "other": 7}})
+from unet3d.types import Triple
 
 
-def read_small_int(config, key):
-    return read_int(config, key, minimum=1)
-
-
-def read_optional_small_int(config, key):
-    return read_optional_int(config, key, minimum=1)
-
-
-def read_positive_float(config, key):
-    return read_float(config, key, exclusive=True)
-
-
-def read_word(config, key):
-    return read_choice(config, key, ("stop", "skip"))
+def read_value(value, hint):
+    return read_as(OmegaConf.create({"group": {"key": value}}), "group.", "key", hint)
 
 
 @pytest.mark.parametrize(
-    ("reader", "value", "expected"),
+    ("hint", "value", "expected"),
     [
-        (read_bool, True, True),
-        (read_bool, False, False),
-        (read_small_int, 1, 1),
-        (read_optional_small_int, 2, 2),
-        (read_optional_small_int, None, None),
-        (read_float, 0, 0.0),
-        (read_float, 2.5, 2.5),
-        (read_positive_float, 1e-9, 1e-9),
-        (read_word, "skip", "skip"),
-        (read_optional_str, "a b", "a b"),
-        (read_optional_str, 7, "7"),
-        (read_optional_str, None, None),
-        (read_optional_path, "a/b", Path("a/b")),
-        (read_optional_path, None, None),
-        (read_shape, [1, 20, 300], (1, 20, 300)),
-        (read_optional_shape, [8, 8, 8], (8, 8, 8)),
-        (read_optional_shape, None, None),
-        (read_names, ["a", 1], ("a", "1")),
-        (read_names, [], ()),
-        (read_regions, {"whole": [1, 2], "core": 2}, {"whole": (1, 2), "core": (2,)}),
-        (read_regions, None, None),
-        (read_duration, "00:01:30:05", 5405.0),
-        (read_duration, None, None),
+        (bool, False, False),
+        (Triple, [1, 20, 300], (1, 20, 300)),
+        (bool | Literal["auto"], "auto", "auto"),
+        (str, "a b", "a b"),
+        (str, 7, "7"),
+        (Path | None, "~/b", Path.home() / "b"),
+        (tuple[str, ...], ["a", 1], ("a", "1")),
+        (Literal["stop", "skip"], "skip", "skip"),
+        (Annotated[int, integer(">= -1")], -1, -1),
+        (Annotated[float, number()], 2, 2.0),
+        (Annotated[float, number("above 0", "<= 4")], 4, 4.0),
+        (Annotated[float | None, DURATION], "00:01:30:05", 5405.0),
     ],
 )
-def test_a_reader_returns_a_plain_value(reader, value, expected):
-    result = reader(make_config(value), KEY)
+def test_a_value_is_stored_as_its_type_says(hint, value, expected):
+    result = read_value(value, hint)
     assert result == expected
     assert type(result) is type(expected)
 
 
 @pytest.mark.parametrize(
-    ("reader", "expected", "values"),
+    ("hint", "expected", "values"),
     [
-        (read_bool, "true or false", ["maybe", 1, 0, None, [True]]),
-        (read_small_int, "an int >= 1", [0, -3, 1.0, True, "2", None, [1]]),
-        (read_optional_small_int, "an int >= 1", [0, 1.5, False, "many"]),
-        (read_float, "a number >= 0", [-0.1, nan, inf, True, "1", None]),
-        (read_positive_float, "a number above 0", [0, -1]),
-        (read_word, "one of stop, skip", ["ignore", None, 3, "Stop"]),
+        (bool, "true or false", ["maybe", 1, 0, None, [True]]),
+        (str, "text", ["", None, True, ["a"]]),
+        (Path | None, "a path", ["", [1]]),
+        (Triple, "three ints >= 1", ["888", 8, None, [8, 8], [8, 8, 0], [8, 8, 8.0]]),
+        (tuple[str, ...], "a list of names", ["my_package", 3, [""]]),
+        (tuple[Path, ...], "a path or a list of paths", [True, [], [None]]),
+        (Literal["stop", "skip"], "one of stop, skip", ["ignore", None, 3, "Stop", ["stop"]]),
+        (Annotated[int | Literal["auto"], integer(">= 1")], "an int >= 1 or auto", [0, "x", True]),
+        (Annotated[int | None, integer(">= 1")], "an int >= 1", [1.0, "2", [1]]),
+        (Annotated[float, number(">= 0")], "a number >= 0", [-0.1, nan, inf, True, "1", None]),
         (
-            read_shape,
-            "three ints >= 1",
-            ["888", 8, None, [8, 8], [8, 8, 0], [8, 8, 8.0]],
-        ),
-        (read_optional_shape, "three ints >= 1", [[], [8, 8, -8]]),
-        (read_names, "a list", ["my_package", 3]),
-        (read_regions, "names with their labels, as in", ["x", {}, [1, 2]]),
-        (
-            read_duration,
-            "DD:HH:MM:SS above zero, as in 00:01:30:00",
-            ["10m", 90, "01:30:00", "00:00:00:00"],
+            Annotated[float, DURATION],
+            "DD:HH:MM:SS above zero",
+            ["10m", 90, "00:00:00:00", "a:1:1:1"],
         ),
     ],
 )
-def test_a_wrong_value_is_refused_with_key_expectation_and_value(reader, expected, values):
+def test_a_wrong_value_is_refused_with_key_expectation_and_value(hint, expected, values):
     for value in values:
         with pytest.raises(UsageError) as caught:
-            reader(make_config(value), KEY)
+            read_value(value, hint)
         message = str(caught.value)
-        assert message.startswith(f"{KEY} must be {expected}")
+        assert message.startswith(f"group.key must be {expected}")
         assert message.endswith(f", got {value!r}")
 
 
-@pytest.mark.parametrize("labels", [[], ["x"], [1.5]])
-def test_the_labels_of_a_region_are_ints(labels):
-    with pytest.raises(UsageError, match=r"^group\.key\.a must be a list of labels, got "):
-        read_regions(make_config({"a": labels}), KEY)
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    size: Annotated[int, integer(">= 1")]
 
 
-def test_bounds_are_those_that_the_caller_gives():
-    assert read_int(make_config(-1), KEY, minimum=-1) == -1
-    with pytest.raises(UsageError, match=r"group\.key must be an int >= 3, got 2"):
-        read_int(make_config(2), KEY, minimum=3)
-    assert read_float(make_config(0.5), KEY, minimum=0.5) == 0.5
-    with pytest.raises(UsageError, match=r"group\.key must be a number above 0\.5, got 0\.5"):
-        read_float(make_config(0.5), KEY, minimum=0.5, exclusive=True)
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    part: Part
+    other: Annotated[bool, "part.flag"]
+    built: Factory
+    several: Mapping[str, Factory]
+    given: int
+    count: int = 1
+
+
+def test_settings_are_read_from_the_keys_of_their_fields():
+    relu = {"_target_": "torch.nn.ReLU"}
+    values = {"part": {"size": 2, "flag": True}, "built": relu, "several": {"a": relu, "b": None}}
+    config = OmegaConf.create({"top": values})
+    whole = read_settings(Whole, config, "top.", given=5)
+    assert (whole.part, whole.other, whole.given, whole.count) == (Part(size=2), True, 5, 1)
+    assert whole.built.key == "top.built"
+    assert whole.several == {"a": Factory("top.several.a", relu)}
+    config.top.part.size = 0
+    with pytest.raises(UsageError, match=r"^top\.part\.size must be an int >= 1, got 0$"):
+        read_settings(Whole, config, "top.", given=5)
+    config.top.several = relu
+    config.top.part.size = 1
+    with pytest.raises(UsageError, match=r"^top\.several must have names below it"):
+        read_settings(Whole, config, "top.", given=5)
 
 
 def test_lists_and_mappings_are_plain_and_resolved():
-    value = read(make_config({"a": [1, "${group.other}"]}), KEY)
-    assert value == {"a": [1, 7]}
-    assert type(value) is dict
-    assert type(value["a"]) is list
+    value = read(OmegaConf.create({"a": {"b": [1, "${c}"]}, "c": 7}), "a")
+    assert value == {"b": [1, 7]}
+    assert (type(value), type(value["b"])) == (dict, list)
 
 
-def test_the_duration_in_a_message_has_its_key():
-    with pytest.raises(UsageError, match=r"^trainer\.max_time must be DD:HH:MM:SS"):
-        parse_duration("1h", "trainer.max_time")
+def test_a_duration_is_formatted_as_it_is_read():
+    for text in ("01:17:00:09", "00:00:59:00"):
+        assert format_duration(DURATION.parse(text, "key")) == text
 
 
-@pytest.fixture
-def scans(tmp_path, monkeypatch):
-    """Four files in the working folder, one of them with a comma in its name."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.nii", "b.nii", "c.txt", "x,y.nii"):
-        (tmp_path / name).touch()
-
-
-@pytest.mark.usefixtures("scans")
 @pytest.mark.parametrize(
     ("value", "names"),
     [
         ("a.nii", ["a.nii"]),
         ("x,y.nii", ["x,y.nii"]),  # a file that exists is one path
         ("a.nii,c.txt", ["a.nii", "c.txt"]),
-        ("[a.nii, 'b.nii']", ["a.nii", "b.nii"]),
         (["a.nii", "x,y.nii"], ["a.nii", "x,y.nii"]),
         ("[ab].nii", ["a.nii", "b.nii"]),
         (["*.txt", "?.nii"], ["c.txt", "a.nii", "b.nii"]),
         ("missing.nii", ["missing.nii"]),
     ],
 )
-def test_paths_may_be_one_several_or_patterns(value, names):
-    assert read_paths(make_config(value), KEY) == tuple(map(Path, names))
-
-
-@pytest.mark.usefixtures("scans")
-def test_a_pattern_that_matches_no_file_is_refused(tmp_path):
+def test_paths_may_be_one_several_or_patterns(value, names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.nii", "b.nii", "c.txt", "x,y.nii"):
+        (tmp_path / name).touch()
+    assert read_value(value, tuple[Path, ...]) == tuple(map(Path, names))
+    assert read_value(f"{tmp_path}/*.txt", tuple[Path, ...]) == (tmp_path / "c.txt",)
     for pattern in ("*.gz", f"{tmp_path}/*.gz"):
-        with pytest.raises(UsageError, match=r"^group\.key: no file matches .*\*\.gz"):
-            read_paths(make_config(pattern), KEY)
-
-
-@pytest.mark.usefixtures("scans")
-def test_an_absolute_pattern_is_expanded(tmp_path):
-    assert read_paths(make_config(f"{tmp_path}/*.txt"), KEY) == (tmp_path / "c.txt",)
+        with pytest.raises(UsageError, match=r"^no file matches .*\*\.gz"):
+            read_value(pattern, tuple[Path, ...])

@@ -8,8 +8,8 @@ import torch
 
 from tests.training.helpers.operation_recorder import OperationRecorder
 from unet3d.__main__ import main
+from unet3d.commands.doctor import DoctorSettings
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.doctor import parse_doctor
 from unet3d.config.settings.training import parse_training
 from unet3d.doctor import benchmark
 
@@ -90,7 +90,11 @@ def test_wrong_gradients_are_a_failure_and_what_there_is_no_time_for_is_named(
 
 def test_a_job_is_recognized_by_its_overrides():
     def parse(*overrides):
-        return parse_doctor(compose_config(["benchmark=true", *overrides], "doctor"))
+        composed = compose_config(["benchmark=true", *overrides], "doctor")
+        training = parse_training(composed)
+        return DoctorSettings(
+            training=training, format="table", output=None, benchmark=True, seconds=1.0
+        )
 
     assert not parse("seconds=10", "trainer.accelerator=cpu").has_job
     assert parse("model=unet_tiny").has_job

@@ -113,6 +113,6 @@ def test_a_users_loss_may_take_the_class_of_each_voxel():
 
 
 def test_regions_reach_an_adapted_loss(composed, tmp_path):
-    words = ["loss=monai_dice_focal", "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"]
+    words = ["loss=monai", "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"]
     run = build_training(composed(*words), tmp_path)
     assert run.module.loss.regions == [[1, 2, 3], [2, 3], [3]]

@@ -17,19 +17,6 @@ BY_NAME = re.compile(
 """Commands that install the package from an index."""
 
 
-def test_the_search_finds_commands_that_install_from_an_index():
-    found = (
-        *("pip install unet3d", "pip install 'unet3d[bundle]'", 'f"pip install unet3d[{x}]"'),
-        *('(`"unet3d[export]"`)', "uv pip install -U unet3d==0.1", "pip install unet3d-lightning"),
-    )
-    others = (
-        "pip install -e .",
-        "pip install -r /opt/unet3d/a.txt",
-        "install it, then unet3d.load",
-    )
-    assert [text for text in (*found, *others) if BY_NAME.search(text)] == list(found)
-
-
 def test_no_file_tells_anybody_to_install_unet3d_from_an_index():
     folders = [path for name in SHIPPED for path in (ROOT / name).rglob("*")]
     files = [path for path in (*ROOT.iterdir(), *folders) if path.is_file()]

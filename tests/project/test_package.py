@@ -1,8 +1,6 @@
 """The wheel and the sdist: their files, their description and the requirements."""
 
 import ast
-import shutil
-import subprocess
 import sys
 import tarfile
 import tomllib
@@ -83,31 +81,6 @@ def test_the_description_for_package_indexes_has_no_links_to_files(built):
     assert metadata["License-Expression"] == "MIT"
 
 
-def test_the_files_that_the_dockerfile_copies_suffice_to_build_the_wheel(tmp_path):
-    pytest.importorskip("hatchling.build")
-    stage = (ROOT / "Dockerfile").read_text().partition("AS wheel")[2].partition("FROM ")[0]
-    for line in stage.splitlines():
-        words = line.split()
-        if words[:1] != ["COPY"]:
-            continue
-        *sources, target = words[1:]
-        for source in sources:
-            folder = tmp_path / target
-            if (ROOT / source).is_dir():
-                shutil.copytree(ROOT / source, folder, dirs_exist_ok=True)
-            else:
-                folder.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / source, folder)
-    code = "from hatchling.build import build_wheel; print(build_wheel('.'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    inside = zipfile.ZipFile(tmp_path / done.stdout.split()[-1]).namelist()
-    assert "unet3d/conf/train.yaml" in inside
-    assert "unet3d/model/fused/kernels/cpp/fused.cpp" in inside
-
-
 def test_every_imported_package_is_required_and_every_required_one_is_imported():
     names = {"yaml": "pyyaml", "hydra": "hydra-core", "PIL": "pillow", "pynvml": "nvidia-ml-py"}
     required = {Requirement(line).name for line in PROJECT["dependencies"]}
@@ -120,25 +93,7 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
                 imported.add((node.module or "").partition(".")[0])
     outside = {names.get(name, name) for name in imported - sys.stdlib_module_names - {"unet3d"}}
     extras = PROJECT["optional-dependencies"]
-    optional = {
-        Requirement(line).name
-        for name in (
-            "bundle",
-            "dicom",
-            "export",
-            "hub",
-            "itk",
-            "mlflow",
-            "nnunet",
-            "nvml",
-            "openvino",
-            "search",
-            "tiff",
-            "view",
-            "wandb",
-            "zarr",
-        )
-        for line in extras[name]
-    }
+    groups = "bundle dicom export hub itk mlflow nnunet nvml openvino search tiff view wandb zarr"
+    optional = {Requirement(line).name for name in groups.split() for line in extras[name]}
     assert outside - required - optional == {"triton"}  # torch installs it for GPUs
     assert required <= outside | {"tensorboard"}  # torch's SummaryWriter needs it

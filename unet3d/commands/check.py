@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unet3d.app import Progress
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.check import parse_check
+from unet3d.config.settings.data import parse_check
 from unet3d.data.findings import Finding, count_findings, group_equal
 from unet3d.data.layouts.groups import describe_groups
 from unet3d.files import write_output
@@ -20,9 +20,9 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     settings = parse_check(composed)
     with Progress("cases") as progress:
         report = check_dataset(settings, progress)
-    as_json = settings.output.format == "json"
+    as_json = settings.format == "json"
     text = check_report_to_json(report) if as_json else format_check_report(report)
-    write_output(text, settings.output.path)
+    write_output(text, settings.output)
     return 1 if report.findings else 0
 
 
@@ -59,27 +59,18 @@ def format_case_findings(
     lines = [case or "the dataset"]
     others = f"(and {pluralize(more, 'more file')}) " if more else ""
     for finding in findings:
-        file = "" if finding.file is None else f"{get_relative_path(finding.file, root)} {others}"
+        path = finding.file
+        if path is not None and path.is_relative_to(root):
+            path = path.relative_to(root)
+        file = "" if path is None else f"{path} {others}"
         lines += [f"  {file}{finding.message}", f"    -> {finding.advice}"]
     return "\n".join([*map(escape_unprintable, lines), ""])
 
 
 def check_report_to_json(report: DatasetCheckResult) -> str:
     """Return the report for other programs."""
-    findings = [
-        {
-            "case": finding.case,
-            "file": None if finding.file is None else str(finding.file),
-            "message": finding.message,
-            "advice": finding.advice,
-        }
-        for finding in report.findings
-    ]
+    keys = ("case", "file", "message", "advice")
+    findings = [{key: getattr(finding, key) for key in keys} for finding in report.findings]
     hints = [{"message": hint.message, "advice": hint.advice} for hint in report.hints]
     content = {"cases": len(report.cases), "about": report.summary, "errors": findings}
-    return json.dumps(content | {"hints": hints})
-
-
-def get_relative_path(file: Path, root: Path) -> Path:
-    """Return a file's path within the dataset's folder."""
-    return file.relative_to(root) if file.is_relative_to(root) else file
+    return json.dumps(content | {"hints": hints}, default=str)

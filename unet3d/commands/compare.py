@@ -3,10 +3,12 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.compare import parse_compare
+from unet3d.config.values import read_settings
 from unet3d.errors import UsageError
 from unet3d.files import write_output
 from unet3d.report.comparison_page import plot_runs
@@ -24,17 +26,35 @@ from unet3d.text import format_columns
 from unet3d.workflows.comparison import find_runs, try_write_comparison_page
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings:
+    """Which runs to compare, and where to write what."""
+
+    runs: tuple[Path, ...]
+    format: Literal["table", "json"]
+    output: Path | None
+    report: Path | None
+    figure: Path | None
+
+
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the comparison; return 1 if an argument is not a run."""
-    settings = parse_compare(composed)
+    if not composed.config.runs:
+        raise UsageError(
+            "no runs are given: unet3d compare RUN ..., each a run folder or a folder of runs"
+        )
+    settings = read_settings(CompareSettings, composed.config)
+    for path in settings.runs:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist")
     runs, errors = find_runs(settings.runs)
     if not runs:
         raise UsageError("; ".join(errors))
     for error in errors:
         print(error, file=sys.stderr)
-    as_json = settings.output.format == "json"
+    as_json = settings.format == "json"
     text = json.dumps(comparison_to_dict(runs)) if as_json else format_comparison(runs)
-    write_output(text, settings.output.path)
+    write_output(text, settings.output)
     if settings.figure is not None:
         save_png(plot_runs(runs), settings.figure)
         print(settings.figure, file=sys.stderr)

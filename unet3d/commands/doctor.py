@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 
 from unet3d import __version__
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.doctor import BENCHMARK_JOB, DoctorSettings, parse_doctor
+from unet3d.config.settings.training import TrainingSettings, parse_training
+from unet3d.config.values import number, read_settings
 from unet3d.doctor.benchmark import (
     describe_machine,
     list_failures,
@@ -31,17 +32,44 @@ from unet3d.units import format_bytes
 
 UNKNOWN = "unknown"
 
+KEYS = ("benchmark", "seconds", "format", "output", "trainer.accelerator")
+"""Keys that leave open which job a benchmark measures."""
+
+BENCHMARK_JOB = ("experiment=forum_small", "model=unet_small", "precision=16")
+"""What a benchmark measures on a GPU unless another job is given: it fills one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSettings:
+    """Which run to check this machine for."""
+
+    training: TrainingSettings
+    format: Literal["table", "json"]
+    output: Path | None
+    benchmark: bool
+    seconds: Annotated[float, number("above 0")]  # that the benchmark may take
+
+    @property
+    def has_job(self) -> bool:
+        """Return whether overrides say what to run."""
+        overrides = self.training.composition.overrides
+        return any(override.partition("=")[0] not in KEYS for override in overrides)
+
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the report; return 1 if something would certainly stop the run."""
-    settings = parse_doctor(composed)
+    settings = read_settings(DoctorSettings, composed.config, training=parse_training(composed))
     if settings.benchmark:
         return print_benchmark(settings)
     machine = inspect_machine(settings.training, folder)
     run, problems = inspect_run(settings.training, folder, machine)
-    as_json = settings.output.format == "json"
-    formatter = doctor_report_to_json if as_json else format_doctor_report
-    write_output(formatter(machine, run, problems), settings.output.path)
+    if settings.format == "json":  # bytes; null if unknown
+        content: dict[str, Any] = {"unet3d": __version__, **asdict(machine), "run": asdict(run)}
+        content["problems"] = [asdict(problem) for problem in problems]
+        text = json.dumps(content, indent=1)
+    else:
+        text = format_doctor_report(machine, run, problems)
+    write_output(text, settings.output)
     return 1 if any(problem.is_fatal for problem in problems) else 0
 
 
@@ -52,7 +80,7 @@ def print_benchmark(settings: DoctorSettings) -> int:
     if device == "cuda" and not settings.has_job:
         training = training.with_overrides(*BENCHMARK_JOB)
     machine = describe_machine(torch.device(device))
-    file = settings.output.path or Path(make_file_name(machine))
+    file = settings.output or Path(make_file_name(machine))
     result = run_benchmark(training, machine, file, seconds=settings.seconds, log=print)
     if result["skipped"]:
         print(f"no time for {', '.join(result['skipped'])}: raise seconds=")
@@ -60,31 +88,18 @@ def print_benchmark(settings: DoctorSettings) -> int:
     return 1 if list_failures(result["rows"]) else 0
 
 
-def doctor_report_to_json(
-    machine: MachineReport, run: RunEstimate, problems: Sequence[Problem]
-) -> str:
-    """Return the report for bug reports and other programs: bytes, null if unknown."""
-    content: dict[str, Any] = {"unet3d": __version__, **asdict(machine), "run": asdict(run)}
-    content["problems"] = [asdict(problem) for problem in problems]
-    return json.dumps(content, indent=1)
-
-
 def format_doctor_report(
     machine: MachineReport, run: RunEstimate, problems: Sequence[Problem]
 ) -> str:
     """Return the report for people."""
-    rows = [*make_software_rows(machine), *make_gpu_rows(machine), *make_system_rows(machine)]
-    overrides = " ".join(run.overrides) or "default options"
     lines = [("- " if not p.is_fatal else "BLOCKER: ") + p.message for p in problems]
     found = [line for text in lines or ["no problems found"] for line in text.splitlines()]
     return "\n".join(
         [
-            *align_columns(rows),
-            "",
-            f"run: {overrides}",
+            *align_columns([*make_software_rows(machine), *make_hardware_rows(machine)]),
+            f"\nrun: {' '.join(run.overrides) or 'default options'}",
             *align_columns(make_run_rows(run)),
-            "",
-            "Problems",
+            "\nProblems",
             *(f"  {line}" for line in found),
         ]
     )
@@ -114,8 +129,8 @@ def make_software_rows(machine: MachineReport) -> list[tuple[str, str]]:
     ]
 
 
-def make_gpu_rows(machine: MachineReport) -> list[tuple[str, str]]:
-    """Return the driver, and a row for each GPU."""
+def make_hardware_rows(machine: MachineReport) -> list[tuple[str, str]]:
+    """Return the driver, each GPU, cores, memory and disks."""
     gpus = [
         (
             f"GPU {gpu.index}",
@@ -124,15 +139,12 @@ def make_gpu_rows(machine: MachineReport) -> list[tuple[str, str]]:
         )
         for gpu in machine.gpus
     ]
-    return [("driver", machine.software.driver or "no driver found"), *(gpus or [("GPU", "none")])]
-
-
-def make_system_rows(machine: MachineReport) -> list[tuple[str, str]]:
-    """Return cores, memory and disks."""
     s = machine.system
     bf16 = "fast bf16" if s.fast_bf16 else "no fast bf16"
     limit = f", limited to {format_bytes(s.ram_limit)}" if s.ram_limit else ""
     return [
+        ("driver", machine.software.driver or "no driver found"),
+        *(gpus or [("GPU", "none")]),
         ("system", s.name),
         ("CPU", f"{s.cpu_model or UNKNOWN}, {s.cores} cores, {s.threads} threads, {bf16}"),
         ("RAM", f"{format_known_size(s.ram_free)} of {format_known_size(s.ram)} free{limit}"),
@@ -155,9 +167,8 @@ def make_run_rows(run: RunEstimate) -> list[tuple[str, str]]:
     rows = [("device", device), ("precision", precision)]
     rows.append(("estimated peak", f"{peak} of {available}"))
     if run.largest_batch is not None:
-        rows.append(
-            ("batch size", f"{run.batch_size}; at most {run.largest_batch} estimated to fit")
-        )
+        batches = f"{run.batch_size}; at most {run.largest_batch} estimated to fit"
+        rows.append(("batch size", batches))
     return rows
 
 

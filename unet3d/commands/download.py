@@ -1,18 +1,29 @@
 """`unet3d download task=Task04_Hippocampus`: download a Decathlon task for data=decathlon."""
 
-from difflib import get_close_matches
+from dataclasses import dataclass
 from pathlib import Path
 
 from unet3d.app import Progress
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.download import DownloadSettings, parse_download
+from unet3d.config.validate import suggest_name
+from unet3d.config.values import read_settings
 from unet3d.data.layouts.download import download, extract, get_task_urls
 from unet3d.errors import UsageError
 
 
+@dataclass(frozen=True, kw_only=True)
+class DownloadSettings:
+    """Which task to download."""
+
+    task: str
+    root: Path
+    url: str | None
+    md5: str | None
+
+
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Download, verify and unpack a task, unless its folder exists."""
-    settings = parse_download(composed)
+    settings = read_settings(DownloadSettings, composed.config)
     url, md5 = resolve_download(settings)
     target = settings.root / settings.task
     if target.exists():
@@ -32,15 +43,11 @@ def resolve_download(settings: DownloadSettings) -> tuple[str, str]:
     """Return URL and checksum: the given ones, or MONAI's for its ten tasks."""
     task, url, md5 = settings.task, settings.url, settings.md5
     if url is not None and md5 is not None:
-        if Path(task).name != task:
-            raise UsageError(f"task must be the name of a folder, got {task!r}")
         return url, md5
     known = get_task_urls()
     if task not in known:
-        near = get_close_matches(task, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(
             f"task must be one of {', '.join(known)}, or another one with url= and md5=, got "
-            f"{task}{hint}"
+            f"{task}{suggest_name(task, known)}"
         )
     return url or known[task][0], md5 or known[task][1]

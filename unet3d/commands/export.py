@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.export import parse_export
+from unet3d.config.settings.inference import parse_export
 from unet3d.workflows.export.export_checkpoint import export
 
 

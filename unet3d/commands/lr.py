@@ -1,17 +1,17 @@
 """`unet3d lr`: find a learning rate."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from unet3d.commands.train import build_training
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.instantiate import Factory
-from unet3d.config.settings.lr import MIN_STEPS, LRSettings, parse_lr
-from unet3d.config.settings.training import TrainingSettings
-from unet3d.errors import RunError
+from unet3d.config.settings.training import TrainingSettings, parse_training
+from unet3d.config.values import integer, number, read_settings
+from unet3d.errors import RunError, UsageError
 from unet3d.files import write_figure, write_output
 from unet3d.report.lr_curve import LRCurve
 from unet3d.stop_signals import SignalListener
@@ -22,21 +22,46 @@ from unet3d.training.run import explain_errors
 ROWS = 10
 """Rows of the table."""
 
+MIN_STEPS = 20
+"""Fewer steps show no slope."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRSettings:
+    """The range of learning rates to test."""
+
+    training: TrainingSettings
+    min_lr: Annotated[float, number("above 0")]
+    max_lr: Annotated[float, number("above 0")]
+    steps: Annotated[int, integer(f">= {MIN_STEPS}")]
+    format: Literal["table", "json", "png"]
+    output: Path | None
+
+
+def parse_lr(composed: ComposedConfig) -> LRSettings:
+    """Check and parse the config."""
+    settings = read_settings(LRSettings, composed.config, training=parse_training(composed))
+    if settings.min_lr >= settings.max_lr:
+        raise UsageError(
+            f"min_lr must be below max_lr, got {settings.min_lr:g} and {settings.max_lr:g}"
+        )
+    if settings.format == "png" and settings.output is None:
+        raise UsageError("format=png needs output=FILE.png")
+    return settings
+
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train with a rising rate, and print the loss and a suggestion."""
     settings = parse_lr(composed)
-    output = settings.output
-
     curve = try_learning_rates(settings)
-    if output.format == "json":
-        write_output(json.dumps(curve.to_dict()), output.path)
-    elif output.format == "png" and output.path is not None:
+    if settings.format == "json":
+        write_output(json.dumps(curve.to_dict()), settings.output)
+    elif settings.format == "png" and settings.output is not None:
         choices = settings.training.composition.choices
         title = ", ".join(f"{group}={choices[group]}" for group in ("model", "optimizer", "loss"))
-        write_figure(curve.plot(title), output.path, dpi=100)
+        write_figure(curve.plot(title), settings.output, dpi=100)
     else:
-        write_output(format_curve(curve, settings.steps), output.path)
+        write_output(format_curve(curve, settings.steps), settings.output)
     return 0
 
 

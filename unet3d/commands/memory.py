@@ -31,24 +31,26 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     """Print one estimate, or those of a varied setting."""
     settings = parse_memory(composed)
     with assume_cudnn(settings.cudnn):
-        return show_memory(settings)
+        if settings.vary is None:
+            print_estimate(settings)
+        else:
+            print_variants(settings, settings.vary)
+    return 0
 
 
-def show_memory(settings: MemorySettings) -> int:
-    """Print or draw what the settings ask for."""
-    if settings.vary is not None:
-        return print_variants(settings, settings.vary)
-    training, output = settings.training, settings.output
+def print_estimate(settings: MemorySettings) -> None:
+    """Print or draw one estimate."""
+    training = settings.training
     estimate, savings = estimate_with_savings(training, settings.volume)
     measurement = measure_step(training) if settings.measure else None
     summary = summarize_estimate(estimate, savings)
     if training.compile:
         summary = f"{summarize_compiled(estimate)} {summary}"
-    if output.format == "table":
+    if settings.format == "table":
         tables = format_tables(estimate, measurement, settings.view)
-        write_output(f"{tables}\n\n{summary}", output.path)
-        return 0
-    if output.format == "json":
+        write_output(f"{tables}\n\n{summary}", settings.output)
+        return
+    if settings.format == "json":
         content = estimate_to_dict(estimate)
         if training.compile:
             content["compiled_range_bytes"] = get_compiled_range(estimate)
@@ -56,14 +58,13 @@ def show_memory(settings: MemorySettings) -> int:
             phases = measurement.phases.items()
             content["measured_phases"] = {name: record.known() for name, record in phases}
             content["measured_layers"] = layers_to_dicts(measurement.layers)
-        write_output(json.dumps(content), output.path)
-    else:
+        write_output(json.dumps(content), settings.output)
+    elif settings.output is not None:  # a figure
         draw = plot_timeline if settings.view == "timeline" else plot_layers
         title = make_figure_title(resolve_fused(training))
-        write_figure(draw(estimate, title), get_figure_path(settings), dpi=110)
-        print(output.path, file=sys.stderr)
+        write_figure(draw(estimate, title), settings.output, dpi=110)
+        print(settings.output, file=sys.stderr)
     print(summary, file=sys.stderr)
-    return 0
 
 
 def format_tables(estimate: MemoryEstimate, measurement: Measurement | None, view: str) -> str:
@@ -78,32 +79,25 @@ def format_tables(estimate: MemoryEstimate, measurement: Measurement | None, vie
     return "\n\n".join(tables)
 
 
-def print_variants(settings: MemorySettings, vary: str) -> int:
+def print_variants(settings: MemorySettings, vary: str) -> None:
     """Print how memory depends on one setting."""
-    training, output = settings.training, settings.output
+    training = settings.training
     variants = []
     for variant in estimate_variants(training, vary, measure=settings.measure):
         if isinstance(variant.estimate, str):
             print(f"{variant.label}: {variant.estimate}", file=sys.stderr)
         else:
             variants.append((variant.label, variant.estimate, variant.measured))
-    if output.format == "png":
+    if settings.format == "png" and settings.output is not None:
         bars = [(label, estimate) for label, estimate, _ in variants]
         title = f"vary={vary}, model={training.network.name}"
-        write_figure(plot_variants(bars, title), get_figure_path(settings), dpi=110)
-        print(output.path, file=sys.stderr)
-    elif output.format == "json":
+        write_figure(plot_variants(bars, title), settings.output, dpi=110)
+        print(settings.output, file=sys.stderr)
+    elif settings.format == "json":
         rows = []
         for label, estimate, measured in variants:
             row = {"value": label, **estimate_to_dict(estimate)}
             rows.append(row | ({} if measured is None else {"measured": measured.known()}))
-        write_output(json.dumps(rows), output.path)
+        write_output(json.dumps(rows), settings.output)
     else:
-        write_output(format_variants(variants), output.path)
-    return 0
-
-
-def get_figure_path(settings: MemorySettings) -> Path:
-    """Return the file of a figure, which format=png requires."""
-    assert settings.output.path is not None
-    return settings.output.path
+        write_output(format_variants(variants), settings.output)

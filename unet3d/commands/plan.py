@@ -1,10 +1,14 @@
 """`unet3d plan data=... budget_gib=...`: choose settings, and write them as an experiment file."""
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.planning import parse_planning
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.config.compose import ComposedConfig, compose_config
+from unet3d.config.settings.memory import BUDGET
+from unet3d.config.settings.training import TrainingSettings, parse_training
+from unet3d.config.values import Kind, is_text, one_of, read, read_as, read_settings
 from unet3d.data.preprocessing.resampling import get_plane_names
 from unet3d.errors import UsageError
 from unet3d.files import write_text
@@ -25,6 +29,46 @@ from unet3d.workflows.planning.planner import (
     make_plan,
 )
 from unet3d.workflows.planning.step_time import StepTimeEstimate, measure_step_time
+
+PRESET_GIB = {"resenc_m": 8.5, "resenc_l": 21.1, "resenc_xl": 34.1}
+"""GPU memory that nnU-Net's documentation states for its presets: 9.1, 22.7 and 36.6 GB."""
+
+NAME = Kind(
+    "letters, digits, - and _",
+    lambda value: is_text(value) and re.fullmatch(r"[A-Za-z0-9_-]+", str(value)) is not None,
+    str,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningSettings:
+    """What to plan, and the name of the experiment to write."""
+
+    training: TrainingSettings
+    budget_gib: float | None  # None: the memory of this machine's GPU
+    name: Annotated[str, NAME]
+    overwrite: bool
+    measure_time: bool
+
+
+def parse_planning(composed: ComposedConfig) -> PlanningSettings:
+    """Check and parse the config; a preset has its own network, and a budget of its own."""
+    config, overrides = composed.config, composed.composition.overrides
+    preset = read_as(config, "", "preset", Annotated[str | None, one_of(tuple(PRESET_GIB))])
+    if preset is not None:
+        words = [word for word in overrides if word.startswith("model=")]
+        if words:
+            raise UsageError(f"preset={preset} has its own network: remove {words[0]}")
+        composed = compose_config(["model=unet_resenc", *overrides], "plan")
+    if read(config, "budget_gib") is not None:
+        budget = BUDGET.parse(read(config, "budget_gib"), "budget_gib")
+    elif preset is not None:
+        budget = PRESET_GIB[preset]
+    else:
+        raise UsageError("budget_gib must be given: GPU memory in GiB, or auto")
+    return read_settings(
+        PlanningSettings, config, training=parse_training(composed), budget_gib=budget
+    )
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
@@ -86,19 +130,7 @@ def format_step_time(estimate: StepTimeEstimate) -> str:
     """Say how long a run takes, or why that is unknown."""
     if estimate.seconds is None:
         return f"time not measured on {estimate.device}: {estimate.reason}"
-    total = format_rough_duration(MAX_STEPS * estimate.seconds)
     return (
         f"a step takes {estimate.seconds:.2g} s on {estimate.device}: {MAX_STEPS:,} steps take "
-        f"{total}, plus validation"
+        f"{MAX_STEPS * estimate.seconds / 3600:.1f} hours, plus validation"
     )
-
-
-def format_rough_duration(seconds: float) -> str:
-    """Format a duration in the unit that a person would use.
-
-    >>> [format_rough_duration(seconds) for seconds in (90, 9000, 300000)]
-    ['2 minutes', '2.5 hours', '3.5 days']
-    """
-    if seconds < 3600:
-        return f"{max(1, round(seconds / 60))} minutes"
-    return f"{seconds / 3600:.1f} hours" if seconds < 86400 else f"{seconds / 86400:.1f} days"

@@ -35,10 +35,9 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     if result.num_skipped:
         text = f"{result.num_skipped} already segmented, skipped"
         print(f"{text} (overwrite=true segments them again)")
-    succeeded = result.num_tasks - len(result.failures)
-    seconds = result.seconds / max(1, result.num_tasks)
-    summary = f"{succeeded} of {result.num_tasks} scans segmented, {seconds:.1f} s each, in "
-    summary += str(settings.output)
+    succeeded, seconds = result.num_tasks - len(result.failures), result.seconds
+    summary = f"{succeeded} of {result.num_tasks} scans segmented, "
+    summary += f"{seconds / max(1, result.num_tasks):.1f} s each, in {settings.output}"
     if result.num_different:
         summary += f"; {result.num_different} differ from the training data, see the warnings"
     print(summary)
@@ -78,9 +77,8 @@ def predict(settings: InferenceSettings) -> InferenceResult:
         backend=settings.backend,
         skip_background=settings.skip_background,
     )
-    pending, notice = find_pending(
-        tasks, predictor.describe_settings(), overwrite=settings.overwrite
-    )
+    made_with = predictor.describe_settings()
+    pending, notice = find_pending(tasks, made_with, overwrite=settings.overwrite)
     if index == 0:
         print(summarize_predictor(predictor), flush=True)
         if settings.flip_axes is None:
@@ -102,11 +100,8 @@ def predict(settings: InferenceSettings) -> InferenceResult:
             num_different += 1
             files = ", ".join(file.name for file in task.scan.files)
             differences = "; ".join(prepared.differences)
-            print(
-                f"warning: {files} differs from the training data: {differences}",
-                file=sys.stderr,
-                flush=True,
-            )
+            warning = f"warning: {files} differs from the training data: {differences}"
+            print(warning, file=sys.stderr, flush=True)
         number = f"{pending.index(task) + 1}/{len(pending)}"
         with tqdm(
             total=prepared.plan.windows,

@@ -1,21 +1,146 @@
-"""`unet3d search`: find hyperparameters with Optuna."""
+"""`unet3d search`: find hyperparameters with Optuna, as a study in a file of the search's folder.
 
+Hydra's own Optuna sweeper is tied to an old Optuna and cannot prune. Here each trial's values
+depend on the seed, its number and the results before it alone, so a search that was killed proposes
+what it would have proposed without.
+"""
+
+import json
+import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import yaml
 
 from unet3d.commands.compare import print_sweep_summary
 from unet3d.commands.train import train
-from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.search import SearchSettings, parse_search
-from unet3d.config.settings.training import TrainingSettings
-from unet3d.errors import UsageError
+from unet3d.config.comments import to_yaml_literal
+from unet3d.config.compose import ComposedConfig, compose_config
+from unet3d.config.settings.training import TrainingSettings, parse_training
+from unet3d.config.values import integer, is_number, number, read, read_settings
+from unet3d.errors import DoesNotFitError, RunError, UsageError, need_packages, summarize_error
 from unet3d.report.run_report import write_report
-from unet3d.search.trials import run_trials
 from unet3d.stop_signals import SignalListener
-from unet3d.text import format_columns
+from unet3d.text import format_columns, pluralize
 from unet3d.training.build_callbacks import check_search_monitor
-from unet3d.training.callbacks.trial_report import TrialReport
+from unet3d.training.callbacks.trial_report import TrialPruned, TrialReport
 from unet3d.training.run_folder import TRAINING_MARKERS, open_run_folder, write_records
+from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
+from unet3d.workflows.memory.estimate import estimate_memory
+from unet3d.workflows.memory.oom_advice import get_device_bytes
+
+MAX_FAILURES = 3
+"""Trials that fail before any has succeeded, and end the search."""
+
+OWN_KEYS = "space trials startup budget_gib monitor mode prune prune_after".split()
+"""Keys that `unet3d train` does not have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Numbers from `low` to `high`; ints if both are."""
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+
+    @property
+    def is_integer(self) -> bool:
+        """Return whether the numbers are ints."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Dimension = Range | tuple[str, ...]
+"""A range of numbers, or values as the command line has them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """What to vary, and how long to search."""
+
+    overrides: tuple[str, ...]  # of every trial
+    space: Mapping[str, Dimension]  # by key
+    trials: Annotated[int, integer(">= 1")]
+    startup: Annotated[int, integer(">= 1")]
+    budget_gib: Annotated[float | None, number("above 0")]
+    monitor: str
+    mode: Literal["max", "min"]
+    prune: bool
+    prune_after: Annotated[int, integer(">= 1")]
+    seed: int
+
+    @property
+    def first_values(self) -> dict[str, Any]:
+        """Return the first value of each key, or the lowest of its range."""
+        return {k: d.low if isinstance(d, Range) else d[0] for k, d in self.space.items()}
+
+    def make_trial(self, values: Mapping[str, Any]) -> TrainingSettings:
+        """Return the settings of a trial with these values, which goes on where it was stopped."""
+        own = [f"{key}={value}" for key, value in values.items()]
+        composed = compose_config([*self.overrides, *own], "train")
+        return replace(parse_training(composed), resume="auto")
+
+
+def parse_search(composed: ComposedConfig) -> SearchSettings:
+    """Check and parse the config of `unet3d search`."""
+    config = composed.config
+    training = parse_training(composed)
+    if training.trainer.several_processes:
+        raise UsageError("search trains each trial in one process: set trainer.devices=1")
+    if training.fold is None:
+        raise UsageError("search needs validation cases, fold=none has none")
+    if training.resume is not None:
+        raise UsageError("search goes on by itself: remove resume=")
+    words = composed.composition.overrides
+    overrides = tuple(w for w in words if re.split("[.=]", w.lstrip("+~"))[0] not in OWN_KEYS)
+    space = _parse_space(read(config, "space"))
+    settings = read_settings(
+        SearchSettings, config, overrides=overrides, space=space, seed=training.seed
+    )
+    for key, values in settings.space.items():  # what no run takes is refused before the first
+        for value in (values.low,) if isinstance(values, Range) else values:
+            settings.make_trial({**settings.first_values, key: value})
+    return settings
+
+
+def _parse_space(value: Any) -> dict[str, Dimension]:
+    if isinstance(value, str):
+        if not Path(value).is_file():
+            raise UsageError(f"space: no file {Path(value).absolute()}")
+        with Path(value).open(encoding="utf-8") as stream:
+            value = yaml.safe_load(stream)
+    if not isinstance(value, dict) or not value:
+        raise UsageError(
+            "space must be keys with what to try, as in space={pool:[max,median]}, or a file of "
+            f"these, got {value!r}"
+        )
+    return {str(key): _parse_dimension(f"space.{key}", given) for key, given in value.items()}
+
+
+def _parse_dimension(key: str, given: Any) -> Dimension:
+    if isinstance(given, list) and len(given) > 1:
+        return tuple(map(to_yaml_literal, given))
+    if not isinstance(given, dict) or not _is_range(given):
+        raise UsageError(
+            f"{key} must be a list of two values or more, or {{low: NUMBER, high: NUMBER}} with "
+            f"low < high and log: true (above 0) or step: NUMBER, got {given!r}"
+        )
+    return Range(**given)
+
+
+def _is_range(given: dict[str, Any]) -> bool:
+    defaults: dict[str, Any] = {"low": None, "high": None, "log": False, "step": None}
+    low, high, log, step, *others = (defaults | given).values()
+    if others or not (is_number(low) and is_number(high) and low < high):
+        return False
+    if isinstance(log, bool) and step is None:
+        return low > 0 or not log
+    is_integer = isinstance(low, int) and isinstance(high, int)
+    return log is False and is_number(step) and step > 0 and (type(step) is int or not is_integer)
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
@@ -33,13 +158,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 def search(settings: SearchSettings, folder: Path) -> int:
     """Train trial after trial in a folder that is locked."""
-
-    def try_settings(training: TrainingSettings, run_folder: Path, report: TrialReport) -> None:
-        with SignalListener().listening() as signals:
-            train(training, run_folder, signals, callbacks=[report], log=print)
-
-    trials = run_trials(settings, folder, try_settings, print)
-    best = find_best(settings, trials)
+    trials = run_trials(settings, folder)
+    complete = [trial for trial in trials if trial["state"] == "complete"]
+    choose = max if settings.mode == "max" else min
+    best = choose(complete, key=lambda trial: trial["value"], default=None)
     write_report({"best": best, "trials": trials}, folder / "search.json")
     print("\n" + format_columns(make_rows(settings, trials), left=2 + len(settings.space)))
     if best is not None:
@@ -49,32 +171,169 @@ def search(settings: SearchSettings, folder: Path) -> int:
     return 1 if any(trial["state"] == "fail" for trial in trials) else 0
 
 
-def find_best(settings: SearchSettings, trials: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the complete trial with the best value."""
-    complete = [trial for trial in trials if trial["state"] == "complete"]
-    sign = 1 if settings.mode == "max" else -1
-    return max(complete, key=lambda trial: sign * trial["value"], default=None)
+def run_trials(settings: SearchSettings, folder: Path) -> list[dict[str, Any]]:
+    """Train until there are enough trials; return all of them."""
+    with open_study(settings, folder) as study:
+        while (trial := next_trial(study, settings)) is not None:
+            values = draw_values(trial, settings)
+            chosen = " ".join(f"{key}={value}" for key, value in values.items())
+            print(f"\ntrial {trial.number}: {chosen}")
+            run_folder = folder / f"trial-{trial.number:03d}"
+            outcome = run_trial(study, trial, settings, values, run_folder)
+            finish_trial(study, trial, settings, outcome)
+            trials = list_trials(study)
+            failed = [t for t in trials if t["state"] == "fail"]
+            if len(failed) == len(trials) >= MAX_FAILURES:
+                raise UsageError(f"the first {len(failed)} trials failed: {failed[-1]['error']}")
+        return list_trials(study)
+
+
+def run_trial(
+    study: Any, trial: Any, settings: SearchSettings, values: dict[str, Any], folder: Path
+) -> str:
+    """Train one trial, unless it is estimated to need too much memory; return how it ended."""
+
+    def report(validation: int, value: float) -> bool:
+        """Note the value of a validation, once; return whether the trial should stop."""
+        if validation not in get_results(study, trial) and value == value:
+            trial.report(value, validation)
+        return settings.prune and trial.should_prune()
+
+    try:
+        run_settings = settings.make_trial(values)
+        if settings.budget_gib is not None:
+            needed = predict_bytes(run_settings)
+            trial.set_user_attr("predicted_gib", needed / GIB)
+            if needed / GIB > settings.budget_gib:
+                print(f"not trained: a step is estimated to need {format_bytes(needed)}")
+                return "PRUNED"  # Optuna takes it for the worst
+        callback = TrialReport(report, monitor=settings.monitor)
+        with SignalListener().listening() as signals:
+            train(run_settings, folder, signals, callbacks=[callback], log=print)
+    except TrialPruned:
+        print(f"pruned after {pluralize(len(get_results(study, trial)), 'validation')}")
+        return "PRUNED"
+    except (DoesNotFitError, RunError, UsageError) as error:
+        print(f"failed: {error}")
+        trial.set_user_attr("error", summarize_error(error))
+        return "FAIL"
+    return "COMPLETE"
+
+
+def predict_bytes(settings: TrainingSettings) -> int:
+    """Return the bytes that a run is estimated to need of its device."""
+    estimate = estimate_memory(settings, validates=False)
+    if settings.trainer.accelerator == "cpu":
+        return estimate.peak.allocated or 0
+    return get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
+
+
+@contextmanager
+def open_study(settings: SearchSettings, folder: Path) -> Generator[Any]:
+    """Open the study of a folder, or begin it; refuse to go on with another search."""
+    with need_packages("search", "optuna"):
+        import optuna
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'search.db'}")
+    try:
+        study = optuna.create_study(
+            storage=storage,
+            study_name="search",
+            direction="maximize" if settings.mode == "max" else "minimize",
+            load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(
+                n_startup_trials=settings.startup, n_warmup_steps=settings.prune_after
+            ),
+        )
+        fixed = {
+            "space": {key: str(dimension) for key, dimension in settings.space.items()},
+            "overrides": list(settings.overrides),
+            "monitor": settings.monitor,
+            "mode": settings.mode,
+        }
+        saved = study.user_attrs.get("settings", fixed)
+        for key, value in fixed.items():
+            if saved[key] != value:
+                raise UsageError(
+                    f"{folder} holds a search with {key} {json.dumps(saved[key])}, not "
+                    f"{json.dumps(value)}: choose another hydra.run.dir="
+                )
+        study.set_user_attr("settings", fixed)
+        yield study
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def next_trial(study: Any, settings: SearchSettings) -> Any | None:
+    """Return a trial that was interrupted, or a new one; None if there are enough."""
+    import optuna
+
+    trials = study.get_trials(deepcopy=False)
+    study.sampler = optuna.samplers.TPESampler(
+        seed=(settings.seed + len(trials)) % 2**32, n_startup_trials=settings.startup
+    )
+    running = [t for t in trials if t.state == optuna.trial.TrialState.RUNNING]
+    if running:
+        return optuna.trial.Trial(study, running[0]._trial_id)
+    return study.ask() if len(trials) < settings.trials else None
+
+
+def draw_values(trial: Any, settings: SearchSettings) -> dict[str, Any]:
+    """Return the value of each key in a trial."""
+    values: dict[str, Any] = {}
+    for key, dimension in settings.space.items():
+        if not isinstance(dimension, Range):
+            values[key] = trial.suggest_categorical(key, dimension)
+            continue
+        suggest = trial.suggest_int if dimension.is_integer else trial.suggest_float
+        step = dimension.step or (1 if dimension.is_integer else None)
+        values[key] = suggest(key, dimension.low, dimension.high, log=dimension.log, step=step)
+    return values
+
+
+def get_results(study: Any, trial: Any) -> dict[int, float]:
+    """Return the value of each validation of a trial."""
+    return study.get_trials(deepcopy=False)[trial.number].intermediate_values
+
+
+def finish_trial(study: Any, trial: Any, settings: SearchSettings, outcome: str) -> None:
+    """Note how a trial has ended, with its best value."""
+    import optuna
+
+    best = max if settings.mode == "max" else min
+    value = best(get_results(study, trial).values(), default=None)
+    if outcome == "COMPLETE" and value is not None:
+        study.tell(trial, value)
+    else:  # no validation, no value
+        state = "FAIL" if outcome == "COMPLETE" else outcome
+        study.tell(trial, state=optuna.trial.TrialState[state])
+
+
+def list_trials(study: Any) -> list[dict[str, Any]]:
+    """Return what is known of each trial, for people and programs."""
+    return [
+        {
+            "trial": trial.number,
+            "state": trial.state.name.lower(),
+            "value": trial.value,
+            "validations": len(trial.intermediate_values),
+            "values": dict(trial.params),
+            **trial.user_attrs,
+        }
+        for trial in study.get_trials(deepcopy=False)
+    ]
 
 
 def make_rows(settings: SearchSettings, trials: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return a header, and one row per trial."""
     rows = [("trial", "state", *settings.space, settings.monitor, "validations", "predicted GiB")]
     for trial in trials:
-        values = [format_number(trial["values"].get(key)) for key in settings.space]
+        values = [trial["values"].get(key) for key in settings.space]
         value, predicted = trial["value"], trial.get("predicted_gib")
-        rows.append(
-            (
-                str(trial["trial"]),
-                trial["state"],
-                *values,
-                "-" if value is None or trial["state"] != "complete" else f"{value:.4f}",
-                str(trial["validations"]),
-                "-" if predicted is None else f"{predicted:.2f}",
-            )
-        )
+        shown = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in values]
+        score = "-" if value is None or trial["state"] != "complete" else f"{value:.4f}"
+        counts = str(trial["validations"]), "-" if predicted is None else f"{predicted:.2f}"
+        rows.append((str(trial["trial"]), trial["state"], *shown, score, *counts))
     return rows
-
-
-def format_number(value: Any) -> str:
-    """Return a value in few digits."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.settings.memory import parse_suggest
@@ -44,10 +43,19 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         )
     )
     best = candidates[: settings.top]
-    if settings.output.format == "json":
-        write_output(json.dumps([candidate_to_dict(c) for c in best]), settings.output.path)
+    if settings.format == "json":
+        rows = [
+            {
+                "overrides": list(c.overrides),
+                "peak_allocated_bytes": c.peak.allocated,
+                "peak_reserved_bytes": c.peak.reserved,
+                "extra_compute": c.extra_compute,
+            }
+            for c in best
+        ]
+        write_output(json.dumps(rows), settings.output)
     elif best:
-        write_output(format_candidates(best), settings.output.path)
+        write_output(format_candidates(best), settings.output)
     if not candidates:
         print(
             f"nothing fits {budget / GIB:g} GiB: try a smaller data.patch_size or network (model=)",
@@ -65,13 +73,3 @@ def format_candidates(candidates: Sequence[MemoryCandidate]) -> str:
         allocated, reserved = format_mib(c.peak.allocated), format_mib(c.peak.reserved)
         rows.append((" ".join(c.overrides), allocated, reserved, extra))
     return format_columns(rows)
-
-
-def candidate_to_dict(candidate: MemoryCandidate) -> dict[str, Any]:
-    """Return a candidate for other programs."""
-    return {
-        "overrides": list(candidate.overrides),
-        "peak_allocated_bytes": candidate.peak.allocated,
-        "peak_reserved_bytes": candidate.peak.reserved,
-        "extra_compute": candidate.extra_compute,
-    }

@@ -49,8 +49,6 @@ from unet3d.training.run import (
 )
 from unet3d.training.trainer import build_trainer, find_device, seed_run
 
-Log = Callable[[str], None]
-
 ALREADY_FINISHED = (
     "this run is already finished; raise trainer.max_epochs, max_steps or max_time, or the "
     "patience of early stopping, to continue"
@@ -165,7 +163,7 @@ def train(
     process: ProcessRank | None = None,
     callbacks: Sequence[Any] = (),
     *,
-    log: Log,
+    log: Callable[[str], None],
 ) -> TrainingResult:
     """Start or resume, train up to the limits, evaluate, and write the report.
 
@@ -194,7 +192,9 @@ def train(
             settings = choose_leaner(run, error, log, is_auto=is_auto)
         if report is None:
             del run
-            free_memory()
+            gc.collect()  # what the failed step holds: autograd's graph, and the GPU's cache
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
     leave_process_group()  # the other ranks do not wait for the evaluation
     if not run.is_main:
         return make_result(run, report)
@@ -213,10 +213,3 @@ def train(
     if problems:
         raise RunError("; ".join(dict.fromkeys(problems)))
     return result
-
-
-def free_memory() -> None:
-    """Free what a failed step holds: autograd's graph, and the GPU's cache."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -3,17 +3,32 @@
 import os
 import sys
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.view import parse_view
+from unet3d.config.values import integer, read_settings
 from unet3d.workflows.view import write_view_page
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewSettings:
+    """What to show, and where."""
+
+    image: Path
+    labels: tuple[str, ...]  # files
+    channel: Annotated[int, integer(">= 0")]
+    output: Path
+    open_browser: bool
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Write the page, print its path and open it."""
-    settings = parse_view(composed)
-    write_view_page(settings.image, settings.labels, settings.output, channel=settings.channel)
+    settings = read_settings(ViewSettings, composed.config)
+    write_view_page(
+        settings.image, [*map(Path, settings.labels)], settings.output, channel=settings.channel
+    )
     print(settings.output)
     if settings.open_browser and has_screen():
         webbrowser.open(settings.output.resolve().as_uri())

@@ -48,21 +48,12 @@ def check_target(
     )
 
 
-def import_target(key: str, name: str) -> Any:
+def import_target(key: str, name: Any) -> Any:
     """Return what a `_target_` names."""
     try:
         return resolve_name(name)
     except Exception as error:  # a module may raise anything when it is imported
         raise UsageError(f"{key}: cannot import {name}: {summarize_error(error)}") from error
-
-
-def iter_targets(values: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield (key, name) of every `_target_` in plain values.
-
-    >>> list(iter_targets({"a": [{"_target_": "torch.nn.ReLU"}]}, "model"))
-    [('model.a.0._target_', 'torch.nn.ReLU')]
-    """
-    return ((path, value) for path, value in iter_values(values, key) if path.endswith("_target_"))
 
 
 def iter_values(values: Any, key: str) -> Iterator[tuple[str, Any]]:

@@ -26,7 +26,9 @@ def list_option_help(
         yield f"{star} {group}={name}", first.lstrip("# ") if first.startswith("#") else ""
 
 
-def iter_key_values(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+def iter_key_values(
+    config: DictConfig | dict[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, str]]:
     """Yield keys with dots and their values, as a command line has them.
 
     Keys that follow another key are left out.
@@ -35,15 +37,13 @@ def iter_key_values(config: DictConfig, prefix: str = "") -> Iterator[tuple[str,
     >>> list(iter_key_values(config))
     [('a.b', '[1,null]'), ('a.c', '...')]
     """
-    values: Any = OmegaConf.to_container(config, resolve=False)
-    for key, value in values.items():
+    plain: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
+    for key, value in plain.items():
         name = f"{prefix}{key}"
         if key in INTERNAL_KEYS or (isinstance(value, str) and value.startswith("${")):
             continue
         if isinstance(value, dict) and value:
-            node = OmegaConf.create(value)
-            assert isinstance(node, DictConfig)
-            yield from iter_key_values(node, f"{name}.")
+            yield from iter_key_values(value, f"{name}.")
         else:
             yield name, "..." if value == "???" else to_yaml_literal(value)
 

@@ -1,4 +1,7 @@
-"""Compose a command's config with Hydra; imports nothing that takes long."""
+"""Compose a command's config with Hydra, and protect overrides from its grammar.
+
+Imports nothing that takes long.
+"""
 
 import re
 import shlex
@@ -9,7 +12,18 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+
+PATH_KEYS = (
+    *("data.root", "data.cache", "data.splits", "data.group_by"),
+    *("hydra.run.dir", "hydra.sweep.dir"),
+    *("checkpoint", "resume", "init_from", "input", "output", "predictions", "references"),
+    *("images", "root", "url", "md5", "task", "figure", "report", "image", "group_by"),
+)
+"""Keys whose values are paths or patterns: spaces, commas, `=` and parentheses are allowed."""
+
+HOME = re.compile(r"(^|[\[,:'\"])~(?=/|$)")
+"""The `~` of a path, or of a path in a list: shells leave it after `=`, and Hydra refuses it."""
 
 QUOTED_PATH = re.compile(
     r"([\w.]+)='(?!(?i:null|true|false|inf|nan)')((?:\.{0,2}/|[A-Za-z_])[\w./-]*)'"
@@ -133,3 +147,48 @@ def replace_values(composed: ComposedConfig, values: Mapping[str, Any]) -> Compo
     for key, value in values.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     return ComposedConfig(config=config, composition=composed.composition)
+
+
+def to_plain(node: DictConfig | ListConfig) -> Any:
+    """Return a node as plain lists and dicts; a missing value stays `???`."""
+    return expand_home(OmegaConf.to_container(node, resolve=True))
+
+
+def expand_home(value: Any) -> Any:
+    """Return a value with the home folder for the `~` of paths, at any depth."""
+    if isinstance(value, dict):
+        return {key: expand_home(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [expand_home(part) for part in value]
+    is_in_home = isinstance(value, str) and (value == "~" or value.startswith("~/"))
+    return str(Path(value).expanduser()) if is_in_home else value
+
+
+def quote_override(override: str, *, sweep: bool) -> str:
+    """Protect a path from Hydra's grammar; in a sweep a comma still separates values.
+
+    >>> quote_override("data.root=/scans/my data (1)", sweep=False)
+    "data.root='/scans/my data (1)'"
+    """
+    key, equals, value = override.partition("=")
+    if "~" in value:
+        value = HOME.sub(lambda match: f"{match[1]}{Path('~').expanduser()}", value)
+        override = f"{key}={value}"
+    is_path = key.lstrip("+") in PATH_KEYS and equals
+    if not is_path or value in ("", "null", "true", "false") or value[0] in "'\"":
+        return override
+    if value[0] + value[-1] in ("{}", "[]") or (sweep and "," in value):
+        return override
+    # Hydra reads backslashes as escapes before a quote only, also before the one that we add.
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'")
+    return f"{key}='{escaped}'"
+
+
+def make_search_path(folders: Sequence[Path]) -> list[str]:
+    r"""Return the override with which Hydra finds options in these folders, if there are any.
+
+    >>> print(*make_search_path([Path("/it's/conf")]))
+    hydra.searchpath=['file:///it\'s/conf']
+    """
+    urls = [f"file://{folder.resolve()}".replace("'", "\\'") for folder in folders]
+    return ["hydra.searchpath=[" + ",".join(f"'{url}'" for url in urls) + "]"] if urls else []

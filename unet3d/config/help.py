@@ -9,8 +9,12 @@ from typing import Any
 import yaml
 
 from unet3d.config.comments import collect_comments, iter_key_values, list_option_help
-from unet3d.config.compose import compose_config, get_config_dir, list_config_groups
-from unet3d.config.overrides import make_search_path
+from unet3d.config.compose import (
+    compose_config,
+    get_config_dir,
+    list_config_groups,
+    make_search_path,
+)
 
 FOOTER = """--cfg job prints the composed config; debug=true shows tracebacks
 in zsh, quote words with brackets: 'data.patch_size=[64,64,64]'"""

@@ -11,26 +11,8 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from unet3d.config.allowed_targets import import_target
-from unet3d.config.values import to_plain
+from unet3d.config.compose import to_plain
 from unet3d.errors import UsageError, lacks_memory, summarize_error
-
-ARGUMENT_ERRORS = (
-    *(ArithmeticError, AssertionError, AttributeError, ImportError),
-    *(LookupError, NotImplementedError, TypeError, ValueError),
-)
-"""What classes raise at arguments that they do not take."""
-
-
-def refuses_argument(error: Exception) -> bool:
-    """Return whether torch itself refuses an argument; others lack memory, or say what they do."""
-    return type(error) is RuntimeError and not lacks_memory(error)
-
-
-def describe_arguments(target: Any, error: Exception) -> str:
-    """Return which arguments a class takes, where the error is about another one."""
-    if not isinstance(error, TypeError) or not str(error).startswith(target.__name__):
-        return ""
-    return f"; its arguments are {', '.join(inspect.signature(target).parameters)}"
 
 
 @dataclass(frozen=True)
@@ -44,10 +26,7 @@ class Factory:
     @property
     def target(self) -> Any:
         """Return the class or function that is called."""
-        name = self.arguments.get("_target_")
-        if not isinstance(name, str):
-            raise UsageError(f"{self.key} must have a _target_: the class to build")
-        return import_target(f"{self.key}._target_", name)
+        return import_target(f"{self.key}._target_", self.arguments.get("_target_"))
 
     def bind(self, **arguments: Any) -> "Factory":
         """Return the factory with other values for some arguments."""
@@ -66,10 +45,9 @@ class Factory:
         target = self.target
         arguments = {name: v for name, v in self.arguments.items() if name not in objects}
         name = f"{self.key} (_target_: {self.arguments['_target_']})"
-        is_partial = self.arguments.get("_partial_", False)
         try:
             call = hydra.utils.instantiate(arguments, _partial_=True, _convert_="all")
-            return call if is_partial and not objects else call(**objects)
+            return call if arguments.get("_partial_") and not objects else call(**objects)
         except InstantiationException as error:
             reason = " ".join(str(error.__cause__ or error).split())
             raise UsageError(f"{name}: {reason}") from error
@@ -77,18 +55,20 @@ class Factory:
             if (words := str(error).replace("=", " ").split()) and words[0] in arguments:
                 raise UsageError(f"{self.key}.{error}") from error  # it names an argument
             raise
-        except (*ARGUMENT_ERRORS, RuntimeError) as error:
-            if not isinstance(error, ARGUMENT_ERRORS) and not refuses_argument(error):
+        except Exception as error:  # of an argument, or of the machine
+            is_plain = type(error) in (RuntimeError, NotImplementedError)
+            is_of_machine = isinstance(error, RuntimeError | OSError) and not is_plain
+            if is_of_machine or lacks_memory(error):
                 raise
-            reason = summarize_error(error) + describe_arguments(target, error)
+            reason = summarize_error(error)
+            if isinstance(error, TypeError) and str(error).startswith(target.__name__):
+                reason += f"; its arguments are {', '.join(inspect.signature(target).parameters)}"
             raise UsageError(f"{name}: {reason}") from error
 
 
 def read_factory(config: DictConfig, key: str) -> Factory:
     """Read a node with a `_target_`; nothing is built."""
-    node = config
-    for part in key.split("."):
-        node = node[part]
+    node: Any = OmegaConf.select(config, key)
     unresolved: Any = OmegaConf.to_container(node, resolve=False)
     if "_target_" not in unresolved:
         raise UsageError(f"{key} must have a _target_: the class to build")

@@ -1,24 +1,41 @@
-"""Refuse keys that nothing reads, values of the wrong type, and missing values."""
+"""Check a config that was composed, and say in one line what is wrong with one that was not.
 
+Keys that nothing reads, values of the wrong type and missing values are refused.
+"""
+
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from unet3d.config.comments import collect_comments
 from unet3d.config.compose import (
     ComposedConfig,
     compose_config,
+    compose_with_folder,
+    find_local_config_dir,
     get_config_dir,
     list_config_groups,
     list_options,
+    make_search_path,
+    quote_override,
 )
 from unet3d.errors import UsageError
+
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 
 MIXED_TYPES = (
     *("precision", "fold", "seed", "budget_gib"),
@@ -29,6 +46,27 @@ MIXED_TYPES = (
 
 DATASET_COMMANDS = ("check", "plan", "train")
 """Commands that read a dataset: missing keys of the group `data` must be given, too."""
+
+
+def compose_call(
+    command: str, overrides: Sequence[str], config_dir: Path | None = None
+) -> tuple[ComposedConfig, Path]:
+    """Return the checked config and the folder of the run; an error is a UsageError.
+
+    `config_dir` holds options of the user's, by default those in conf/ in the working folder.
+    """
+    args = [quote_override(text, sweep=False) for text in overrides]
+    if config_dir is not None and not config_dir.is_dir():
+        raise UsageError(f"config_dir: no folder {config_dir.absolute()}")
+    user_dirs = find_local_config_dir() if config_dir is None else [config_dir.absolute()]
+    path = make_search_path(user_dirs)
+    try:
+        with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
+            composed, folder = compose_with_folder([*path, *args], command)
+            check_config(composed, user_dirs)
+    except CONFIG_ERRORS as error:
+        raise UsageError(format_config_error(error, command, args)) from error
+    return composed, folder
 
 
 def check_config(composed: ComposedConfig, user_dirs: Sequence[Path]) -> None:
@@ -58,16 +96,17 @@ def check_keys(composed: ComposedConfig) -> None:
             raise UsageError(f"no {kind} {key!r}{suggest_name(name, map(str, owner))}")
     for key in iter_keys(defaults):
         value, default = (_select(config, key) for config in (composed.config, defaults))
-        if key not in MIXED_TYPES and default is not None and not is_same_kind(value, default):
-            raise UsageError(f"{key} must be {describe_kind(default, key)}, got {value!r}")
+        if key not in MIXED_TYPES and default is not None and not may_replace(value, default):
+            example = "" if isinstance(default, DictConfig) else f", as in {key}={default}"
+            raise UsageError(f"{key} must be {name_kind(default)}{example}, got {value!r}")
 
 
 def check_missing_keys(composed: ComposedConfig, config_dirs: Sequence[Any]) -> None:
     """Name every mandatory key without a value in one line; describe a single one."""
-    config, command = composed.config, composed.composition.command
-    keys = _list_missing(config)
-    if command in DATASET_COMMANDS and isinstance(config.get("data"), DictConfig):
-        keys += [f"data.{key}" for key in _list_missing(config.data)]
+    nodes = {"": composed.config}
+    if composed.composition.command in DATASET_COMMANDS:
+        nodes["data."] = composed.config.data
+    keys = [f"{p}{k}" for p, node in nodes.items() for k in node if OmegaConf.is_missing(node, k)]
     if not keys:
         return
     *others, last = keys
@@ -77,6 +116,35 @@ def check_missing_keys(composed: ComposedConfig, config_dirs: Sequence[Any]) -> 
         comment = collect_comments(composed.composition, config_dirs).get(last)
         message += f" ({comment})" if comment else ""
     raise UsageError(message)
+
+
+def format_config_error(error: Exception, command: str, args: Sequence[str]) -> str:
+    """Name the key or the option, and what was probably meant."""
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        # Hydra does not list the options of a group that is given several.
+        options = [o for o in error.options or list_options(group) if not o.startswith("_")]
+        hint = suggest_name(option, options)
+        if hint == "." and group == "experiment":
+            hint = f": unet3d plan name={option} writes conf/experiment/{option}.yaml."
+        return f"no option {group}={option}{hint} Options: {', '.join(options)}."
+    if isinstance(error, ConfigCompositionException):
+        match = re.search(r"Could not override '([^']+)'", str(error))
+        if match:
+            key = match[1]
+            option = find_option_with(key)
+            if option is not None:
+                return f"no key {key!r} here: it is one of {option}"
+            keys = list_known_keys(command, args, key)
+            hint = suggest_name(key, (k for k in keys if "._" not in k and k != key))
+            if hint == ".":
+                hint = f": unet3d {command} --help lists all keys"
+            return f"no key or group {key!r}{hint}"
+    if isinstance(error, OverrideParseException):
+        return f"cannot parse {error.override!r}: quote special characters, as in key=\"'a, b'\""
+    text = re.sub(r"\s+full_key:.*", "", str(error), flags=re.DOTALL)  # OmegaConf's details
+    key = getattr(error, "full_key", None)
+    return " ".join(f"{key}: {text}".split() if key else text.split())
 
 
 def list_known_keys(command: str, args: Sequence[str], bad_key: str) -> Iterator[str]:
@@ -139,44 +207,22 @@ def iter_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
             yield from iter_keys(node, f"{name}.")
 
 
-def is_same_kind(value: Any, default: Any) -> bool:
-    """Return whether a value may replace a default.
+def name_kind(value: Any) -> str:
+    """Say which values are of the kind of this one."""
+    kinds = {DictConfig: "a mapping of keys", ListConfig: "a list", bool: "true or false"}
+    return kinds.get(type(value), "text" if isinstance(value, str) else "a number")
 
-    >>> is_same_kind([3, 3, 1], 3), is_same_kind(2, 0.5), is_same_kind(1.5, 1)
-    (True, True, False)
+
+def may_replace(value: Any, default: Any) -> bool:
+    """Return whether a value may replace a default: lists and null replace numbers and text, too.
+
+    >>> may_replace([3, 3, 1], 3), may_replace(2, 0.5), may_replace("2", 0.5), may_replace(1, True)
+    (True, True, False, False)
     """
-    if isinstance(default, DictConfig) or isinstance(value, DictConfig):
-        return isinstance(value, DictConfig) and isinstance(default, DictConfig)
-    if isinstance(default, bool):
-        return isinstance(value, bool)
-    if value is None or isinstance(value, ListConfig):
-        return True
-    if isinstance(value, bool) or isinstance(default, ListConfig):
-        return False
-    if isinstance(default, str):
-        return True
-    if isinstance(value, str):
-        return False
-    if isinstance(value, float) and isinstance(default, int):
-        return value.is_integer()
-    return True
-
-
-def describe_kind(default: Any, key: str) -> str:
-    """Say which values may replace a default.
-
-    >>> describe_kind(True, "tf32"), describe_kind(8, "model.width")
-    ('true or false', 'an int as in model.width=8')
-    """
-    if isinstance(default, DictConfig):
-        return "a mapping of keys"
-    if isinstance(default, str):
-        return f"text as in {key}={default}"
-    if isinstance(default, bool):
-        return "true or false"
-    if isinstance(default, ListConfig):
-        return f"a list as in {key}={default}"
-    return f"{'an int' if isinstance(default, int) else 'a number'} as in {key}={default}"
+    if isinstance(default, bool | DictConfig) or isinstance(value, DictConfig):
+        return name_kind(value) == name_kind(default)
+    is_open = value is None or isinstance(value, list | ListConfig) or isinstance(default, str)
+    return is_open or name_kind(value) == name_kind(default)
 
 
 def _select(config: DictConfig, key: str) -> Any:
@@ -185,7 +231,3 @@ def _select(config: DictConfig, key: str) -> Any:
         return OmegaConf.select(config, key)
     except OmegaConfBaseException:
         return None
-
-
-def _list_missing(node: DictConfig) -> list[str]:
-    return [str(key) for key in node if OmegaConf.is_missing(node, str(key))]

@@ -1,35 +1,91 @@
-"""Read single values of a config; an error names the key, what it must be and what was given."""
+"""Read the options of a config into typed settings, each as the type of its field says.
 
-from collections.abc import Sequence
+>>> @dataclass(frozen=True, kw_only=True)
+... class Windows:
+...     overlap: Annotated[float, number(">= 0", "below 1")]
+...     batch_size: Annotated[int | None, integer(">= 1")]
+>>> read_settings(Windows, OmegaConf.create({"overlap": 0.5, "batch_size": None}))
+Windows(overlap=0.5, batch_size=None)
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from unet3d.config.comments import to_yaml_literal
+from unet3d.config.compose import expand_home, to_plain
+from unet3d.config.instantiate import Factory, read_factories, read_factory
 from unet3d.errors import UsageError
-from unet3d.types import DEVICE, DEVICE_NAMES, Triple
+from unet3d.types import DEVICE, DEVICE_NAMES, PRECISIONS, Triple, find_precision
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an option may be: in words, as a test, and how it is stored."""
+
+    words: str
+    accepts: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value
+    gives_none: bool = False  # a word is stored as None: null has no meaning of its own
+
+    def parse(self, value: Any, key: str) -> Any:
+        """Return a value as it is stored, or refuse it."""
+        if not self.accepts(value):
+            raise UsageError(f"{key} must be {self.words}, got {value!r}")
+        return self.convert(value)
+
+
+def read_settings(
+    settings: type[Settings], config: DictConfig, prefix: str = "", **given: Any
+) -> Settings:
+    """Build a settings class from the keys that are called as its fields, except `given` ones.
+
+    A text in the annotation of a field names another key; fields with defaults are not read.
+    """
+    hints = get_type_hints(settings, include_extras=True)
+    for field in fields(settings):  # ty: ignore[invalid-argument-type]
+        if field.name not in given and field.default is MISSING:
+            given[field.name] = read_as(config, prefix, field.name, hints[field.name])
+    return settings(**given)
+
+
+def read_as(config: DictConfig, prefix: str, name: str, hint: Any) -> Any:
+    """Return a value as an annotation says: a type, or a union of one with words and None."""
+    notes: Sequence[Any] = ()
+    if get_origin(hint) is Annotated:
+        hint, *notes = get_args(hint)
+    key = prefix + next((note for note in notes if isinstance(note, str)), name)
+    if hint is Factory:
+        return read_factory(config, key)
+    if hint == Mapping[str, Factory]:
+        return read_factories(config, key)
+    if is_dataclass(hint):
+        return read_settings(hint, config, f"{key}.")
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    types = [p for p in parts if p is not NoneType and get_origin(p) is not Literal]
+    value = read(config, key)
+    if not types:
+        return one_of(words).parse(value, key)
+    kind = next((note for note in notes if isinstance(note, Kind)), None) or KINDS[types[0]]
+    if value in words or (value is None and NoneType in parts and not kind.gives_none):
+        return value
+    return replace(kind, words=" or ".join([kind.words, *words])).parse(value, key)
 
 
 def read(config: DictConfig, key: str) -> Any:
     """Return a value as plain Python, with lists and mappings resolved."""
     value = OmegaConf.select(config, key)
     return to_plain(value) if isinstance(value, DictConfig | ListConfig) else expand_home(value)
-
-
-def to_plain(node: DictConfig | ListConfig) -> Any:
-    """Return a node as plain lists and dicts; a missing value stays `???`."""
-    return expand_home(OmegaConf.to_container(node, resolve=True))
-
-
-def expand_home(value: Any) -> Any:
-    """Return a value with the home folder for the `~` of paths, at any depth."""
-    if isinstance(value, dict):
-        return {key: expand_home(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [expand_home(part) for part in value]
-    is_in_home = isinstance(value, str) and (value == "~" or value.startswith("~/"))
-    return str(Path(value).expanduser()) if is_in_home else value
 
 
 def is_number(value: Any) -> bool:
@@ -50,175 +106,82 @@ def is_text(value: Any) -> bool:
     return bool(value) if isinstance(value, str) else is_number(value)
 
 
-def read_bool(config: DictConfig, key: str) -> bool:
-    """Read true or false."""
-    value = read(config, key)
-    if not isinstance(value, bool):
-        raise UsageError(f"{key} must be true or false, got {value!r}")
-    return value
+COMPARISONS = {">=": operator.ge, "above": operator.gt, "below": operator.lt, "<=": operator.le}
 
 
-def read_int(config: DictConfig, key: str, *, minimum: int) -> int:
-    """Read an int of at least `minimum`."""
-    value = read(config, key)
-    if type(value) is not int or value < minimum:
-        raise UsageError(f"{key} must be an int >= {minimum}, got {value!r}")
-    return value
+def number(*bounds: str) -> Kind:
+    """Return the numbers within bounds.
 
-
-def read_optional_int(config: DictConfig, key: str, *, minimum: int) -> int | None:
-    """Read an int of at least `minimum`, or null."""
-    return None if read(config, key) is None else read_int(config, key, minimum=minimum)
-
-
-def read_float(
-    config: DictConfig, key: str, *, minimum: float = 0.0, exclusive: bool = False
-) -> float:
-    """Read a number of at least `minimum`, or above it."""
-    value = read(config, key)
-    if not is_number(value) or value < minimum or (exclusive and value == minimum):
-        bound = f"above {minimum:g}" if exclusive else f">= {minimum:g}"
-        raise UsageError(f"{key} must be a number {bound}, got {value!r}")
-    return float(value)
-
-
-def read_choice(config: DictConfig, key: str, choices: Sequence[str]) -> str:
-    """Read one of `choices`."""
-    value = read(config, key)
-    if value not in choices:
-        raise UsageError(f"{key} must be one of {', '.join(choices)}, got {value!r}")
-    return value
-
-
-def read_str(config: DictConfig, key: str) -> str:
-    """Read text, which may be written as a number."""
-    return _read_text(config, key, "text")
-
-
-def read_optional_str(config: DictConfig, key: str) -> str | None:
-    """Read text, or null."""
-    return None if read(config, key) is None else _read_text(config, key, "text or null")
-
-
-def read_path(config: DictConfig, key: str) -> Path:
-    """Read a path."""
-    return Path(_read_text(config, key, "a path"))
-
-
-def read_optional_path(config: DictConfig, key: str) -> Path | None:
-    """Read a path, or null."""
-    return None if read(config, key) is None else Path(_read_text(config, key, "a path or null"))
-
-
-def _read_text(config: DictConfig, key: str, expected: str) -> str:
-    value = read(config, key)
-    if not is_text(value):
-        raise UsageError(f"{key} must be {expected}, got {value!r}")
-    return str(value)
-
-
-def read_devices(config: DictConfig, key: str) -> int | Literal["auto"]:
-    """Read a number of processes, or auto."""
-    value = read(config, key)
-    if value != "auto" and (type(value) is not int or value < 1):
-        raise UsageError(f"{key} must be auto or an int >= 1, got {value!r}")
-    return value
-
-
-def read_device(config: DictConfig, key: str) -> str:
-    """Read a device."""
-    value = read(config, key)
-    if not isinstance(value, str) or not DEVICE.fullmatch(value):
-        raise UsageError(f"{key} must be {DEVICE_NAMES}, got {value!r}")
-    return value
-
-
-def read_shape(config: DictConfig, key: str) -> Triple:
-    """Read [D, H, W] in voxels."""
-    value = read(config, key)
-    good = isinstance(value, list) and len(value) == 3
-    if not good or not all(type(side) is int and side > 0 for side in value):
-        raise UsageError(f"{key} must be three ints >= 1, got {value!r}")
-    d, h, w = value
-    return d, h, w
-
-
-def read_optional_shape(config: DictConfig, key: str) -> Triple | None:
-    """Read [D, H, W] in voxels, or null."""
-    return None if read(config, key) is None else read_shape(config, key)
-
-
-def read_names(config: DictConfig, key: str) -> tuple[str, ...]:
-    """Read a list of names."""
-    value = read(config, key)
-    if not isinstance(value, list) or not all(map(is_text, value)):
-        raise UsageError(f"{key} must be a list of names, got {value!r}")
-    return tuple(map(str, value))
-
-
-def read_regions(config: DictConfig, key: str) -> dict[str, tuple[int, ...]] | None:
-    """Read names with the labels of each, or null."""
-    value = read(config, key)
-    if value is None:
-        return None
-    if not isinstance(value, dict) or not value:
-        raise UsageError(
-            f"{key} must be names with their labels, as in {key}={{whole:[1,2],core:[2]}}, "
-            f"got {value!r}"
-        )
-    regions = {}
-    for name, labels in value.items():
-        labels = labels if isinstance(labels, list) else [labels]
-        if not labels or not all(type(label) is int for label in labels):
-            raise UsageError(f"{key}.{name} must be a list of labels, got {labels!r}")
-        regions[str(name)] = tuple(labels)
-    return regions
-
-
-def read_optional_labels(config: DictConfig, key: str) -> tuple[int, ...] | None:
-    """Read a list of labels, or null."""
-    value = read(config, key)
-    if value is None:
-        return None
-    good = isinstance(value, list) and value
-    if not good or not all(type(v) is int and v >= 0 for v in value):
-        raise UsageError(f"{key} must be a list of labels, got {value!r}")
-    return tuple(value)
-
-
-def read_annotated(config: DictConfig, key: str) -> Any:
-    """Read which classes are annotated, by pattern of case names; the path of a file; or null."""
-    value = read(config, key)
-    if value is None or (isinstance(value, str) and is_text(value)):
-        return value
-    lists = [
-        names if isinstance(names, list) else [names]
-        for names in (value.values() if isinstance(value, dict) else ())
-    ]
-    if not lists or not all(names and all(map(is_text, names)) for names in lists):
-        raise UsageError(
-            f"{key} must be patterns of case names with the classes that they annotate, as in "
-            f"{key}={{liver_*:[liver]}}, or a JSON file of these; got {value!r}"
-        )
-    return value
-
-
-def read_duration(config: DictConfig, key: str) -> float | None:
-    """Read DD:HH:MM:SS as seconds, or null."""
-    value = read(config, key)
-    return None if value is None else parse_duration(value, key)
-
-
-def parse_duration(value: Any, key: str) -> float:
-    """Parse DD:HH:MM:SS as seconds.
-
-    >>> parse_duration("01:00:00:30", "trainer.max_time")
-    86430.0
+    >>> number("above 0", "below 1").words
+    'a number above 0 and below 1'
     """
-    parts = str(value).split(":")
-    if len(parts) != 4 or not all(map(str.isdecimal, parts)) or not any(map(int, parts)):
-        raise UsageError(f"{key} must be DD:HH:MM:SS above zero, as in 00:01:30:00, got {value!r}")
-    days, hours, minutes, seconds = map(int, parts)
+    limits = [(COMPARISONS[word], float(limit)) for word, limit in map(str.split, bounds)]
+
+    def accepts(value: Any) -> bool:
+        return is_number(value) and all(compare(value, limit) for compare, limit in limits)
+
+    return Kind(f"a number {' and '.join(bounds)}", accepts, float)
+
+
+def integer(*bounds: str) -> Kind:
+    """Return the ints within bounds."""
+    within = number(*bounds).accepts
+    words = f"an int {' and '.join(bounds)}"
+    return Kind(words, lambda value: type(value) is int and within(value))
+
+
+def one_of(choices: Sequence[str]) -> Kind:
+    """Return a few words."""
+    return Kind(f"one of {', '.join(choices)}", lambda value: value in choices)
+
+
+def word_or(word: str | bool | None, kind: Kind, stored: Any = None) -> Kind:
+    """Return a kind of values, or a word, which stands for what is stored."""
+
+    def is_word(value: Any) -> bool:
+        return type(value) is type(word) and value == word
+
+    return Kind(
+        f"{to_yaml_literal(word)} or {kind.words}",
+        lambda value: is_word(value) or kind.accepts(value),
+        lambda value: stored if is_word(value) else kind.convert(value),
+        gives_none=True,
+    )
+
+
+def list_of(kind: Kind, words: str) -> Kind:
+    """Return lists of one or more values."""
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, list) and bool(value) and all(map(kind.accepts, value))
+
+    return Kind(words, accepts, lambda value: tuple(map(kind.convert, value)))
+
+
+def one_or_list_of(kind: Kind, words: str = "") -> Kind:
+    """Return single values and lists of one or more; both are stored as tuples."""
+    several = list_of(kind, words)
+
+    def accepts(value: Any) -> bool:
+        return several.accepts(value) or kind.accepts(value)
+
+    def convert(value: Any) -> tuple[Any, ...]:
+        return several.convert(value if isinstance(value, list) else [value])
+
+    return Kind(words, accepts, convert)
+
+
+def mapping_of(kind: Kind, words: str) -> Kind:
+    """Return mappings from one or more names to values."""
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, dict) and bool(value) and all(map(kind.accepts, value.values()))
+
+    return Kind(words, accepts, lambda value: {str(k): kind.convert(v) for k, v in value.items()})
+
+
+def _to_seconds(duration: str) -> float:
+    days, hours, minutes, seconds = map(int, duration.split(":"))
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
@@ -234,25 +197,71 @@ def format_duration(seconds: float) -> str:
     return f"{d:02}:{h:02}:{m:02}:{s:02}"
 
 
-def read_paths(config: DictConfig, key: str) -> tuple[Path, ...]:
-    """Read a path or a pattern, several separated by commas, or a list of these."""
-    value = read(config, key)
+def _list_paths(value: Any) -> list[Any]:
+    """Return a path or a pattern, several separated by commas, or a list of these, as a list."""
     if isinstance(value, str) and not Path(value).exists():
-        text = value.strip()
-        if text.startswith("[") and text.endswith("]"):
-            text = text[1:-1]
-        value = [part.strip().strip("'\"") for part in text.split(",")]
-    patterns = value if isinstance(value, list) else [value]
-    if not patterns or not all(map(is_text, patterns)):
-        raise UsageError(f"{key} must be a path or a list of paths, got {value!r}")
-    return tuple(path for pattern in patterns for path in _expand_pattern(str(pattern), key))
+        return [part.strip() for part in value.split(",")]
+    return value if isinstance(value, list) else [value]
 
 
-def _expand_pattern(pattern: str, key: str) -> list[Path]:
+def _expand_pattern(pattern: str) -> list[Path]:
     path = Path(pattern)
     if path.exists() or not set(pattern) & set("*?["):
         return [path]
     matches = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
     if not matches:
-        raise UsageError(f"{key}: no file matches {pattern}")
+        raise UsageError(f"no file matches {pattern}")
     return matches
+
+
+BOOL = Kind("true or false", lambda value: isinstance(value, bool))
+TEXT = Kind("text", is_text, str)
+PATH = Kind("a path", is_text, lambda value: Path(str(value)))
+PATHS = Kind(
+    "a path or a list of paths",
+    lambda value: bool(value) and all(map(is_text, _list_paths(value))),
+    lambda value: tuple(path for part in _list_paths(value) for path in _expand_pattern(str(part))),
+)
+NAMES = Kind(
+    "a list of names",
+    lambda value: isinstance(value, list) and all(map(is_text, value)),
+    lambda value: tuple(map(str, value)),
+)
+SHAPE = Kind(
+    "three ints >= 1",
+    lambda v: isinstance(v, list) and len(v) == 3 and all(map(integer(">= 1").accepts, v)),
+    tuple,
+)
+LABEL = Kind("a label", lambda value: type(value) is int)
+REGIONS = mapping_of(one_or_list_of(LABEL), "names with their labels, as in {whole:[1,2],core:[2]}")
+PATTERNS = mapping_of(one_or_list_of(TEXT), "patterns of case names")
+ANNOTATED = Kind(
+    "patterns of case names with the classes that they annotate, as in {liver_*:[liver]}, or a "
+    "JSON file of these",
+    lambda value: PATTERNS.accepts(value) or (isinstance(value, str) and bool(value)),
+)
+DURATION = Kind(
+    "DD:HH:MM:SS above zero, as in 00:01:30:00",
+    lambda v: re.fullmatch(r"\d+(:\d+){3}", str(v)) is not None and _to_seconds(str(v)) > 0,
+    _to_seconds,
+)
+PRECISION = Kind(
+    f"one of {', '.join(PRECISIONS)}",
+    lambda value: find_precision(value) is not None,
+    find_precision,
+)
+DEVICE_KIND = Kind(
+    DEVICE_NAMES, lambda value: isinstance(value, str) and bool(DEVICE.fullmatch(value))
+)
+SKIP = Kind("one of error, skip", lambda value: value in ("error", "skip"), "skip".__eq__)
+"""What to do about something: whether to skip it."""
+
+KINDS: dict[Any, Kind] = {
+    bool: BOOL,
+    str: TEXT,
+    Path: PATH,
+    tuple[Path, ...]: PATHS,
+    tuple[str, ...]: NAMES,
+    Triple: SHAPE,
+}
+"""What fields of these types are without a range."""

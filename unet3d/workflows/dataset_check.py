@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from unet3d.components.dataset import SplitRule, build_layout, choose_split, resolve_dataset
-from unet3d.config.settings.check import CheckSettings
+from unet3d.config.settings.data import CheckSettings
 from unet3d.data.case import Case
 from unet3d.data.checks.headers import (
     check_headers,

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unet3d.config.settings.export import ExportSettings
+from unet3d.config.settings.inference import ExportSettings
+from unet3d.config.values import PRECISION
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
@@ -193,6 +194,7 @@ def load(
     paths = [checkpoint] if isinstance(checkpoint, str | Path) else list(checkpoint)
     if not paths:
         raise UsageError("load needs a checkpoint or a run folder")
+    used = None if precision is None else PRECISION.parse(precision, "precision")
     if backend not in BACKENDS:
         raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if flip_axes is not None and not set(flip_axes) <= {0, 1, 2}:

@@ -1,48 +1,63 @@
-"""Settings of `unet3d predict`."""
+"""Settings of the commands that load checkpoints: `unet3d predict` and `unet3d export`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig
+from typing import Annotated, Any
 
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.training import SlidingWindowSettings, parse_precision, parse_windows
+from unet3d.config.settings.training import SlidingWindowSettings
 from unet3d.config.values import (
-    is_number,
-    is_text,
-    read,
-    read_bool,
-    read_choice,
-    read_device,
-    read_devices,
-    read_names,
-    read_path,
-    read_paths,
-    read_str,
+    DEVICE_KIND,
+    PRECISION,
+    TEXT,
+    Kind,
+    integer,
+    number,
+    one_of,
+    one_or_list_of,
+    read_settings,
+    word_or,
 )
 from unet3d.errors import UsageError
-from unet3d.types import BACKENDS
+from unet3d.types import BACKENDS, Triple
 from unet3d.units import GIB
+
+
+def _are_axes(value: Any) -> bool:
+    is_list = isinstance(value, list) and all(type(axis) is int for axis in value)
+    return is_list and set(value) <= {0, 1, 2} and len(set(value)) == len(value)
+
+
+AXES = word_or(True, word_or(False, Kind("a list of the axes 0, 1 and 2", _are_axes, tuple), ()))
+ONE_OR_MORE = one_or_list_of(TEXT)
+CLASSES = word_or(
+    "auto",
+    Kind(
+        "none or a list of classes",
+        lambda value: value in (None, "none", []) or ONE_OR_MORE.accepts(value),
+        lambda value: () if value in (None, "none", []) else ONE_OR_MORE.convert(value),
+    ),
+)
+MEMORY = word_or("auto", replace(number("above 0"), convert=lambda value: int(value * GIB)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceSettings:
     """What to segment, with which checkpoints, and how."""
 
-    checkpoints: tuple[Path, ...]
+    checkpoints: Annotated[tuple[Path, ...], "checkpoint"]
     input: Path
     output: Path
     windows: SlidingWindowSettings
-    flip_axes: tuple[int, ...] | None  # test-time augmentation; None: those of training
-    precision: str | None  # None: as the first network was trained
-    device: str
-    devices: int | None  # processes that share the scans; None: one per GPU
-    backend: str  # that runs the networks
-    skip_background: float | None  # level up to which a window is background; None: skip none
+    flip_axes: Annotated[tuple[int, ...] | None, AXES, "tta"]  # None: those of training
+    precision: Annotated[str | None, PRECISION]  # None: as the first network was trained
+    device: Annotated[str, DEVICE_KIND]
+    devices: Annotated[int | None, word_or("auto", integer(">= 1"))]  # processes; None: one per GPU
+    backend: Annotated[str, one_of(BACKENDS)]  # that runs the networks
+    skip_background: Annotated[float | None, number(">= 0", "below 1")]  # None: skip no window
     prefetch: bool  # read the next scan while one is segmented
-    memory_bytes: int | None  # RAM of a case beside the networks; None: what is free
-    keep_largest_component: tuple[str, ...] | None  # classes; None: as chosen in training
+    memory_bytes: Annotated[int | None, MEMORY, "memory_gib"]  # RAM of a case; None: what is free
+    keep_largest_component: Annotated[tuple[str, ...] | None, CLASSES]  # None: as in training
     save_probabilities: bool
     output_format: str  # auto, or the name of a format
     overwrite: bool
@@ -53,68 +68,39 @@ class InferenceSettings:
 
 def parse_inference(composed: ComposedConfig) -> InferenceSettings:
     """Check and parse the config of `unet3d predict`."""
-    config = composed.config
-    precision, devices = read(config, "precision"), read_devices(config, "devices")
-    device = read_device(config, "device")
+    windows = read_settings(SlidingWindowSettings, composed.config)
+    settings = read_settings(InferenceSettings, composed.config, windows=windows)
+    device, devices = settings.device, settings.devices
     if ":" in device and devices != 1:
-        raise UsageError(f"device={device} is one GPU: use device=cuda for devices={devices}")
-    return InferenceSettings(
-        checkpoints=read_paths(config, "checkpoint"),
-        input=read_path(config, "input"),
-        output=read_path(config, "output"),
-        windows=parse_windows(config),
-        flip_axes=_parse_flip_axes(read(config, "tta")),
-        precision=None if precision is None else parse_precision(precision),
-        device=device,
-        devices=None if devices == "auto" else devices,
-        backend=read_choice(config, "backend", BACKENDS),
-        skip_background=_parse_level(read(config, "skip_background")),
-        prefetch=read_bool(config, "prefetch"),
-        memory_bytes=_parse_memory(read(config, "memory_gib")),
-        keep_largest_component=_parse_classes(config),
-        save_probabilities=read_bool(config, "save_probabilities"),
-        output_format=read_str(config, "output_format"),
-        overwrite=read_bool(config, "overwrite"),
-        allow_targets=read_names(config, "allow_targets"),
-        debug=read_bool(config, "debug"),
-    )
-
-
-def _parse_flip_axes(value: Any) -> tuple[int, ...] | None:
-    if isinstance(value, bool):
-        return None if value else ()
-    axes = value if isinstance(value, list) else [value]
-    are_axes = all(type(axis) is int and axis in (0, 1, 2) for axis in axes)
-    if not are_axes or len(set(axes)) < len(axes):
-        raise UsageError(f"tta must be true, false or a list of the axes 0, 1 and 2, got {value!r}")
-    return tuple(axes)
-
-
-def _parse_level(value: Any) -> float | None:
-    if value is None:
-        return None
-    if not is_number(value) or not 0 <= value < 1:
-        raise UsageError(f"skip_background must be null or a number in [0, 1), got {value!r}")
-    return float(value)
-
-
-def _parse_memory(value: Any) -> int | None:
-    if value == "auto":
-        return None
-    if not is_number(value) or value <= 0:
-        raise UsageError(f"memory_gib must be auto or a number above 0, got {value!r}")
-    return int(value * GIB)
-
-
-def _parse_classes(config: DictConfig) -> tuple[str, ...] | None:
-    value = read(config, "keep_largest_component")
-    if value == "auto":
-        return None
-    if value in (None, "none"):
-        return ()
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(map(is_text, names)):
         raise UsageError(
-            f"keep_largest_component must be auto, none or a list of classes, got {value!r}"
+            f"device={device} is one GPU: use device=cuda for devices={devices or 'auto'}"
         )
-    return tuple(str(name).strip() for name in names)
+    return settings
+
+
+ENDINGS = {"onnx": ".onnx", "torch_export": ".pt2", "nnunet": "", "bundle": ""}
+"""The ending of a file in each format; without one, a folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """Which checkpoint to export, and how."""
+
+    checkpoints: Annotated[tuple[Path, ...], "checkpoint"]
+    output: Path
+    format: Annotated[str, one_of(tuple(ENDINGS))]
+    patch_size: Triple | None  # None: as in training
+    input: Path | None  # scans to compare on
+    allow_targets: tuple[str, ...]
+
+
+def parse_export(composed: ComposedConfig) -> ExportSettings:
+    """Check and parse the config of `unet3d export`."""
+    settings = read_settings(ExportSettings, composed.config)
+    if settings.output.suffix != ENDINGS[settings.format]:
+        others = [f"{k} writes {ending or 'a folder'}" for k, ending in ENDINGS.items()]
+        raise UsageError(
+            f"output={settings.output} does not fit format={settings.format}: "
+            f"{', '.join(others)}, which has no ending"
+        )
+    return settings

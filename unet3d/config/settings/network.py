@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from unet3d.config.allowed_targets import NETWORKS, check_saved_config
 from unet3d.config.compose import Composition
 from unet3d.config.instantiate import Factory, read_factory
+from unet3d.config.values import BOOL
 from unet3d.errors import UsageError
 
 
@@ -16,11 +17,11 @@ from unet3d.errors import UsageError
 class NetworkSettings:
     """The network and its pooling; `bind` replaces arguments that depend on the dataset."""
 
-    name: str  # the option of the group `model`
     model: Factory
     pool: Factory
-    pool_is_chosen: bool  # on the command line or by an option other than the default
-    prior_bias: bool
+    name: str = ""  # the option of the group `model`
+    pool_is_chosen: bool = False  # on the command line or by an option other than the default
+    prior_bias: bool = True
 
     def bind(self, *, in_channels: int, num_outputs: int) -> "NetworkSettings":
         """Return settings whose arguments no longer depend on the dataset."""
@@ -39,16 +40,13 @@ def parse_network(config: DictConfig, composition: Composition) -> NetworkSettin
         )
     model = read_factory(config, "model")
     arguments = dict(model.arguments)
-    prior_bias = arguments.pop("prior_bias", True)
-    if not isinstance(prior_bias, bool):
-        raise UsageError(f"model.prior_bias must be true or false, got {prior_bias!r}")
+    pool_is_default = composition.choices.get("pool", "max") == "max"
     return NetworkSettings(
         name=composition.choices.get("model", ""),
+        prior_bias=BOOL.parse(arguments.pop("prior_bias", True), "model.prior_bias"),
         model=replace(model, arguments=arguments),
         pool=read_factory(config, "pool"),
-        pool_is_chosen=composition.is_overridden("pool")
-        or composition.choices.get("pool", "max") != "max",
-        prior_bias=prior_bias,
+        pool_is_chosen=composition.is_overridden("pool") or not pool_is_default,
     )
 
 
@@ -60,15 +58,8 @@ def parse_saved_network(
     It may name our networks and those of the packages of `allow_targets`, whatever it says itself;
     None allows any, for a checkpoint of this run.
     """
-    arguments = {key: value for key, value in saved["model"].items() if key != "prior_bias"}
-    parts = {"model": arguments, "pool": saved["pool"]}
+    model = {key: value for key, value in saved["model"].items() if key != "prior_bias"}
     if allow_targets is not None:
-        for key, values in parts.items():
+        for key, values in (("model", model), ("pool", saved["pool"])):
             check_saved_config(values, key, packages=NETWORKS, allow_targets=allow_targets)
-    return NetworkSettings(
-        name="",
-        model=Factory("model", parts["model"]),
-        pool=Factory("pool", parts["pool"]),
-        pool_is_chosen=False,
-        prior_bias=True,
-    )
+    return NetworkSettings(model=Factory("model", model), pool=Factory("pool", saved["pool"]))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from unet3d import __version__
-from unet3d.config.settings.export import ExportSettings
+from unet3d.config.settings.inference import ExportSettings
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import RunError, UsageError
 from unet3d.export import bundle as bundle_format

@@ -1,0 +1,366 @@
+"""A command's config is read once, into frozen settings; a wrong value is one line."""
+
+import re
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+
+from tests.config.helpers.configs import with_values
+from unet3d.commands.lr import parse_lr
+from unet3d.commands.plan import parse_planning
+from unet3d.config.compose import compose_config
+from unet3d.config.settings.data import parse_check, parse_data
+from unet3d.config.settings.evaluation import parse_evaluation
+from unet3d.config.settings.inference import parse_export, parse_inference
+from unet3d.config.settings.memory import parse_memory, parse_suggest
+from unet3d.config.settings.network import parse_network, parse_saved_network
+from unet3d.config.settings.training import parse_training
+from unet3d.errors import UsageError
+from unet3d.units import GIB
+
+PARSERS = {
+    "check": parse_check,
+    "evaluate": parse_evaluation,
+    "export": parse_export,
+    "lr": parse_lr,
+    "memory": parse_memory,
+    "plan": parse_planning,
+    "predict": parse_inference,
+    "suggest": parse_suggest,
+    "train": parse_training,
+}
+
+
+def parse(command, values=None):
+    return PARSERS[command](with_values(command, values or {}))
+
+
+parse_run = partial(parse, "train")
+
+
+@pytest.mark.parametrize(
+    ("command", "field", "expected"),
+    [
+        ("train", "data.layout.target.__name__", "Synthetic"),
+        ("train", "data.root", Path("data/synthetic")),
+        ("train", "data.patch_size", (32, 32, 32)),
+        ("train", "data.background", (0,)),
+        ("train", "data.normalize", ("auto",)),
+        ("train", "data.skip_invalid_cases", False),
+        ("train", "strategy", "fused"),
+        ("train", "network.name", "unet_tiny"),
+        ("train", "precision", "32"),
+        ("train", "lr_factors", {}),
+        ("train", "trainer.max_epochs", 20),
+        ("evaluate", "checkpoints", ()),
+        ("plan", "training.precision", "16"),
+        ("predict", "memory_bytes", None),
+        ("predict", "keep_largest_component", None),
+        ("predict", "flip_axes", ()),
+        ("predict", "windows.overlap", 0.5),
+        ("suggest", "precisions", ("bf16", "32", "16-true")),
+    ],
+)
+def test_a_default(command, field, expected):
+    assert attrgetter(field)(parse(command)) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "value", "field", "expected"),
+    [
+        ("train", "data.num_classes", 2, "data.num_classes", 2),
+        ("train", "data.in_channels", 1, "data.in_channels", 1),
+        ("train", "data.invalid_cases", "skip", "data.skip_invalid_cases", True),
+        ("train", "data.region_labels", [0, 2], "data.region_labels", (0, 2)),
+        ("train", "data.ignore_label", 0, "data.ignore_labels", (0,)),
+        ("train", "data.ignore_label", [3, 4], "data.ignore_labels", (3, 4)),
+        ("train", "data.ignore_label", [], "data.ignore_labels", ()),
+        ("train", "data.spacing_mm", "median", "data.spacing_mm", "median"),
+        ("train", "data.spacing_mm", [1, 2, 0.5], "data.spacing_mm", (1.0, 2.0, 0.5)),
+        ("train", "data.background", [-1, "auto"], "data.background", (-1, "auto")),
+        ("train", "data.normalize", ["ct", "none"], "data.normalize", ("ct", "none")),
+        ("train", "data.foreground_fraction", 1, "data.foreground_fraction", 1.0),
+        ("train", "precision", 16, "precision", "16"),
+        ("train", "precision", "32-true", "precision", "32"),
+        ("train", "fold", "none", "fold", None),
+        ("train", "fold", 0, "fold", 0),
+        ("train", "seed", 2**32 - 1, "seed", 2**32 - 1),
+        ("train", "lr_factors", {"encoder": 2}, "lr_factors", {"encoder": 2.0}),
+        ("train", "validation.hd95", False, "validate_hd95", False),
+        ("train", "trainer.accelerator", "gpu", "trainer.accelerator", "cuda"),
+        ("train", "trainer.devices", "auto", "trainer.devices", "auto"),
+        ("train", "trainer.max_steps", 1, "trainer.max_epochs", None),
+        ("train", "trainer.max_time", "00:01:30:05", "trainer.max_epochs", None),
+        ("train", "trainer.max_time", "01:01:30:05", "trainer.max_seconds", 91805.0),
+        ("evaluate", "missing_predictions", "skip", "skip_missing_predictions", True),
+        ("evaluate", "predictions", "a,b", "predictions", (Path("a"), Path("b"))),
+        ("evaluate", "checkpoint", "a.ckpt", "checkpoints", (Path("a.ckpt"),)),
+        ("evaluate", "classes", ["background", 1], "classes", ("background", "1")),
+        ("evaluate", "regions", {"a": [1, 2], "b": 2}, "regions", {"a": (1, 2), "b": (2,)}),
+        ("evaluate", "ignore_label", -1, "ignore_labels", (-1,)),
+        ("evaluate", "tolerance_mm", 0, "tolerance_mm", 0.0),
+        ("evaluate", "tolerance_mm", {"liver": 2}, "tolerance_mm", {"liver": 2}),
+        ("plan", "budget_gib", "auto", "budget_gib", None),
+        ("plan", "name", 7, "name", "7"),
+        ("predict", "tta", True, "flip_axes", None),
+        ("predict", "tta", [2, 0], "flip_axes", (2, 0)),
+        ("predict", "precision", "16-mixed", "precision", "16"),
+        ("predict", "devices", "auto", "devices", None),
+        ("predict", "memory_gib", 0.5, "memory_bytes", GIB // 2),
+        ("predict", "keep_largest_component", "none", "keep_largest_component", ()),
+        ("predict", "keep_largest_component", None, "keep_largest_component", ()),
+        ("predict", "keep_largest_component", ["a"], "keep_largest_component", ("a",)),
+        ("predict", "keep_largest_component", "a", "keep_largest_component", ("a",)),
+        ("suggest", "strategies", ["lean"], "strategies", ("lean",)),
+        ("suggest", "patches", 4, "patches", (4.0,)),
+    ],
+)
+def test_a_value_is_parsed(command, key, value, field, expected):
+    assert attrgetter(field)(parse(command, {key: value})) == expected
+
+
+SPACING = ["fine", [1, 1], [1, 1, 0], [1, 1, "x"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "values", "expected"),
+    [
+        ("train", "data.num_classes", [1, 2.0, "4"], "an int >= 2"),
+        ("train", "data.in_channels", [0, True], "an int >= 1"),
+        ("train", "data.invalid_cases", ["ignore", None], "one of error, skip"),
+        ("train", "data.region_labels", [1, [-1], []], "a list of labels"),
+        ("train", "data.normalize", ["max", ["auto", "ct"], []], "auto, zscore, zscore_nonzero"),
+        ("train", "data.crop", ["some"], "one of nonzero, none"),
+        ("train", "data.orientation", ["RAX", None], "one of L R"),
+        ("train", "data.ignore_label", [-1, "last"], "an int >= 0"),
+        ("train", "data.spacing_mm", SPACING, "three numbers above 0 or median"),
+        ("train", "data.background", ["air", None, True, [0, "air"], []], "a number, auto, or a"),
+        ("train", "data.annotated", [{}, {"a*": []}, {"a*": [[]]}, 3, ""], "patterns of case na"),
+        ("train", "data.batch_size", [0], "an int >= 1"),
+        ("train", "data.patches_per_case", [0], "an int >= 1"),
+        ("train", "data.foreground_fraction", [-0.1, 1.01], "a number >= 0 and <= 1"),
+        ("train", "data.num_workers", [-1], "an int >= 0"),
+        ("train", "model.prior_bias", [1], "true or false"),
+        ("train", "precision", [17, "half", None], "one of 32, 16, bf16, 16-true, "),
+        ("train", "fold", ["x", 1.0, True, -1], "an int >= 0 or none"),
+        ("train", "seed", [-1, 2**32, None], "an int >= 0 and below 4294967296"),
+        ("train", "head_warmup", [-0.1, 1], "a number >= 0 and below 1"),
+        ("train", "lr_factors", [3, {"encoder": 0}, {}], "null or parts of the network with a fa"),
+        ("train", "ema_decay", [0, 1], "a number above 0 and below 1"),
+        ("train", "save_every_seconds", [-1], "a number >= 0"),
+        ("train", "max_skipped_steps", [-1], "an int >= 0"),
+        ("train", "inference.overlap", [-0.1, 1], "a number >= 0 and below 1"),
+        ("train", "inference.batch_size", [0], "an int >= 1"),
+        ("train", "evaluation.tolerance_mm", [-1], "a number >= 0"),
+        ("train", "evaluation.draw_worst", [-1], "an int >= 0"),
+        ("train", "memory.if_too_large", ["x"], "one of warn, error, ignore"),
+        ("train", "trainer.accelerator", ["tpu", None, 0, "cuda:"], "gpu or auto, cpu, "),
+        ("train", "trainer.devices", [0, "all", True], "an int >= 1 or auto"),
+        ("train", "trainer.launch", ["mpi"], "one of local, torchrun, slurm"),
+        ("train", "trainer.timeout_seconds", [0, None], "a number above 0"),
+        ("train", "trainer.max_steps", [0, "many"], "an int >= 1"),
+        ("train", "trainer.max_epochs", [0, 1.5], "an int >= 1"),
+        ("train", "trainer.max_time", ["10m", "00:00:00:00", "1:1:1"], "DD:HH:MM:SS"),
+        ("train", "trainer.accumulate_grad_batches", [0], "an int >= 1"),
+        ("train", "trainer.gradient_clip_val", [0], "a number above 0"),
+        ("train", "trainer.check_val_every_n_epoch", [0], "an int >= 1"),
+        ("train", "trainer.enable_progress_bar", ["x", 1, None], "true or false or auto"),
+        ("check", "read_voxels", ["some"], "true or false"),
+        ("check", "workers", [0], "an int >= 1"),
+        ("check", "format", ["png"], "one of table, json"),
+        ("evaluate", "classes", ["liver", ["liver"], ["a", "a"], {"a": 1}], "unique names, backg"),
+        ("evaluate", "regions", ["x", [1], {"a": []}, {"a": 1.5}, {}], "names with their labels"),
+        ("evaluate", "tolerance_mm", [-1, "far", True, {"a": -1}], "a distance in mm"),
+        ("evaluate", "ignore_label", [1.5], "an int"),
+        ("evaluate", "draw_worst", [-1], "an int >= 0"),
+        ("evaluate", "workers", [0], "an int >= 1"),
+        ("export", "format", ["zip"], "one of onnx, torch_export, nnunet, bundle"),
+        ("lr", "min_lr", [0], "a number above 0"),
+        ("lr", "max_lr", [0], "a number above 0"),
+        ("lr", "steps", [19], "an int >= 20"),
+        ("memory", "volume", [[8]], "three ints >= 1"),
+        ("memory", "vary", ["width"], "one of resolution, batch, "),
+        ("memory", "torch", [9.1, "2", "2.10000"], "a version with three parts"),
+        ("plan", "name", ["../x", ""], "letters, digits, - and _"),
+        ("plan", "budget_gib", [0], "auto or a number above 0"),
+        ("plan", "preset", ["l"], "one of resenc_m, resenc_l, resenc_xl"),
+        ("predict", "tta", ["x", 1, [0, 0], [3], [True], [[0]], None], "true or false or a list"),
+        ("predict", "device", ["gpu"], "auto, cpu, cuda, cuda:N or mps"),
+        ("predict", "devices", [0], "auto or an int >= 1"),
+        ("predict", "memory_gib", [0, "much", True, None], "auto or a number above 0"),
+        ("predict", "skip_background", [-0.1, 1], "a number >= 0 and below 1"),
+        ("predict", "keep_largest_component", [{}, [[]]], "auto or none or a list of classes"),
+        ("suggest", "budget_gib", [0, "all", True, None, float("inf")], "auto or a number above"),
+        ("suggest", "precisions", ["bf16", [], ["bf16", 17]], "a list of one of 32, 16, bf16"),
+        ("suggest", "strategies", ["lean", ["x"]], "a list of auto, blocks"),
+        ("suggest", "patches", [0, [1, 4.1], ["half"], [True]], "fractions of data.patch_size"),
+        ("suggest", "top", [0], "an int >= 1"),
+    ],
+)
+def test_a_wrong_value_is_refused(command, key, values, expected):
+    for value in values:
+        with pytest.raises(UsageError) as caught:
+            parse(command, {key: value})
+        message = str(caught.value)
+        assert message.startswith(f"{key} must be {expected}")
+        assert message.endswith(f", got {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("command", "values", "message"),
+    [
+        ("train", {"data.annotated": "a.json", "data.regions": {"a": 1}}, "cannot be combined"),
+        ("train", {"freeze": ["encoder"], "trainer.sync_batchnorm": True}, "cannot be combined"),
+        ("train", {"resume": "a.ckpt", "init_from": "b.ckpt"}, "use either resume= "),
+        ("train", {"trainer.overfit_batches": 1}, "trainer.overfit_batches cannot be set"),
+        ("train", {"trainer.accelerator": "cuda:1", "trainer.devices": 2}, "=cuda:1 is one GPU"),
+        ("train", {"trainer.accelerator": "cuda:1", "trainer.launch": "slurm"}, "is one GPU"),
+        ("export", {"format": "torch_export"}, "output=a.onnx does not fit format=torch_export"),
+        ("lr", {"min_lr": 1, "max_lr": 1}, "min_lr must be below max_lr, got 1 and 1"),
+        ("lr", {"format": "png"}, "format=png needs output=FILE.png"),
+        ("memory", {"view": "layers", "format": "png"}, "format=png needs output=FILE.png"),
+        ("memory", {"view": "timeline"}, "view=timeline is a figure: add format=png"),
+        ("memory", {"format": "png", "output": "a.png"}, "format=png draws view=timeline or"),
+        ("plan", {"budget_gib": None}, "budget_gib must be given: GPU memory in GiB, or auto"),
+        ("predict", {"device": "cuda:1", "devices": 2}, "use device=cuda for devices=2"),
+    ],
+)
+def test_values_that_exclude_each_other_are_refused(command, values, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse(command, values)
+
+
+def test_values_that_go_together():
+    parse_run({"resume": "auto", "init_from": "b.ckpt"})  # auto may find nothing to continue
+    parse_run({"trainer.accelerator": "cuda:1"})
+    parse("export", {"format": "torch_export", "output": "a.pt2"})
+    parse("memory", {"format": "png", "output": "a.png", "view": "layers"})
+    parse("memory", {"format": "png", "output": "a.png", "vary": "batch"})
+    parse("memory", {"view": "timeline", "vary": "batch"})
+    parse("predict", {"device": "cuda:1"})
+
+
+def test_an_evaluation_replaces_no_report_of_a_run_and_needs_folders(tmp_path):
+    file = tmp_path / "report.json"
+    parse("evaluate", {"output": str(tmp_path), "images": str(tmp_path)})
+    file.touch()
+    for values, message in (
+        ({"output": str(tmp_path)}, r"holds a training run.*as in output=.*/scores"),
+        ({"output": str(file)}, r"output: .*report\.json is a file; it must be a folder"),
+        ({"images": str(tmp_path / "none")}, "images: .*none is neither a file nor a folder"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            parse("evaluate", values)
+
+
+def test_a_preset_has_nnunets_network_and_the_memory_that_it_needs():
+    settings = parse("plan", {"preset": "resenc_l", "budget_gib": None})
+    assert settings.budget_gib == 21.1
+    choices = settings.training.composition.choices
+    assert (choices["model"], choices["pool"]) == ("unet_resenc", "strided")
+    assert parse("plan", {"preset": "resenc_l", "budget_gib": 12}).budget_gib == 12
+
+
+def test_settings_do_not_change_with_the_config_that_they_were_read_from():
+    composed = with_values("train", {})
+    settings = parse_training(composed)
+    composed.config.optimizer.lr = 7
+    composed.config.augmentation.scale = [0, 9]
+    assert settings.optimizer.arguments["lr"] == 3e-3
+    assert settings.resolved["optimizer"]["lr"] == 3e-3
+    assert settings.augmentation.arguments["scale"] == [0.7, 1.4]
+
+
+def test_names_of_a_precision_are_one_experiment():
+    resolved = [parse_run({"precision": name}).resolved["precision"] for name in ("32-true", 32)]
+    assert resolved == [32, 32]
+    assert parse_run({"precision": "bf16-mixed"}).resolved["precision"] == "bf16"
+
+
+def test_the_trainer_gets_no_key_that_lightning_does_not_have():
+    arguments = parse_run().trainer.factory.arguments
+    assert "log_every_n_steps" in arguments
+    assert not {"launch", "timeout_seconds", "cuda_graph"} & set(arguments)
+
+
+def test_a_dataset_without_a_root_has_no_layout():
+    data = parse_data(compose_config(["data=nnunet"], "memory").config)
+    assert (data.root, data.layout) == (None, None)
+    settings = parse_training(compose_config(["data=nnunet"], "memory"))
+    assert settings.resolved["data"]["layout"] == "???"
+
+
+def test_overrides_are_added_after_the_users_own_and_checked():
+    composed = compose_config(["data.batch_size=3", "experiment=forum_small"], "memory")
+    settings = parse_training(composed)
+    variant = settings.with_overrides("precision=bf16", "data.batch_size=5")
+    assert (variant.precision, variant.data.batch_size) == ("bf16", 5)
+    assert variant.network.name == "naive_small"
+    assert variant.composition.command == "memory"
+    assert variant.composition.is_overridden("precision")
+    assert (settings.precision, settings.data.batch_size) == ("16-true", 3)
+    with pytest.raises(UsageError, match=r"data\.batch_size must be an int >= 1, got 0"):
+        settings.with_overrides("data.batch_size=0")
+
+
+@pytest.mark.parametrize("strategy", ["none", "lean"])
+def test_another_strategy_is_what_the_command_line_would_have_selected(strategy):
+    variant = parse_run({"checkpointing.encoders": ["stream"]}).with_strategy(strategy)
+    selected = parse_training(compose_config([f"checkpointing={strategy}"], "train"))
+    assert variant.strategy == strategy
+    assert variant.composition.overrides == ()
+    assert replace(variant, composition=selected.composition) == selected
+
+
+def test_another_batch_size_changes_nothing_else():
+    settings = parse_run()
+    variant = settings.with_batch_size(9)
+    assert variant.data.batch_size == variant.resolved["data"]["batch_size"] == 9
+    assert variant.with_batch_size(settings.data.batch_size) == settings
+
+
+def compose_network(*overrides):
+    composed = compose_config(overrides, "train")
+    return parse_network(composed.config, composed.composition)
+
+
+def test_channels_and_outputs_that_the_config_leaves_open_are_bound_in_a_copy():
+    bound = compose_network("model=dynunet", "data=decathlon").bind(in_channels=4, num_outputs=3)
+    assert bound.model.arguments["in_channels"] == 4
+    assert bound.model.arguments["out_channels"] == 3
+    network = compose_network("data=decathlon", "model.in_channels=1")
+    bound = network.bind(in_channels=4, num_outputs=3)
+    assert bound.model.arguments["in_channels"] == 1
+    assert bound.model.arguments["num_classes"] == 3
+    assert network.model.arguments["num_classes"] is None
+    assert "prior_bias" not in network.model.arguments
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_chosen"),
+    [([], False), (["pool=max"], True), (["pool=median"], True), (["model=unet_resenc"], True)],
+)
+def test_a_pooling_is_chosen_if_somebody_asked_for_it(overrides, is_chosen):
+    assert compose_network(*overrides).pool_is_chosen is is_chosen
+
+
+@pytest.mark.parametrize("key", ["depth", "width", "max_width"])
+def test_channels_of_every_level_exclude_what_they_would_override(key):
+    with pytest.raises(UsageError, match=rf"^model\.channels lists .* remove .*model\.{key}"):
+        compose_network("model.channels=[4,8]", f"model.{key}=3")
+    assert compose_network("model.channels=[4,8]").model.arguments["channels"] == [4, 8]
+
+
+def test_a_saved_network_is_allowed_what_the_caller_allows():
+    saved = {
+        "model": {"_target_": "argparse.Namespace", "prior_bias": True},
+        "pool": {"_target_": "unet3d.pool.max.MaxPool3d", "_partial_": True},
+        "allow_targets": ["argparse"],
+    }
+    with pytest.raises(UsageError, match=r"model\._target_ names argparse\.Namespace"):
+        parse_saved_network(saved, [])
+    for allowed in (["argparse"], None):
+        assert vars(parse_saved_network(saved, allowed).model()) == {}
