@@ -1,12 +1,10 @@
 """`unet3d doctor benchmark=true`."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.training.helpers.operation_recorder import OperationRecorder
 from unet3d.__main__ import main
 from unet3d.commands.doctor import DoctorSettings
 from unet3d.config.compose import compose_config
@@ -98,19 +96,3 @@ def test_a_job_is_recognized_by_its_overrides():
 
     assert not parse("seconds=10", "trainer.accelerator=cpu").has_job
     assert parse("model=unet_tiny").has_job
-
-
-@pytest.mark.parametrize("is_wrong", [False, True])
-def test_replayed_steps_are_compared_with_eager_steps(is_wrong):
-    class Recorder(OperationRecorder):
-        def record(self, work):
-            recorded = super().record(work)
-            return replace(recorded, replay=lambda: None) if is_wrong else recorded
-
-    settings = parse_training(
-        compose_config([*TINY[:-1], "data.num_classes=3", "data.batch_size=2"], "train")
-    )
-    row = benchmark.measure_cuda_graph(settings, torch.device("cpu"), Recorder())
-    assert row["ok"] is not is_wrong
-    shown = benchmark.format_row({"name": benchmark.GRAPH_ROW, **row})
-    assert ("weights DIFFERENT FROM those" if is_wrong else "weights equal to those") in shown

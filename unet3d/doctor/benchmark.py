@@ -22,7 +22,6 @@ from unet3d.files import write_text
 from unet3d.machine import resolve_precision
 from unet3d.memory.estimate import estimate_step
 from unet3d.memory.record import MemoryRecord
-from unet3d.training.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass
 from unet3d.units import MIB
 from unet3d.workflows.memory.measure import Measurement, measure_phases
 from unet3d.workflows.memory.strategies import list_strategies
@@ -34,8 +33,6 @@ from unet3d.workflows.memory.training_step import (
 
 SCHEMA = "unet3d-benchmark-1"
 """Name and version of the file's format."""
-
-GRAPH_ROW = "trainer.cuda_graph=true"
 
 COMPARED = ("fused", "lean")
 """Strategies whose gradients are compared first."""
@@ -89,8 +86,7 @@ def run_benchmark(
     }
     strategies = [name for name in list_strategies(settings) if name not in ("none", "blocks")]
     compared = [f"gradients, {name}" for name in strategies if name in COMPARED]
-    graph = [GRAPH_ROW] if device.type == "cuda" else []
-    for name in (*compared, "none", *strategies, *graph):
+    for name in (*compared, "none", *strategies):
         if result["rows"] and time.monotonic() > deadline:
             result["skipped"].append(name)
             continue
@@ -98,8 +94,6 @@ def run_benchmark(
         try:
             if name in compared:
                 row = compare_gradients(settings, name.removeprefix("gradients, "), device)
-            elif name in graph:
-                row = measure_cuda_graph(settings, device, CudaGraphs(device))
             else:
                 row = measure_strategy(settings.with_strategy(name), device)
         except (torch.OutOfMemoryError, UsageError) as error:
@@ -174,46 +168,6 @@ def measure_strategy(settings: TrainingSettings, device: torch.device) -> dict[s
     }
 
 
-def measure_cuda_graph(
-    settings: TrainingSettings, device: torch.device, recorder: CudaGraphs
-) -> dict[str, Any]:
-    """Compare weights after replayed and eager steps, bit for bit, and time replayed steps."""
-    eager = train_steps(settings, device, None)
-    expected = [p.detach().cpu() for p in eager.model.parameters()]
-    del eager
-    free_memory()
-    step = train_steps(settings, device, recorder)
-    is_equal = all(
-        p.detach().cpu().equal(value)
-        for p, value in zip(step.model.parameters(), expected, strict=True)
-    )
-    times = list(time_steps(step, device))
-    return {
-        "ok": is_equal,
-        "step_seconds": statistics.median(whole for whole, _ in times),
-        "host_seconds": statistics.median(host for _, host in times),
-        "rounds": len(times),
-    }
-
-
-def train_steps(
-    settings: TrainingSettings, device: torch.device, recorder: CudaGraphs | None
-) -> TrainingStep:
-    """Return a step after its warmup and three more, which the recorder replays."""
-    torch.manual_seed(0)
-    step = build_step(settings, device)
-    recorded = None
-    if recorder is not None:
-        accumulates = step.micro_batches > 1
-        recorded = RecordedPass(step.model, step.loss, recorder, accumulates=accumulates)
-        step.compute_loss = lambda image, label: recorded(image, label)[0]
-    for _ in range(WARMUP_BATCHES + 3):
-        step.train(NullListener())
-    if recorded is not None and recorded.recording is None:
-        raise RuntimeError("the step could not be recorded")
-    return step
-
-
 def build_step(settings: TrainingSettings, device: torch.device) -> TrainingStep:
     """Build the configured step on a device."""
     precision = resolve_precision(settings.precision, device.type)
@@ -239,12 +193,6 @@ def format_row(row: dict[str, Any]) -> str:
     """Describe a row in a line."""
     if "error" in row:
         return f"{row['name']}: {row['error']}"
-    if row["name"] == GRAPH_ROW:
-        weights = "equal to" if row["ok"] else "DIFFERENT FROM"
-        return (
-            f"{GRAPH_ROW}: weights {weights} those of eager steps, {row['step_seconds']:.3f} s per "
-            f"step, {row['host_seconds']:.3f} s to queue it"
-        )
     if "gradient_error" in row:
         verdict = "ok" if row["ok"] else "LESS ACCURATE than plain modules"
         return (
