@@ -10,7 +10,7 @@ import torch
 
 from unet3d.components.network import build_network
 from unet3d.machine import Precision
-from unet3d.roofline.launches import list_launches
+from unet3d.memory.launches import list_launches
 from unet3d.training import compile_kernels
 from unet3d.training.compile_kernels import prepare_kernels
 from unet3d.triton_kernels import Launch, collect_launches, launch

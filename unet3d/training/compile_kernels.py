@@ -10,7 +10,7 @@ from torch import nn
 from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import summarize_error
 from unet3d.machine import Precision, count_usable_cores, describe_missing_kernels
-from unet3d.roofline.launches import list_launches
+from unet3d.memory.launches import list_launches
 from unet3d.triton_kernels import compile_kernels
 from unet3d.workflows.memory.training_step import make_step_factory
 

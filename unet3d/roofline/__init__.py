@@ -1,1 +1,0 @@
-"""List what a training step launches on a GPU, without running it."""
