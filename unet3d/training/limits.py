@@ -14,6 +14,9 @@ from lightning.pytorch.callbacks import Timer
 from unet3d.report.training_warnings import EARLY_FRACTION
 from unet3d.training.lightning_internals import is_optimizer_step
 
+FEWEST_STEPS = 200
+"""Steps that are expected of a run that only time limits."""
+
 
 class StoppingLimits(Timer):
     """Stop a run at `max_steps` or `max_seconds`, after a last validation.
@@ -25,7 +28,7 @@ class StoppingLimits(Timer):
         super().__init__(None if max_seconds is None else timedelta(seconds=max_seconds))
         self.max_steps, self.max_seconds = max_steps, max_seconds
         self.out_of_time = False  # whether time ended the run, not another limit
-        self.planned_steps = inf  # of the other limits
+        self.planned_steps: float = inf  # of the other limits
 
     def fraction_done(self, trainer: pl.Trainer) -> float:
         """Return the fraction of the run that is done, by the limit that comes first."""
@@ -42,7 +45,7 @@ class StoppingLimits(Timer):
 
     def ended_early(self, steps: int) -> bool:
         """Return whether time has ended the run long before the steps that were planned."""
-        return self.out_of_time and steps < EARLY_FRACTION * self.planned_steps < inf
+        return self.out_of_time and steps < EARLY_FRACTION * self.planned_steps
 
     def is_reached(self, steps: int) -> bool:
         """Return whether the run has reached its limit of steps or time."""
@@ -58,12 +61,8 @@ class StoppingLimits(Timer):
         if not is_optimizer_step(trainer):
             return
         super().on_train_batch_end(trainer)
-        if self.max_seconds is not None and trainer.should_stop:
-            by_epochs = (
-                trainer.estimated_stepping_batches if (trainer.max_epochs or -1) > 0 else inf
-            )
-            self.planned_steps = min(self.max_steps or inf, by_epochs)
-            self.out_of_time = trainer.global_step < self.planned_steps
+        if trainer.should_stop:
+            self.note_planned_steps(trainer)
         if self.max_steps is not None and trainer.global_step >= self.max_steps:
             trainer.should_stop = True
         if trainer.should_stop:
@@ -74,9 +73,11 @@ class StoppingLimits(Timer):
         reached = not trainer.sanity_checking and self.is_reached(trainer.global_step)
         if trainer.strategy.reduce_boolean_decision(reached, all=False):
             trainer.should_stop = True  # time ran out since the step, or the run was resumed here
-            self._note_planned_steps(trainer)
+            self.note_planned_steps(trainer)
 
-    def _note_planned_steps(self, trainer: pl.Trainer) -> None:
+    def note_planned_steps(self, trainer: pl.Trainer) -> None:
+        """Note at the end of a run whether it is time that ends it."""
         by_epochs = trainer.estimated_stepping_batches if (trainer.max_epochs or -1) > 0 else inf
-        self.planned_steps = min(self.max_steps or inf, by_epochs)
-        self.out_of_time = trainer.global_step < self.planned_steps
+        planned = min(self.max_steps or inf, by_epochs)
+        self.out_of_time = self.max_seconds is not None and trainer.global_step < planned
+        self.planned_steps = planned if planned < inf else FEWEST_STEPS
