@@ -8,6 +8,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -60,8 +61,11 @@ PATH_ERRORS = (
 
 def run_app(command: str, args: Sequence[str]) -> int:
     """Compose the config of `command` and run it, once or for each job of a sweep."""
-    jobs, debug = _Jobs(command), "debug=true" in args
-    code, _ = report_errors(lambda: jobs.start(args), debug=debug, command=command, args=args)
+    jobs = _Jobs(command)
+    report = report_errors(debug="debug=true" in args, command=command, args=args)
+    with report as outcome, jobs.prepare(args) as run_with_hydra:
+        run_with_hydra()
+    code = outcome.code
     if jobs.sweeping and jobs.codes:
         jobs.print_summary()
     for folder in jobs.sweep_folders:
@@ -74,15 +78,12 @@ def run_app(command: str, args: Sequence[str]) -> int:
 
 def print_help(command: str, about: str, args: Sequence[str]) -> int:
     """Print the help for the config that the arguments make."""
-
-    def compose_and_print() -> int:
+    with report_errors(command=command, args=args) as outcome:
         flags = parse_flags(command, args)
         overrides = [quote_override(word, sweep=False) for word in flags.overrides]
         folders = find_user_config_dirs(flags)
         write_output(format_command_help(command, about, overrides, folders), None)
-        return 0
-
-    return report_errors(compose_and_print, command=command, args=args)[0]
+    return outcome.code
 
 
 def parse_flags(command: str, args: Sequence[str]) -> Namespace:
@@ -170,8 +171,9 @@ class _Jobs:
         self.codes: list[int] = []
         self.exceptions: list[str] = []  # jobs of a sweep that did not simply succeed
 
-    def start(self, args: Sequence[str]) -> int:
-        """Let Hydra run the jobs that the arguments ask for."""
+    @contextmanager
+    def prepare(self, args: Sequence[str]) -> Generator[Callable[[], None]]:
+        """Yield what lets Hydra run the jobs that the arguments ask for."""
         flags = parse_flags(self.command, args)
         self.sweeping, self.config_dirs = flags.multirun, find_user_config_dirs(flags)
         words = read_plans(collect_files(self.command, flags.overrides))
@@ -184,17 +186,15 @@ class _Jobs:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
             own, sys.argv = sys.argv, [f"unet3d {self.command}", *prepared]  # which Hydra reads
             folder = str(get_config_dir())
+            run = hydra.main(version_base="1.3", config_path=folder, config_name=self.command)
             try:
-                hydra.main(version_base="1.3", config_path=folder, config_name=self.command)(
-                    self.run
-                )()
+                yield run(self.run)
             except UsageError:
                 raise
             except (TypeError, ValueError) as error:  # such as flags that need another one
                 raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
             finally:
                 sys.argv = own
-        return 0
 
     def run(self, config: DictConfig) -> None:
         """Run one job; Hydra calls this with its config."""
@@ -212,26 +212,24 @@ class _Jobs:
             records=format_records(config, own) if own.output_subdir is None else {},
         )
         composed = ComposedConfig(config=config, composition=composition)
-
-        def check_and_run() -> int:
-            check_config(composed, self.config_dirs)
-            module = import_command(self.command)
-            accelerator = str((config.get("trainer") or {}).get("accelerator"))
-            if accelerator.startswith("cuda:"):
-                import_module("unet3d.machine").select_gpu(accelerator)
-            return module.main(composed, folder)
-
-        debug = bool(config.get("debug"))
         try:
-            code, error = report_errors(check_and_run, debug=debug, sweeping=self.sweeping)
+            debug = bool(config.get("debug"))
+            with report_errors(debug=debug, sweeping=self.sweeping) as outcome:
+                check_config(composed, self.config_dirs)
+                module = import_command(self.command)
+                accelerator = str((config.get("trainer") or {}).get("accelerator"))
+                if accelerator.startswith("cuda:"):
+                    import_module("unet3d.machine").select_gpu(accelerator)
+                outcome.code = module.main(composed, folder)
         except (Interrupted, KeyboardInterrupt):
             self.codes.append(INTERRUPTED)
             self.exceptions.append(
                 f"{folder.name} interrupted, resume with the same command and resume=auto: {typed}"
             )
             raise
-        if isinstance(error, EstimatedOutOfMemoryError):
-            self.exceptions.append(f"{folder.name} skipped: {error}: {typed}")
+        code = outcome.code
+        if isinstance(outcome.error, EstimatedOutOfMemoryError):
+            self.exceptions.append(f"{folder.name} skipped: {outcome.error}: {typed}")
         elif code:
             self.exceptions.append(f"{folder.name} failed with exit code {code}: {typed}")
         self.codes.append(code)
@@ -261,35 +259,44 @@ def import_command(command: str) -> ModuleType:
     return sys.modules[name]
 
 
+@dataclass
+class Outcome:
+    """The exit code of a command, and the error that ended it."""
+
+    code: int = 0
+    error: BaseException | None = None
+
+
+@contextmanager
 def report_errors(
-    work: Callable[[], int],
     *,
     debug: bool = False,
     command: str = "train",
     args: Sequence[str] = (),
     sweeping: bool = False,
-) -> tuple[int, BaseException | None]:
-    """Do the work and return its exit code; print an error as one line and return it, too.
+) -> Generator[Outcome]:
+    """Print an error of the body as one line.
 
     Interrupting one job of a sweep interrupts the sweep; a job that is estimated not to fit is
     skipped.
     """
+    outcome = Outcome()
     try:
-        return work(), None
+        yield outcome
     except EstimatedOutOfMemoryError as error:
         print(f"skipped: {error}")
-        return 0, error
+        outcome.error = error
     except (Interrupted, KeyboardInterrupt) as error:
         if sweeping:
             raise
         if not (isinstance(error, Interrupted) and error.is_reported):
             print(f"unet3d: interrupted by {error or 'SIGINT'}", file=sys.stderr)
-        return error.exit_code if isinstance(error, Interrupted) else 130, error
+        outcome.code = error.exit_code if isinstance(error, Interrupted) else 130
     except Exception as error:
         if debug:
             traceback.print_exception(error)
         print(f"unet3d: {format_error(error, command, args)}", file=sys.stderr)
-        return get_exit_code(error), error
+        outcome.code, outcome.error = get_exit_code(error), error
 
 
 def get_exit_code(error: Exception) -> int:
