@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from unet3d.__main__ import main
 from unet3d.app import format_error, get_exit_code, import_command, parse_flags
-from unet3d.config.overrides import quote_override
+from unet3d.config.compose import quote_override
 from unet3d.errors import UsageError
 
 

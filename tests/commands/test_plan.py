@@ -4,11 +4,11 @@ from math import prod
 import numpy as np
 import pytest
 import yaml
-from unet3d.config.python_calls import compose_call
 
 from tests.data.helpers.datasets import make_image, make_label, save_volume, write_nnunet
 from unet3d.__main__ import main
 from unet3d.config.settings.training import parse_training
+from unet3d.config.validate import compose_call
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 from unet3d.workflows.memory.estimate import estimate_memory
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from tests.config.helpers.configs import SHRUNK
+from tests.contract.test_nnunet import NAME, plans  # noqa: F401  (a fixture)
 from tests.docs.helpers.pages import PAGES, ROOT, Block, page_name, read_blocks, split_commands
-from tests.workflows.nnunet.helpers.plans import NAME, write_plans
 from unet3d.__main__ import COMMANDS, main
 from unet3d.commands import memory
 from unet3d.workflows.memory import estimate
@@ -239,13 +239,12 @@ def known():
 
 
 @pytest.fixture
-def reader(small, known, tmp_path, monkeypatch, decathlon_folder, capsys):
+def reader(small, known, tmp_path, monkeypatch, decathlon_folder, plans, capsys):  # noqa: F811
     """A reader in a folder with the hippocampus in data/, in two layouts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "Task04_Hippocampus").symlink_to(decathlon_folder)
-    write_plans(tmp_path)
     (tmp_path / "data" / NAME).symlink_to(tmp_path / "nnUNet_raw" / NAME)
     trace = estimate.trace_step
 
