@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 
-from tests.data.helpers.datasets import write_nnunet, write_pairs
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.data.layouts.synthetic import Synthetic
@@ -127,19 +126,6 @@ def decathlon_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dataset.write(folder)
     (folder / "imagesTs").symlink_to(folder / "imagesTr")
     return folder
-
-
-@pytest.fixture(scope="session")
-def data_options(tmp_path_factory: pytest.TempPathFactory, decathlon_folder: Path):
-    """Return the overrides that each data=OPTION needs if its dataset is on disk."""
-    return {
-        "decathlon": [f"data.root={decathlon_folder}"],
-        "nnunet": [f"data.root={write_nnunet(tmp_path_factory.mktemp('nnunet'), 5)}"],
-        "pairs": [
-            f"data.root={write_pairs(tmp_path_factory.mktemp('pairs'), 5)}",
-            "data.num_classes=3",
-        ],
-    }
 
 
 @pytest.fixture

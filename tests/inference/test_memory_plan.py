@@ -1,12 +1,10 @@
 from collections.abc import Callable
-from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
-from torch._C._profiler import _EventType
-from torch.profiler import ProfilerActivity, profile
 
+from tests.contract.helpers.allocated import AllocatedBytes
 from unet3d.inference.accumulate import list_flips
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, choose_plan
 from unet3d.inference.window_order import WindowSchedule
@@ -16,19 +14,12 @@ from unet3d.units import GIB
 CPU = torch.device("cpu")
 
 
-def measure_peak_bytes(action: Callable[[], object]) -> int:
-    """Return the peak of the bytes allocated while the action runs."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+def measure_peak_bytes(action: Callable[[], object], *tensors: torch.Tensor) -> int:
+    """Return the peak of the bytes that the action allocates beside these tensors."""
+    with AllocatedBytes(tensors) as allocated:
+        before = allocated.current
         action()
-    assert profiler.profiler is not None
-    tree = profiler.profiler.kineto_results.experimental_event_tree()
-    events = []
-    while tree:
-        event = tree.pop()
-        tree += event.children
-        if event.tag == _EventType.Allocation:
-            events.append((event.start_time_ns, event.extra_fields.alloc_size))
-    return max(accumulate(size for _, size in sorted(events)))
+    return allocated.peak - before
 
 
 def make_volume(shape=(40, 48, 30), box=(40, 48, 30), *, classes=20, side=16, batch_size=1, **held):
@@ -49,7 +40,7 @@ def make_volume(shape=(40, 48, 30), box=(40, 48, 30), *, classes=20, side=16, ba
 def test_estimated_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs):
     network = torch.nn.Conv3d(1, 20, 1).requires_grad_(False)
     batch = torch.zeros(batch_size, 1, 16, 16, 16)
-    window = measure_peak_bytes(lambda: network(batch.flip([]))) + batch.nbytes
+    window = measure_peak_bytes(lambda: network(batch.flip([])), batch) + batch.nbytes
     volume = make_volume(box=box, batch_size=batch_size, window_bytes=window)
     plan = choose_plan(volume, Budget(ram_bytes=2**40))
     if slabs > 1:
@@ -58,7 +49,7 @@ def test_estimated_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs)
     outputs = [Output(argmax_labels, np.zeros(box, np.uint8))]
     image, flips = torch.randn(1, 40, 48, 30), list_flips(mirror)
     measured = measure_peak_bytes(
-        lambda: segment(image, [network], plan, outputs, flips=flips, device=CPU)
+        lambda: segment(image, [network], plan, outputs, flips=flips, device=CPU), image
     )
     assert 0.75 * plan.ram_bytes < measured <= plan.ram_bytes
 

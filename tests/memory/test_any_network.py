@@ -32,12 +32,6 @@ def make_plain(conv=nn.Conv3d, norm=nn.InstanceNorm3d, *, residual=False, deep=F
     )
 
 
-def make_monai(name, *arguments, **options):
-    from monai.networks import nets
-
-    return getattr(nets, name)(*arguments, **options)
-
-
 def make_wolny(name):
     from pytorch3dunet.unet3d import model
 
@@ -49,26 +43,9 @@ NETWORKS = {
     "nnU-Net plain": (make_plain, CUBE),
     "nnU-Net plain, 2D": (lambda: make_plain(nn.Conv2d, nn.InstanceNorm2d), (2, 1, 64, 64)),
     "nnU-Net residual, deep supervision": (lambda: make_plain(residual=True, deep=True), CUBE),
-    "SegResNet": (lambda: make_monai("SegResNet", init_filters=8), CUBE),
-    "DynUNet": (
-        lambda: make_monai(*("DynUNet", 3, 1, 3, [3, 3, 3], [1, 2, 2], [2, 2]), filters=[4, 8, 16]),
-        CUBE,
-    ),
-    "UNETR": (
-        lambda: make_monai(
-            *("UNETR", 1, 3, (32, 32, 32), 4), hidden_size=48, mlp_dim=96, num_heads=4
-        ),
-        CUBE,
-    ),
-    "AttentionUnet": (lambda: make_monai("AttentionUnet", 3, 1, 3, (4, 8, 16), (2, 2)), CUBE),
-    "BasicUNet": (lambda: make_monai("BasicUNet", 3, 1, 3, (4, 4, 8, 8, 8, 4)), CUBE),
     "pytorch-3dunet UNet3D": (lambda: make_wolny("UNet3D"), CUBE),
     "pytorch-3dunet ResidualUNet3D": (lambda: make_wolny("ResidualUNet3D"), CUBE),
     "pytorch-3dunet ResidualUNetSE3D": (lambda: make_wolny("ResidualUNetSE3D"), CUBE),
-}
-SLOW_NETWORKS = {
-    "SwinUNETR": (lambda: make_monai("SwinUNETR", 1, 3, feature_size=12), (1, 1, 64, 64, 64)),
-    "MedNeXt": (lambda: make_monai("MedNeXt", 3, 4, 1, 3), CUBE),
 }
 
 
@@ -76,12 +53,10 @@ def small():
     return nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv3d(8, 2, 1))
 
 
-@pytest.mark.parametrize(
-    "name", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_NETWORKS)]
-)
+@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_peak_of_a_cpu_step_is_estimated_to_the_byte(name):
-    make, shape = (NETWORKS | SLOW_NETWORKS)[name]
+    make, shape = NETWORKS[name]
     network = make()
 
     def make_step():

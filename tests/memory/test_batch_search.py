@@ -91,19 +91,6 @@ def test_a_batch_that_cannot_be_extrapolated_is_an_error_that_says_what_to_do(
         suggest.find_largest_batch(request_, GIB)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "budget_gib must be given"),
-        (["budget_gib=0"], "auto or a number above 0"),
-        (["budget_gib=1", "patches=[0]"], "fractions of data.patch_size"),
-    ],
-)
-def test_invalid_options_of_suggest_are_an_error_of_one_line(words, message, capsys):
-    assert main(["suggest", *words]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_run_estimated_to_run_out_of_memory_is_warned_of_with_fixes_that_fit(request_):
     estimate = estimate_memory(request_)
     total = estimate.peak.reserved + CUDA_CONTEXT_BYTES - 1

@@ -9,13 +9,6 @@ from unet3d.model.unet import UNet3D
 FRACTIONS = [0.9, 0.08, 0.02]
 
 
-def test_the_first_probabilities_of_zero_features_are_the_class_fractions():
-    head = nn.Conv3d(4, 3, 1)
-    set_bias([head], compute_softmax_bias(FRACTIONS))
-    p = head(torch.zeros(1, 4, 2, 2, 2)).softmax(1)
-    assert p[0, :, 0, 0, 0].tolist() == pytest.approx(FRACTIONS)
-
-
 def test_a_region_starts_at_its_own_fraction():
     assert torch.tensor(compute_sigmoid_bias([0.3, 0.001])).sigmoid().tolist() == pytest.approx(
         [0.3, 0.001]
