@@ -27,11 +27,9 @@ def make_scores(dice):
 
 def make_result(name="liver"):
     """An evaluation of two cases; the second class is absent from both."""
-    interval = {"low": 0.6, "high": 0.9, "cases": 2}
+    interval = {"mean": 0.75, "low": 0.6, "high": 0.9, "cases": 2}
     nothing = {"mean": math.nan, "low": math.nan, "high": math.nan, "cases": 0}
-    mean = {
-        score: {"mean": 0.75, **interval} for score in ("dice", "iou", "hd95_mm", "surface_dice")
-    }
+    mean = dict.fromkeys(("dice", "iou", "hd95_mm", "surface_dice"), interval)
     absent = dict.fromkeys(make_scores(1.0), math.nan)
     return {
         "predictions": f"out/{ATTACK}",
@@ -130,16 +128,10 @@ def test_an_evaluation_without_a_scored_case_says_so():
 
 def test_a_run_shows_headline_curves_memory_and_config():
     text = check(render_report(make_run(), make_result()))
-    for part in (
-        "0.7500",
-        "100 MiB",
-        "0.500 s",
-        "training loss",
-        "measured in forward",
-        "note:",
-        "saved activations 199.0 MiB (100%)",
-    ):
+    for part in ("0.7500", "100 MiB", "0.500 s", "training loss", "note:"):
         assert part in text
+    assert "measured in forward" in text
+    assert "saved activations 199.0 MiB (100%)" in text
 
 
 @pytest.mark.parametrize("finished", [True, False])

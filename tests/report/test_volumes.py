@@ -7,7 +7,6 @@ import nibabel
 import numpy as np
 from PIL import Image
 
-from unet3d.report import volumes
 from unet3d.report.volumes import (
     CaseVolumes,
     Layer,
@@ -129,11 +128,6 @@ def test_cases_that_do_not_fit_are_left_out_and_named():
     assert [case["title"] for case in viewer.cases] == ["small 0", "small 1"]
     assert viewer.left_out == "large"
     assert embed_viewer(cases, 3, 1000) is None
-
-
-def test_without_ipyniivue_there_is_no_viewer(monkeypatch):
-    monkeypatch.setattr(volumes, "find_niivue", lambda: None)
-    assert embed_viewer([make_case()], 1, 10**8) is None
 
 
 def test_the_package_has_niivue_as_a_module_and_its_license():
