@@ -35,13 +35,13 @@ def test_no_cell_of_the_csv_is_a_formula_or_has_control_characters(tmp_path):
 
 
 def test_the_table_shows_means_intervals_and_counts():
-    def make_row(mean, low, high, cases):
-        interval = {"mean": mean, "low": low, "high": high, "cases": cases}
-        scores = dict.fromkeys(("dice", "iou", "hd95_mm", "surface_dice"), interval)
-        return scores | {"absent_from_one": 3}
+    def make_row(*interval):
+        values = dict(zip(("mean", "low", "high", "cases"), interval, strict=True))
+        return dict.fromkeys(("dice", "iou", "hd95_mm", "surface_dice"), values)
 
     overall = make_row(0.5, 0.25, 0.75, 7)
-    per_class = {"a": overall, "b": make_row(0.5, NAN, NAN, 1), "c": make_row(NAN, NAN, NAN, 0)}
+    rows = {"a": overall, "b": make_row(0.5, NAN, NAN, 1), "c": make_row(NAN, NAN, NAN, 0)}
+    per_class = {name: row | {"absent_from_one": 3} for name, row in rows.items()}
     assert make_score_rows({"per_class": per_class, "mean": overall})[1:] == [
         ("a", "0.5000 [0.2500, 0.7500]", "0.5000", "0.50", "0.5000", "7", "3"),
         ("b", "0.5000", "0.5000", "0.50", "0.5000", "1", "3"),

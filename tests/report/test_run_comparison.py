@@ -26,10 +26,8 @@ def write_reports(tmp_path):
 
 
 def test_runs_show_the_settings_that_differ_and_the_best_run_comes_first(write_reports):
-    root = write_reports(
-        a=make_report(0.7, 100, 1.0, seed=0),
-        b=make_report(0.9, 200, 1.0, pool="median", seed=1),
-    )
+    other = make_report(0.9, 200, 1.0, pool="median", seed=1)
+    root = write_reports(a=make_report(0.7, 100, 1.0, seed=0), b=other)
     runs, problems = find_runs([root])
     assert not problems
     assert [run.folder.name for run in runs] == ["b", "a"]

@@ -30,13 +30,8 @@ def make_case(shape=(60, 50, 40), name="case", spacing_mm=(1.0, 1.0, 1.0)):
     labels = np.zeros(shape, np.uint8)
     labels[tuple(slice(n // 3, 2 * n // 3) for n in shape)] = 2
     classes = [{"name": name, "color": "#ff0000", "note": ""} for name in "ab"]
-    return CaseVolumes(
-        name=name,
-        title=name,
-        image=image,
-        layers={"reference": Layer(labels=labels, classes=classes)},
-        spacing_mm=spacing_mm,
-    )
+    layers = {"reference": Layer(labels=labels, classes=classes)}
+    return CaseVolumes(name=name, title=name, image=image, layers=layers, spacing_mm=spacing_mm)
 
 
 def test_volumes_are_packed_as_nifti_with_their_spacing():

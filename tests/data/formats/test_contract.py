@@ -64,6 +64,8 @@ def labels(voxels):
 
 def write(folder: Path, name: str, voxels: np.ndarray) -> Path:
     writer, affine = WRITERS[name]
+    if name.endswith((".tif", ".tiff")):
+        voxels = voxels.astype(np.uint16)
     return writer(folder / name, voxels, affine)
 
 
@@ -118,14 +120,14 @@ def test_a_truncated_volume_is_one_line_that_names_it(tmp_path, voxels, name):
     assert "\n" not in str(error.value)
 
 
-TRUSTING = ("a.nrrd", "a.mha", "a.mhd")
+TRUSTING = ("a.nrrd", "a.mha")
 """Read by SimpleITK, which trusts what a header says: these are only cut off."""
 
 fraction = st.floats(0, 1)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries, about what they find
-@every_format
+@pytest.mark.parametrize("name", [*TRUSTING, "a.nii.gz", "a.nii", "a.tif", "a.zarr", "a.npy", "a"])
 @settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

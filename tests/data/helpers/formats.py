@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import tifffile
 import zarr
 
 from tests.contract import test_formats as contract
@@ -15,9 +16,10 @@ def turn(*spacing_mm: float) -> np.ndarray:
 
 
 def return_path(write: Callable[..., None]) -> Callable[..., Path]:
-    """Return the path that a writer of the contract has written."""
+    """Let a writer of the contract make the parent of a path, and return the path."""
 
     def write_and_return(path: Path, array: np.ndarray, affine: np.ndarray) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(path, array, affine)
         return path
 
@@ -26,9 +28,17 @@ def return_path(write: Callable[..., None]) -> Callable[..., Path]:
 
 write_nifti = return_path(contract.write_nifti)
 write_itk = return_path(contract.write_itk)
-write_tiff = return_path(contract.write_tiff)
 write_numpy = return_path(contract.write_numpy)
 write_series = return_path(contract.write_series)
+
+
+def write_tiff(path: Path, array: np.ndarray, affine: np.ndarray) -> Path:
+    """Write a stack of any type as ImageJ does, in micrometers."""
+    x, y, z = np.diag(affine)[:3] * 1000
+    metadata = {"axes": "ZYX", "spacing": z, "unit": "um"}
+    voxels = np.ascontiguousarray(array.T)
+    tifffile.imwrite(path, voxels, imagej=True, resolution=(1 / x, 1 / y), metadata=metadata)
+    return path
 
 
 def write_zarr(

@@ -46,9 +46,8 @@ def build(composed):
             "preprocessing": defaults | {"normalize": ["zscore", "ct"]} | preprocessing,
             "config": {"data": {"batch_size": 2}, "augmentation": {"flip_p": 0.5}},
             "training_statistics": None,
+            "mirroring_axes": mirroring_axes,
         }
-        if mirroring_axes is not None:
-            metadata["mirroring_axes"] = mirroring_axes
         return TrainedNetwork(
             path=Path("best.ckpt"),
             network=network.eval(),
