@@ -56,12 +56,9 @@ def test_centerline_dice_does_not_depend_on_thickness_but_on_length():
 
 
 def test_lesions_count_whatever_their_size():
-    large, small, wrong = (
-        ((0, 9), (0, 9), (0, 9)),
-        ((12, 13), (12, 13), (12, 13)),
-        ((16, 18), (0, 2), (0, 2)),
-    )
-    reference, prediction = make_mask(large, small), make_mask(((0, 5), (0, 9), (0, 9)), wrong)
+    large, small = ((0, 9), (0, 9), (0, 9)), ((12, 13), (12, 13), (12, 13))
+    part, wrong = ((0, 5), (0, 9), (0, 9)), ((16, 18), (0, 2), (0, 2))
+    reference, prediction = make_mask(large, small), make_mask(part, wrong)
     scores = LesionScores()(prediction, reference, SPACING)
     assert scores == {"lesion_f1": 0.5, "lesion_sensitivity": 0.5, "lesion_precision": 0.5}
     strict = LesionScores(min_overlap=0.6)(prediction, reference, SPACING)

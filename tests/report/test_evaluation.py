@@ -6,9 +6,8 @@ from unet3d.report.evaluation import make_score_rows, plot_scores, write_csv
 NAN = math.nan
 
 
-def make_scores(dice, hd95_mm=1.0, reference_ml=1.0, prediction_ml=1.0):
-    others = {"hd95_mm": hd95_mm, "reference_ml": reference_ml, "prediction_ml": prediction_ml}
-    return {"dice": dice, **others}
+def make_scores(dice, **others):
+    return {"dice": dice, "hd95_mm": 1.0, "reference_ml": 1.0, "prediction_ml": 1.0, **others}
 
 
 def test_the_csv_has_a_row_per_case_and_class(tmp_path):
@@ -36,15 +35,13 @@ def test_no_cell_of_the_csv_is_a_formula_or_has_control_characters(tmp_path):
 
 
 def test_the_table_shows_means_intervals_and_counts():
-    mean = {"mean": 0.5, "low": 0.25, "high": 0.75}
-    single = {"mean": 0.5, "low": NAN, "high": NAN}
-    none = {"mean": NAN, "low": NAN, "high": NAN}
-    per_class = {
-        name: {k: m | {"cases": n} for k in ("dice", "iou", "hd95_mm", "surface_dice")}
-        | {"absent_from_one": 3}
-        for name, m, n in (("a", mean, 7), ("b", single, 1), ("c", none, 0))
-    }
-    overall = dict.fromkeys(("dice", "iou", "hd95_mm", "surface_dice"), mean)
+    def make_row(*interval):
+        values = dict(zip(("mean", "low", "high", "cases"), interval, strict=True))
+        return dict.fromkeys(("dice", "iou", "hd95_mm", "surface_dice"), values)
+
+    overall = make_row(0.5, 0.25, 0.75, 7)
+    rows = {"a": overall, "b": make_row(0.5, NAN, NAN, 1), "c": make_row(NAN, NAN, NAN, 0)}
+    per_class = {name: row | {"absent_from_one": 3} for name, row in rows.items()}
     assert make_score_rows({"per_class": per_class, "mean": overall})[1:] == [
         ("a", "0.5000 [0.2500, 0.7500]", "0.5000", "0.50", "0.5000", "7", "3"),
         ("b", "0.5000", "0.5000", "0.50", "0.5000", "1", "3"),
@@ -54,7 +51,10 @@ def test_the_table_shows_means_intervals_and_counts():
 
 
 def test_the_box_plot_grows_with_the_classes_and_allows_classes_without_cases():
-    few = {"x": {"a": make_scores(0.5)}, "y": {"a": make_scores(0.0, 9.0, prediction_ml=0.0)}}
+    few = {
+        "x": {"a": make_scores(0.5)},
+        "y": {"a": make_scores(0.0, hd95_mm=9.0, prediction_ml=0.0)},
+    }
     many = {"x": {f"class {n}": make_scores(NAN if n == 3 else 0.5) for n in range(10)}}
     figures = [
         plot_scores(cases, {c: (n,) for n, c in enumerate(cases["x"], start=1)})

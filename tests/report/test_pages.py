@@ -27,11 +27,9 @@ def make_scores(dice):
 
 def make_result(name="liver"):
     """An evaluation of two cases; the second class is absent from both."""
-    interval = {"low": 0.6, "high": 0.9, "cases": 2}
+    interval = {"mean": 0.75, "low": 0.6, "high": 0.9, "cases": 2}
     nothing = {"mean": math.nan, "low": math.nan, "high": math.nan, "cases": 0}
-    mean = {
-        score: {"mean": 0.75, **interval} for score in ("dice", "iou", "hd95_mm", "surface_dice")
-    }
+    mean = dict.fromkeys(("dice", "iou", "hd95_mm", "surface_dice"), interval)
     absent = dict.fromkeys(make_scores(1.0), math.nan)
     return {
         "predictions": f"out/{ATTACK}",
@@ -58,15 +56,14 @@ def render_result(result):
     return render_page("evaluation.html", **content, viewer=None, pictures={})
 
 
-def make_run(name="liver", **changes):
-    result = make_result(name)
+def make_run(**changes):
+    result = make_result()
     report = make_report(0.75, 100, 0.5)
     report |= {"folder": "run", "device": "cpu", "versions": {"torch": "2.13"}}
     report["speed"] |= {"p95_step_seconds": 1.0, "median_data_wait_fraction": 0.1}
     report["memory"]["steady_step"]["phases"] = {"forward": {"resident": 90 * MIB}}
     report["config"]["note"] = ATTACK
-    report["evaluation"] |= {"mean": result["mean"]}
-    report["evaluation"]["per_class"] = result["per_class"]
+    report["evaluation"] |= {key: result[key] for key in ("mean", "per_class")}
     return report | changes
 
 
@@ -130,16 +127,10 @@ def test_an_evaluation_without_a_scored_case_says_so():
 
 def test_a_run_shows_headline_curves_memory_and_config():
     text = check(render_report(make_run(), make_result()))
-    for part in (
-        "0.7500",
-        "100 MiB",
-        "0.500 s",
-        "training loss",
-        "measured in forward",
-        "note:",
-        "saved activations 199.0 MiB (100%)",
-    ):
+    for part in ("0.7500", "100 MiB", "0.500 s", "training loss", "note:"):
         assert part in text
+    assert "measured in forward" in text
+    assert "saved activations 199.0 MiB (100%)" in text
 
 
 @pytest.mark.parametrize("finished", [True, False])

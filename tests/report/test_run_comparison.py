@@ -26,10 +26,8 @@ def write_reports(tmp_path):
 
 
 def test_runs_show_the_settings_that_differ_and_the_best_run_comes_first(write_reports):
-    root = write_reports(
-        a=make_report(0.7, 100, 1.0, seed=0),
-        b=make_report(0.9, 200, 1.0, pool="median", seed=1),
-    )
+    other = make_report(0.9, 200, 1.0, pool="median", seed=1)
+    root = write_reports(a=make_report(0.7, 100, 1.0, seed=0), b=other)
     runs, problems = find_runs([root])
     assert not problems
     assert [run.folder.name for run in runs] == ["b", "a"]
@@ -57,27 +55,17 @@ def test_a_run_is_pareto_optimal_unless_another_is_as_good_in_all_and_better_in_
     )
     runs, _ = find_runs([root])
     optimal = zip(runs, find_pareto_optimal(runs), strict=True)
-    assert {run.folder.name: best for run, best in optimal} == {
-        "best": True,
-        "small": True,
-        "worse": False,
-        "same": True,
-    }
+    assert {run.folder.name for run, best in optimal if best} == {"best", "small", "same"}
 
 
 def test_a_run_shows_the_number_of_its_warnings(write_reports):
-    runs, _ = find_runs(
-        [
-            write_reports(
-                a=make_report(0.7, 1, 1) | {"warnings": ["x", "y"]}, b=make_report(0.6, 2, 2)
-            )
-        ]
-    )
+    warned = make_report(0.7, 1, 1) | {"warnings": ["x", "y"]}
+    runs, _ = find_runs([write_reports(a=warned, b=make_report(0.6, 2, 2))])
     assert [row[-1] for row in make_comparison_rows(runs)[1:]] == ["Pareto-optimal, 2 warnings", ""]
     assert [run["warnings"] for run in comparison_to_dict(runs)] == [["x", "y"], []]
 
 
-def test_a_run_without_scores_comes_last_and_is_not_drawn(write_reports, tmp_path):
+def test_a_run_without_scores_comes_last_and_is_not_drawn(write_reports):
     empty = make_report(0, 0, 0, evaluated=False, finished=False) | {"metrics": {}, "speed": {}}
     runs, _ = find_runs([write_reports(a=empty, b=make_report(0.5, 1, 1))])
     assert [run.folder.name for run in runs] == ["b", "a"]

@@ -14,30 +14,21 @@ def test_a_report_is_standard_json(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
 
 
+ESTIMATED = {"estimated": {"allocated": 300 * MIB}}
+FIRST = {"first_step": {"allocated": 400 * MIB}}
+STEADY = {"steady_step": {"allocated": 240 * MIB}}
+
+
 @pytest.mark.parametrize(
     ("memory", "shown"),
     [
-        ({}, None),
-        ({"estimated": {"allocated": 300 * MIB}}, "300 MiB of tensors"),
-        (
-            {"estimated": {"allocated": 300 * MIB}, "first_step": {"resident": MIB}},
-            "300 MiB of tensors",
-        ),
-        (
-            {"estimated": {"allocated": 300 * MIB}, "first_step": {"allocated": 400 * MIB}},
-            "300 MiB allocated (-25.0% versus measured)",
-        ),
-        (
-            {
-                "estimated": {"allocated": 300 * MIB},
-                "first_step": {"allocated": 400 * MIB},
-                "steady_step": {"allocated": 240 * MIB},
-            },
-            "300 MiB allocated (+25.0% versus measured)",
-        ),
+        ({}, []),
+        (ESTIMATED, ["300 MiB of tensors"]),
+        (ESTIMATED | {"first_step": {"resident": MIB}}, ["300 MiB of tensors"]),
+        (ESTIMATED | FIRST, ["300 MiB allocated (-25.0% versus measured)"]),
+        (ESTIMATED | FIRST | STEADY, ["300 MiB allocated (+25.0% versus measured)"]),
     ],
 )
 def test_an_estimate_is_compared_with_a_steady_step_if_that_was_measured(memory, shown):
-    assert make_estimate_rows({"memory": memory}) == (
-        [] if shown is None else [("estimated peak", shown)]
-    )
+    expected = [("estimated peak", text) for text in shown]
+    assert make_estimate_rows({"memory": memory}) == expected

@@ -83,11 +83,9 @@ def test_invalid_cases_are_skipped_and_named_and_folds_stay_the_same(
     intact = build("fold=1").data
     write_errors(tmp_path)
     run = build("fold=1", "data.invalid_cases=skip", *overrides)
-    for before, after in (
-        (intact.training, run.data.training),
-        (intact.validation, run.data.validation),
-    ):
-        assert get_names(after) == [name for name in get_names(before) if name not in invalid]
+    for part in ("training", "validation"):
+        before, after = (get_names(getattr(data, part)) for data in (intact, run.data))
+        assert after == [name for name in before if name not in invalid]
     assert sorted({finding.case for finding in run.data.skipped}) == invalid
     assert all(f"skipped: {name}: " in summarize_run(run) for name in invalid)
 

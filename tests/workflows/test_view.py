@@ -1,20 +1,14 @@
 """`unet3d view`: volumes on one grid, their classes, and the page in a browser."""
 
-import nibabel
 import numpy as np
 import pytest
 
+from tests.contract.helpers.datasets import save
 from tests.helpers.browser import needs_browser, open_page, turn_slices
 from unet3d.__main__ import main
 from unet3d.errors import UsageError
 from unet3d.report import volumes
 from unet3d.workflows.view import read_case
-
-
-def save(path, volume, spacing_mm=(1.0, 2.0, 3.0)):
-    path.parent.mkdir(exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(volume, np.diag([*spacing_mm, 1.0])), path)
-    return path
 
 
 @pytest.fixture
@@ -31,15 +25,14 @@ def files(tmp_path):
 
 
 def test_labels_are_named_by_file_and_classes_by_number(files):
-    image, *labels = files
-    case = read_case(image, labels, channel=1)
+    case = read_case(files[0], files[1:], channel=1)
     assert list(case.layers) == ["reference/x", "prediction/x"]
     labels = case.layers["reference/x"]
     assert [c["name"] for c in labels.classes] == ["1", "5"]
     assert set(np.unique(labels.labels)) == {0, 1, 2}
     assert case.image.shape == (12, 10, 8)
-    assert case.spacing_mm == (1.0, 2.0, 3.0)
-    assert not np.array_equal(case.image, read_case(image, [], channel=0).image)
+    assert case.spacing_mm == (1.0, 1.0, 2.0)
+    assert not np.array_equal(case.image, read_case(files[0], [], channel=0).image)
 
 
 def test_classes_have_the_names_of_a_dataset_beside_them_and_labels_may_be_empty(files):
@@ -63,7 +56,7 @@ def test_classes_have_the_names_of_a_dataset_beside_them_and_labels_may_be_empty
 def test_what_is_no_label_file_of_the_image_is_refused(files, name, message):
     folder = files[0].parent
     save(folder / "cut.nii.gz", np.zeros((12, 10, 7), np.uint8))
-    save(folder / "moved.nii.gz", np.zeros((12, 10, 8), np.uint8), (1.0, 1.0, 1.0))
+    save(folder / "moved.nii.gz", np.zeros((12, 10, 8), np.uint8), np.eye(4))
     one = save(folder / "image.nii.gz", np.arange(960).reshape(12, 10, 8).astype(np.int16))
     with pytest.raises(UsageError, match=message):
         read_case(one, [folder / f"{name}.nii.gz"], channel=0)

@@ -20,21 +20,8 @@ from unet3d.data.augmentation.spatial import (
 )
 from unet3d.errors import UsageError
 
-ALL = {
-    f"{name}_p": 1.0
-    for name in (
-        "rotation scale elastic flip noise blur brightness contrast low_resolution gamma "
-        "inverted_gamma"
-    ).split()
-}
+ALL = {name: 1.0 for name in asdict(Augment()) if name.endswith("_p")}
 FULL = Augment(**{**ALL, "elastic_voxels": (1.0, 2.0), "elastic_spacing": 5})
-CHANGES = [
-    intensity.blur,
-    intensity.scale_brightness,
-    intensity.scale_contrast,
-    intensity.simulate_low_resolution,
-]
-CHANGES += [intensity.apply_gamma, intensity.apply_inverted_gamma]
 
 
 def make_contexts(augment, seeds, patch, channels=1):
@@ -197,9 +184,9 @@ def test_intensity_changes_keep_the_labels(name):
     assert name != "brightness" or gains[0] != gains[1]  # each channel has its own strength
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_constant_patch_stays_finite_and_constant(change):
-    out = change(torch.full((5, 6, 7), 2.0), 0.8)
+@pytest.mark.parametrize("name", ["scale_contrast", "apply_gamma", "apply_inverted_gamma"])
+def test_a_constant_patch_stays_finite_and_constant(name):
+    out = getattr(intensity, name)(torch.full((5, 6, 7), 2.0), 0.8)
     assert out.isfinite().all()
     assert out.max() - out.min() < 1e-5
 
@@ -281,7 +268,6 @@ def test_patches_on_a_gpu_match_those_on_a_cpu():
     augment = Augment(**{k: 1.0 for k in ALL if k not in ("noise_p", "elastic_p")})
     images, labels = make_contexts(augment, [1, 2], (20, 20, 20))
     on_cpu, _ = augment(images, labels, [1, 2], (20, 20, 20))
-    on_gpu, _ = augment(
-        [i.cuda() for i in images], [n.cuda() for n in labels], [1, 2], (20, 20, 20)
-    )
+    moved = ([tensor.cuda() for tensor in tensors] for tensors in (images, labels))
+    on_gpu, _ = augment(*moved, [1, 2], (20, 20, 20))
     assert on_gpu.cpu().allclose(on_cpu, atol=1e-3)

@@ -6,6 +6,7 @@ import nibabel
 import numpy as np
 import pytest
 
+from tests.data.helpers.cases import flip_bit
 from tests.data.helpers.datasets import (
     AFFINE,
     SIZE,
@@ -58,25 +59,19 @@ def set_header_fields(path, **fields):
     path.write_bytes(gzip.compress(block))
 
 
-def flip_bit(path, position):
-    content = bytearray(path.read_bytes())
-    content[int(len(content) * position)] ^= 0x10
-    path.write_bytes(content)
-
-
 def set_value(path, value):
     array = nibabel.load(path).get_fdata().astype(np.float32)
     array[3, 3, 3] = value
     save_volume(path, array)
 
 
-def shift_affine(affine, mm):
-    return affine + np.array([[0, 0, 0, mm], [0] * 4, [0] * 4, [0] * 4])
+SHIFT = np.zeros((4, 4))
+SHIFT[0, 3] = 1
 
 
 CORRUPTIONS = [
     ("images", lambda p: p.write_bytes(gzip.compress(b"x" * 999)), "cannot be decoded"),
-    ("images", lambda p: flip_bit(p, 0.998), "cannot be read: CRC check"),
+    ("images", lambda p: flip_bit(p, -6), "cannot be read: CRC check"),
     ("images", lambda p: set_value(p, np.inf), "holds NaN or infinity in 1 of 960"),
     ("labels", lambda p: set_value(p, np.nan), "holds NaN"),
     ("labels", lambda p: set_value(p, -2), r"holds -2: labels must be 0\.\.2"),
@@ -84,15 +79,11 @@ CORRUPTIONS = [
     ("images", lambda p: save_volume(p, make_image(71, (12, 10))), "it must be 3D, or 4D"),
     ("images", lambda p: save_volume(p, make_image(73, (12, 10, 3))), "only 12 x 10 x 3 vox"),
     ("images", lambda p: save_volume(p, np.zeros(SIZE, [(c, "u1") for c in "RGB"])), "real number"),
-    (
-        "images",
-        lambda p: set_header_fields(p, srow_z=[0, 1, 0, 0]),
-        r"invalid affine \[1 0 0 0, 0 1 0 0, 0 1 0 0\]",
-    ),
+    ("images", lambda p: set_header_fields(p, srow_z=[0, 1, 0, 0]), r"affine \[1 .*, 0 1 0 0\]"),
     (
         "labels",
-        lambda p: save_volume(p, make_label(52), shift_affine(AFFINE, 3)),
-        r"is offset by up to 3 mm from its image: affine \[1 0 0 3, .* and \[1 0 0 0,",
+        lambda p: save_volume(p, make_label(52), AFFINE + 3 * SHIFT),
+        r"\[1 0 0 3, .* and \[1 ",
     ),
 ]
 """Faults that the contract does not plant: the folder of the file, the change, and the message."""
@@ -137,7 +128,7 @@ def test_a_class_that_never_occurs_is_reported(tmp_path):
 
 def test_rounding_differences_of_headers_are_tolerated(tmp_path):
     write_decathlon(tmp_path, 1)
-    affine = shift_affine(AFFINE * 1.00001, 0.05)
+    affine = AFFINE * 1.00001 + 0.05 * SHIFT
     save_volume(tmp_path / "labelsTr" / "case_00.nii.gz", make_label(0), affine)
     assert find_all(tmp_path) == []
 
@@ -145,7 +136,7 @@ def test_rounding_differences_of_headers_are_tolerated(tmp_path):
 def test_channels_with_different_grids_are_reported(tmp_path):
     write_decathlon(tmp_path, 1)
     case = Decathlon(str(tmp_path)).list_cases()[0]
-    second = save_volume(tmp_path / "second.nii.gz", make_image(9), shift_affine(AFFINE, 1))
+    second = save_volume(tmp_path / "second.nii.gz", make_image(9), AFFINE + SHIFT)
     both = type(case)(name=case.name, images=(*case.images, second), label=case.label)
     findings = check_headers([both], channels=2)
     assert [(f.file, f.message[:23]) for f in findings] == [(second, "is offset by up to 1 mm")]

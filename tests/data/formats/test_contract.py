@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
 from tests.data.helpers.formats import (
@@ -116,6 +118,40 @@ def test_a_truncated_volume_is_one_line_that_names_it(tmp_path, voxels, name):
         read_volume(file)
     assert str(error.value).startswith(f"{file} cannot be read as a volume: ")
     assert "\n" not in str(error.value)
+
+
+TRUSTING = ("a.nrrd", "a.mha")
+"""Read by SimpleITK, which trusts what a header says: these are only cut off."""
+
+fraction = st.floats(0, 1)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries, about what they find
+@pytest.mark.parametrize("name", [*TRUSTING, "a.nii.gz", "a.nii", "a.tif", "a.zarr", "a.npy", "a"])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(part=fraction, start=fraction, end=fraction, noise=st.binary(max_size=64))
+def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path, name, part, start, end, noise):
+    """A file that is cut off or overwritten."""
+    file = tmp_path / name
+    if not file.exists():
+        write(tmp_path, name, np.random.default_rng(0).integers(0, 99, (6, 5, 4)).astype(np.uint16))
+    files = list_files(file)
+    changed = files[int(part * (len(files) - 1))]
+    original = changed.read_bytes()
+    at = int(start * len(original))
+    body = original if name in TRUSTING else original[:at] + noise + original[at + len(noise) :]
+    changed.write_bytes(body[: int(end * len(body))] if len(noise) % 2 else body)
+    message = f"{file}: read"
+    try:
+        read_volume(file)
+    except UsageError as error:
+        message = str(error)
+    finally:
+        changed.write_bytes(original)
+    assert message.startswith(str(file))
+    assert "\n" not in message
 
 
 def test_a_tiff_cannot_hold_a_position(tmp_path, labels):

@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.formats import write_zarr
-from unet3d.data.formats.volumes import (
-    list_files,
-    open_header,
-    read_volume,
-    write_labels,
-)
+from unet3d.data.formats.volumes import list_files, open_header, read_volume, write_labels
 from unet3d.errors import UsageError
 
 AFFINE = np.diag([0.0005, 0.0005, 0.002, 1.0])

@@ -17,18 +17,11 @@ def stack():
     return np.random.default_rng(0).integers(0, 255, (5, 12, 9)).astype(np.uint8)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"metadata": None},
-        {"bigtiff": True, "byteorder": ">"},
-        {"compression": "lzw"},
-        {"compression": "zlib", "tile": (16, 16)},
-        {"ome": True},
-        {"imagej": True},
-    ],
-)
+KINDS = [{}, {"metadata": None}, {"bigtiff": True, "byteorder": ">"}, {"compression": "lzw"}]
+KINDS += [{"compression": "zlib", "tile": (16, 16)}, {"ome": True}, {"imagej": True}]
+
+
+@pytest.mark.parametrize("options", KINDS)
 def test_a_stack_of_slices_is_x_y_z(tmp_path, stack, options):
     tifffile.imwrite(tmp_path / "a.tif", stack, photometric="minisblack", **options)
     np.testing.assert_array_equal(read_volume(tmp_path / "a.tif")[0], stack.T[None])
@@ -43,15 +36,10 @@ def test_a_stack_of_slices_is_x_y_z(tmp_path, stack, options):
 def test_channels_and_colors_are_channels(tmp_path, axes, shape):
     voxels = np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8)
     order = [axes.replace("S", "C").index(axis) for axis in "CXYZ"]
+    options = {"photometric": "rgb" if "S" in axes else "minisblack", "ome": "S" not in axes}
+    options["metadata"] = {"axes": axes}
     for compression in (None, "zlib"):
-        tifffile.imwrite(
-            tmp_path / "a.tif",
-            voxels,
-            photometric="rgb" if "S" in axes else "minisblack",
-            ome="S" not in axes,
-            compression=compression,
-            metadata={"axes": axes},
-        )
+        tifffile.imwrite(tmp_path / "a.tif", voxels, **options, compression=compression)
         np.testing.assert_array_equal(read_volume(tmp_path / "a.tif")[0], voxels.transpose(order))
 
 
@@ -60,13 +48,9 @@ def test_channels_and_colors_are_channels(tmp_path, axes, shape):
     [("um", 0.5, 5e-4), ("micron", 0.5, 5e-4), ("mm", 0.25, 0.25), ("nm", 125, 1.25e-4)],
 )
 def test_the_spacing_of_imagej_is_read(tmp_path, stack, unit, size, spacing_mm):
-    tifffile.imwrite(
-        tmp_path / "a.tif",
-        stack,
-        imagej=True,
-        resolution=(1 / size, 2 / size),
-        metadata={"spacing": 4 * size, "unit": unit, "axes": "ZYX"},
-    )
+    metadata = {"spacing": 4 * size, "unit": unit, "axes": "ZYX"}
+    options = {"imagej": True, "resolution": (1 / size, 2 / size), "metadata": metadata}
+    tifffile.imwrite(tmp_path / "a.tif", stack, **options)
     header = open_header(tmp_path / "a.tif")
     expected = (spacing_mm, spacing_mm / 2, 4 * spacing_mm)
     assert header.spacing_mm == pytest.approx(expected, rel=1e-6)
@@ -88,9 +72,8 @@ def test_the_spacing_of_ome_is_read_and_written_exactly(tmp_path, stack):
 
 
 def test_slices_without_a_distance_get_that_of_the_columns(tmp_path, stack):
-    tifffile.imwrite(
-        tmp_path / "a.tif", stack, imagej=True, resolution=(2, 2), metadata={"unit": "um"}
-    )
+    options = {"imagej": True, "resolution": (2, 2), "metadata": {"unit": "um"}}
+    tifffile.imwrite(tmp_path / "a.tif", stack, **options)
     header = open_header(tmp_path / "a.tif")
     assert header.spacing_mm == pytest.approx((5e-4, 5e-4, 5e-4))
     assert "no spacing of its slices" in header.assumption

@@ -1,8 +1,8 @@
 """Small cases on disk, and what preprocessing makes of them."""
 
-import nibabel
 import numpy as np
 
+from tests.contract.helpers.datasets import save
 from unet3d.data.case import Case
 from unet3d.data.preprocessing.cache import preprocess_all
 from unet3d.data.preprocessing.pipeline import Preprocessing
@@ -11,12 +11,16 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 def write_case(folder, image, label=None, affine=None, name="case"):
     """Write an image (channels last) and its label, zeros if none is given."""
     label = np.zeros(image.shape[:3], np.uint8) if label is None else label
-    files = []
-    for kind, array in (("image", image), ("label", label)):
-        path = folder / f"{name}_{kind}.nii.gz"
-        nibabel.save(nibabel.Nifti1Image(array, np.eye(4) if affine is None else affine), path)
-        files.append(path)
-    return Case(name=name, images=(files[0],), label=files[1])
+    affine = np.eye(4) if affine is None else affine
+    image_file = save(folder / f"{name}_image.nii.gz", image, affine)
+    label_file = save(folder / f"{name}_label.nii.gz", label, affine)
+    return Case(name=name, images=(image_file,), label=label_file)
+
+
+def flip_bit(file, position=-9):
+    content = bytearray(file.read_bytes())
+    content[position] ^= 0x10
+    file.write_bytes(content)
 
 
 def noise(*size, mean=5.0):

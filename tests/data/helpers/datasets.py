@@ -3,18 +3,12 @@
 import json
 from pathlib import Path
 
-import nibabel
 import numpy as np
 
-AFFINE = np.diag([1.0, 1.0, 2.0, 1.0])
+from tests.contract.helpers.datasets import AFFINE as AFFINE
+from tests.contract.helpers.datasets import save as save_volume
+
 SIZE = (12, 10, 8)
-
-
-def save_volume(path: Path, array: np.ndarray, affine: np.ndarray = AFFINE) -> Path:
-    """Write a volume; create its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(array, affine), path)
-    return path
 
 
 def make_image(seed: int, size=SIZE) -> np.ndarray:
@@ -52,10 +46,8 @@ def write_nnunet(root: Path, cases: int, *, ending: str = ".nii.gz", **content) 
     """Write case_00, case_01, ... with two channels."""
     for n in range(cases):
         for channel in range(2):
-            save_volume(
-                root / "imagesTr" / f"case_{n:02d}_{channel:04d}{ending}",
-                make_image(2 * n + channel),
-            )
+            image = root / "imagesTr" / f"case_{n:02d}_{channel:04d}{ending}"
+            save_volume(image, make_image(2 * n + channel))
         save_volume(root / "labelsTr" / f"case_{n:02d}{ending}", make_label(n))
     defaults = {
         "channel_names": {"0": "T1", "1": "T2"},

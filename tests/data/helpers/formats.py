@@ -1,10 +1,9 @@
 """Images in every format, written by the libraries that users write them with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pydicom
 import tifffile
 import zarr
 
@@ -16,27 +15,29 @@ def turn(*spacing_mm: float) -> np.ndarray:
     return contract.OBLIQUE @ np.diag([*np.divide(spacing_mm, (0.75, 0.5, 2.0)), 1.0])
 
 
-def write_nifti(path: Path, array: np.ndarray, affine: np.ndarray) -> Path:
-    contract.write_nifti(path, array, affine)
-    return path
+def return_path(write: Callable[..., None]) -> Callable[..., Path]:
+    """Let a writer of the contract make the parent of a path, and return the path."""
+
+    def write_and_return(path: Path, array: np.ndarray, affine: np.ndarray) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, array, affine)
+        return path
+
+    return write_and_return
 
 
-def write_itk(path: Path, array: np.ndarray, affine: np.ndarray) -> Path:
-    contract.write_itk(path, array, affine)
-    return path
+write_nifti = return_path(contract.write_nifti)
+write_itk = return_path(contract.write_itk)
+write_numpy = return_path(contract.write_numpy)
+write_series = return_path(contract.write_series)
 
 
 def write_tiff(path: Path, array: np.ndarray, affine: np.ndarray) -> Path:
-    """Write a stack as ImageJ does, in micrometers."""
+    """Write a stack of any type as ImageJ does, in micrometers."""
     x, y, z = np.diag(affine)[:3] * 1000
     metadata = {"axes": "ZYX", "spacing": z, "unit": "um"}
     voxels = np.ascontiguousarray(array.T)
     tifffile.imwrite(path, voxels, imagej=True, resolution=(1 / x, 1 / y), metadata=metadata)
-    return path
-
-
-def write_numpy(path: Path, array: np.ndarray, affine: np.ndarray) -> Path:
-    np.save(path, array)
     return path
 
 
@@ -59,24 +60,3 @@ def write_zarr(
     stored = np.swapaxes(array, -1, -3)
     group.create_array("0", shape=stored.shape, chunks=chunks, dtype=array.dtype)[:] = stored
     return path
-
-
-def write_series(
-    folder: Path,
-    array: np.ndarray,
-    affine: np.ndarray,
-    *,
-    intercept: float = 0,
-    skip: Sequence[int] = (),
-) -> Path:
-    """Write a CT series whose files are not in the order of its slices; `skip` leaves some out."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    contract.write_series(folder, array, affine)
-    for file in folder.iterdir():
-        dataset = pydicom.dcmread(file)
-        if dataset.InstanceNumber - 1 in skip:
-            file.unlink()
-        elif intercept:
-            dataset.RescaleIntercept = intercept
-            dataset.save_as(file)
-    return folder

@@ -13,19 +13,12 @@ def test_the_first_capture_group_of_the_pattern_is_the_group():
     assert read_groups(r"patient(\d+)_(frame)\d+", NAMES) == GROUPS
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("a.json", json.dumps(GROUPS | {"other": 7})),
-        (
-            "a.csv",
-            "case,patient\n" + "".join(f"{case}, {group}\n" for case, group in GROUPS.items()),
-        ),
-    ],
-)
-def test_groups_can_be_read_from_a_file(tmp_path, file, content):
-    (tmp_path / file).write_text(content)
-    assert read_groups(str(tmp_path / file), NAMES) == GROUPS
+def test_groups_can_be_read_from_a_file(tmp_path):
+    rows = ["case,patient", *(f"{case}, {group}" for case, group in GROUPS.items())]
+    contents = {"a.json": json.dumps(GROUPS | {"other": 7}), "a.csv": "\n".join(rows)}
+    for file, content in contents.items():
+        (tmp_path / file).write_text(content)
+        assert read_groups(str(tmp_path / file), NAMES) == GROUPS
 
 
 @pytest.mark.parametrize(

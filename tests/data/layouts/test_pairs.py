@@ -7,18 +7,8 @@ from unet3d.errors import UsageError
 
 
 def make_layout(root, **options):
-    defaults = {
-        "images": "images/*.nii.gz",
-        "labels": "labels/*.nii.gz",
-        "channels": None,
-        "classes": None,
-        "num_classes": 3,
-    }
-    return Pairs(str(root), **{**defaults, **options})
-
-
-def get_names(paths):
-    return [path.name for path in paths]
+    defaults = {"images": "images/*.nii.gz", "labels": "labels/*.nii.gz", "num_classes": 3}
+    return Pairs(str(root), **{**defaults, "channels": None, "classes": None, **options})
 
 
 def test_images_and_labels_are_paired_by_the_wildcard(tmp_path):
@@ -51,7 +41,7 @@ def test_one_pattern_per_channel_finds_files_in_a_folder_per_case(tmp_path):
     layout = make_layout(tmp_path, images=["*/*_t1.nii", "*/*_t2.nii"], labels="*/*_seg.nii")
     cases = layout.list_cases()
     assert [case.name for case in cases] == ["a", "b_c"]
-    assert get_names(cases[1].images) == ["b_c_t1.nii", "b_c_t2.nii"]
+    assert [file.name for file in cases[1].images] == ["b_c_t1.nii", "b_c_t2.nii"]
     assert layout.describe().channels == ("channel_0", "channel_1")
 
 
@@ -62,7 +52,7 @@ def test_a_file_belongs_to_the_longest_matching_pattern(tmp_path):
     save_volume(tmp_path / "._scan_1.nii.gz", make_image(1))  # macOS metadata is ignored
     cases = make_layout(tmp_path, images="*.nii.gz", labels="*_label.nii.gz").list_cases()
     assert [case.name for case in cases] == ["scan_1", "scan_2"]
-    assert get_names([cases[0].label]) == ["scan_1_label.nii.gz"]
+    assert cases[0].label.name == "scan_1_label.nii.gz"
 
 
 @pytest.mark.parametrize(
@@ -77,10 +67,7 @@ def test_a_file_belongs_to_the_longest_matching_pattern(tmp_path):
         ({"images": "a/*.nii", "labels": "a/*.nii"}, "one pattern per channel"),
         ({"channels": "CT"}, "data.channels must be a list"),
         ({"classes": "organ"}, "data.classes must be a list"),
-        (
-            {"images": ["a/*.nii", "b/*.nii"], "channels": ["T1"]},
-            "each of the 2 patterns of data.images, got 1",
-        ),
+        ({"images": ["a/*.nii", "b/*.nii"], "channels": ["T1"]}, "each of the 2 patterns of data"),
         ({"num_classes": None}, "do not define their classes"),
     ],
 )

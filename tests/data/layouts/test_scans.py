@@ -28,12 +28,9 @@ def test_with_one_channel_every_image_is_a_scan_without_its_0000(folder):
 
 
 def test_patients_numbered_from_0000_keep_their_numbers(folder):
-    root = folder("patient_0000.nii", "patient_0001.nii", "patient_0012.nii")
-    assert list(get_names(find_scans(root, ["CT"]))) == [
-        "patient_0000",
-        "patient_0001",
-        "patient_0012",
-    ]
+    names = ["patient_0000", "patient_0001", "patient_0012"]
+    root = folder(*(f"{name}.nii" for name in names))
+    assert list(get_names(find_scans(root, ["CT"]))) == names
 
 
 def test_several_channels_are_one_file_each_or_one_file(folder):

@@ -14,20 +14,16 @@ def make_cases(count):
 
 def test_folds_match_nnunet():
     """The expected cases are from sklearn's KFold(5, shuffle=True, random_state=12345)."""
-    held_out = [
-        [int(c.name[-3:]) for c in split_cases(make_cases(12), fold)[1]] for fold in range(5)
-    ]
+    parts = [split_cases(make_cases(12), fold)[1] for fold in range(5)]
+    held_out = [[int(case.name[-3:]) for case in part] for part in parts]
     assert held_out == [[0, 3, 8], [7, 10, 11], [6, 9], [1, 4], [2, 5]]
 
 
-def test_fold_none_trains_on_every_case():
+def test_an_unknown_fold_is_refused_and_none_trains_on_every_case():
     assert split_cases(make_cases(3), None) == (make_cases(3), [])
-
-
-@pytest.mark.parametrize("fold", [-1, 5])
-def test_an_unknown_fold_is_refused(fold):
-    with pytest.raises(UsageError, match=r"0\.\.4"):
-        split_cases(make_cases(9), fold)
+    for fold in (-1, 5):
+        with pytest.raises(UsageError, match=r"0\.\.4"):
+            split_cases(make_cases(9), fold)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +83,8 @@ def test_a_file_of_folds_that_splits_a_group_is_refused(tmp_path):
     scans, groups = make_patients(2)
     file = tmp_path / "splits.json"
     file.write_text(json.dumps([{"train": ["p00_a", "p01_a"], "val": ["p01_b"]}]))
-    with pytest.raises(
-        UsageError, match=r"a fold trains on p01_a and validates on p01_b.* group p01: move"
-    ):
+    message = r"a fold trains on p01_a and validates on p01_b.* group p01: move"
+    with pytest.raises(UsageError, match=message):
         split_cases(scans, 0, file, groups)
     file.write_text(json.dumps([{"train": ["p00_a"], "val": ["p01_b"]}]))
     assert [c.name for c in split_cases(scans, 0, file, groups)[1]] == ["p01_b"]

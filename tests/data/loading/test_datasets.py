@@ -77,9 +77,8 @@ def test_a_rotated_patch_shows_its_surroundings_instead_of_black_corners(tmp_pat
 
 
 def test_a_context_is_not_larger_than_the_volume_can_fill(tmp_path):
-    patches = make_patches(
-        make_volume(tmp_path), augment=Augment(rotation_p=1.0), defer_augmentation=True
-    )
+    options = {"augment": Augment(rotation_p=1.0), "defer_augmentation": True}
+    patches = make_patches(make_volume(tmp_path), **options)
     sizes = [patches[(0, n, False)]["label"].shape for n in range(8)]
     assert max(d for d, _, _ in sizes) > 8  # the volume has 12 x 10 x 8 voxels
     assert max(h for _, h, _ in sizes) <= 12
@@ -96,9 +95,8 @@ def test_each_validation_volume_is_on_one_rank_and_all_ranks_have_the_same_lengt
 def measure_fractions(tmp_path, label, patch_size, *, samples=200, fraction=0.0):
     """Return training patches of a case, and the fractions of its classes in them."""
     case = write_case(tmp_path, noise(*label.shape), label)
-    patches = make_patches(
-        preprocess(case, tmp_path, num_classes=3, ignore_labels=(-1,)), patch_size=patch_size
-    )
+    volume = preprocess(case, tmp_path, num_classes=3, ignore_labels=(-1,))
+    patches = make_patches(volume, patch_size=patch_size)
     fractions = compute_class_fractions(
         patches, num_classes=3, samples=samples, foreground_fraction=fraction
     )

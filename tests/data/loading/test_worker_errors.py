@@ -4,10 +4,12 @@ import re
 import signal
 import time
 import traceback
+from types import SimpleNamespace
 
 import pytest
 from torch.utils.data._utils import signal_handling
 
+from tests.data.helpers.cases import flip_bit
 from tests.data.helpers.loaders import load_epochs, make_loader
 from unet3d.data.loading import worker_errors
 from unet3d.data.loading.loaders import collate
@@ -32,33 +34,16 @@ def catch(loader, kind=Exception):
         load_epochs(loader, 0, 1, 2)
     except kind as raised:
         error = raised
-    explanation = explain_worker_error(
-        error,
-        [loader.dataset.in_flight],
-        num_workers=loader.num_workers,
-    )
+    in_flight = [loader.dataset.in_flight]
+    explanation = explain_worker_error(error, in_flight, num_workers=loader.num_workers)
     # The traceback would keep the loader alive in a cycle, and its collection waits for workers.
     return error.with_traceback(None), explanation
 
 
-class FailingAugment:
-    """An augmentation that fails or kills its process."""
-
-    def __init__(self, fail):
-        self.fail = fail
-
-    def sample_transform(self, augmentation_seed, size):
-        self.fail()
-
-
 def make_failing_loader(volumes, fail):
-    return make_loader(volumes, num_workers=1, augment=FailingAugment(fail))
-
-
-def flip_a_bit(file):
-    content = bytearray(file.read_bytes())
-    content[-9] ^= 1
-    file.write_bytes(content)
+    """Make a loader whose worker fails, or kills its process, when it augments."""
+    augment = SimpleNamespace(sample_transform=lambda *_: fail())
+    return make_loader(volumes, num_workers=1, augment=augment)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +53,7 @@ def flip_a_bit(file):
         (1, "image", os.remove, "is missing"),
         (0, "foreground_points", lambda file: os.truncate(file, 0), "cannot be read: .*"),
         (1, "image", lambda file: os.truncate(file, 400), "cannot be read: .*"),
-        (1, "image", flip_a_bit, "does not have its checksum"),
+        (1, "image", flip_bit, "does not have its checksum"),
     ],
 )
 def test_a_damaged_file_is_reported_with_its_case(volumes, num_workers, name, damage, problem):
@@ -94,7 +79,7 @@ def test_an_exception_in_a_worker_is_one_line_with_its_traceback_as_a_note(volum
 
     error, _ = catch(make_failing_loader(volumes, fail), SampleError)
     assert str(error) in [f"case{n}: ValueError: more than one line" for n in range(3)]
-    assert "in sample_transform" in "".join(traceback.format_exception(error))
+    assert "in fail" in "".join(traceback.format_exception(error))
 
 
 def test_an_exception_while_collating_is_one_line(volumes):

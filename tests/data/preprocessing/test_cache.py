@@ -1,14 +1,12 @@
 import os
-import threading
 import time
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from tests.data.helpers.cases import noise, preprocess, write_case
+from tests.data.helpers.cases import flip_bit, noise, preprocess, write_case
 from unet3d.data.findings import InvalidDatasetError
-from unet3d.data.preprocessing import cache
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost, preprocess_all
 from unet3d.data.preprocessing.contents import ContentDigests
 from unet3d.data.preprocessing.pipeline import Preprocessing
@@ -46,25 +44,12 @@ def test_ignored_voxels_become_the_ignore_label_and_no_class(tmp_path):
     [
         (np.full((8, 8, 8), 2, np.int16), r"labels must be 0\.\.1, found 2"),
         (np.zeros((8, 8, 4), np.int16), r"has shape \[8, 8, 4\], but its image \[8, 8, 8\]"),
-        (np.zeros((8, 8, 8, 2), np.int16), "one real number per voxel"),
     ],
 )
 def test_an_invalid_label_is_refused_with_its_file(tmp_path, label, message):
     case = write_case(tmp_path, noise(8, 8, 8), label)
     with pytest.raises(UsageError, match=rf"case_label\.nii\.gz.*{message}"):
         preprocess(case, tmp_path)
-
-
-def test_threads_that_want_the_same_case_preprocess_it_once(tmp_path, monkeypatch):
-    case, calls = write_case(tmp_path, noise(16, 16, 16)), []
-    original = cache.preprocess_case
-    monkeypatch.setattr(cache, "preprocess_case", lambda *a: calls.append(1) or original(*a))
-    threads = [threading.Thread(target=preprocess, args=(case, tmp_path)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("spacing_mm", [None, (0.5, 1.0, 2.0), (2.0, 2.0, 2.0)])
@@ -101,12 +86,6 @@ def test_cases_whose_spacing_declares_more_than_the_memory_are_all_refused_unrea
         preprocess_all(cases, settings, tmp_path / "cache", ram=2**33)
     assert "a_image.nii.gz takes up to" in str(error.value)
     assert [finding.case for finding in error.value.findings] == ["a", "b"]
-
-
-def flip_a_byte(file):
-    content = bytearray(file.read_bytes())
-    content[-9] ^= 1
-    file.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +134,7 @@ def test_a_file_that_gets_its_old_size_and_time_back_is_read_again(tmp_path):
 def test_a_run_from_the_cache_does_not_read_its_voxels(tmp_path):
     case = write_case(tmp_path, noise(8, 8, 8), (noise(8, 8, 8) > 5).astype(np.uint8))
     made = preprocess(case, tmp_path)
-    flip_a_byte(made.folder / "image.npy")
+    flip_bit(made.folder / "image.npy")
     volume = preprocess(case, tmp_path)
     assert (volume.shape, volume.summary.classes) == ((8, 8, 8), {1})
     assert volume.get_spacing_mm(Preprocessing(num_classes=2)) == (1, 1, 1)

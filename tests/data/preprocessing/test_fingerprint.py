@@ -14,9 +14,8 @@ def test_ct_is_clipped_and_scaled_by_the_foreground_of_the_dataset(tmp_path):
     label = np.zeros((8, 8, 8), np.uint8)
     label[2:6] = 1
     case = write_case(tmp_path, image, label)
-    intensities = compute_foreground_intensities(
-        fingerprint_dataset([case], "RAS", tmp_path / "cache")
-    )
+    fingerprints = fingerprint_dataset([case], "RAS", tmp_path / "cache")
+    intensities = compute_foreground_intensities(fingerprints)
     foreground = image[label > 0]
     mean, std = foreground.mean(), foreground.std()
     low, high = np.percentile(foreground, (0.5, 99.5))

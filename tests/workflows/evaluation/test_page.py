@@ -2,11 +2,11 @@
 
 import json
 
-import nibabel
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
+from tests.contract.helpers.datasets import save
 from tests.helpers.browser import needs_browser, open_page
 from unet3d.__main__ import main
 from unet3d.report.slices import get_palette
@@ -16,14 +16,6 @@ from unet3d.workflows.evaluation.page import (
     read_result,
     try_write_evaluation_page,
 )
-
-
-def save(path, volume, affine=None):
-    path.parent.mkdir(exist_ok=True)
-    nibabel.save(
-        nibabel.Nifti1Image(volume, np.diag([1.0, 1.0, 2.0, 1.0]) if affine is None else affine),
-        path,
-    )
 
 
 @pytest.fixture

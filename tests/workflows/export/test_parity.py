@@ -1,10 +1,10 @@
 """An exported network is compared with its checkpoint on patches that vary."""
 
-import nibabel
 import numpy as np
 import pytest
 import torch
 
+from tests.contract.helpers.datasets import save
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.inference.write_labels import argmax_labels
 from unet3d.workflows.export.parity import (
@@ -19,16 +19,12 @@ from unet3d.workflows.export.parity import (
 def write_volumes(tmp_path):
     """Write volumes that are empty but for a corner, whose values tell which file it is."""
 
-    def write(count: int) -> list[tuple]:
-        files = []
-        for number in range(count):
-            voxels = np.zeros((24, 24, 24), np.float32)
-            voxels[:10, :10, :10] = np.random.default_rng(0).normal(100 * number, 1, (10, 10, 10))
-            files.append((tmp_path / f"{number}.nii",))
-            nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), files[-1][0])
-        return files
+    def write(number: int) -> tuple:
+        voxels = np.zeros((24, 24, 24), np.float32)
+        voxels[:10, :10, :10] = np.random.default_rng(0).normal(100 * number, 1, (10, 10, 10))
+        return (save(tmp_path / f"{number}.nii", voxels, np.eye(4)),)
 
-    return write
+    return lambda count: [write(number) for number in range(count)]
 
 
 UNCHANGED = Preprocessing(num_classes=2, normalize=("none",), crop="none")
@@ -55,11 +51,8 @@ def test_noise_replaces_a_dataset_that_is_gone(tmp_path):
     }
     images, source = load_sample_patches(None, metadata, (8, 8, 8), [])
     assert [tuple(image.shape) for image in images] == [(2, 8, 8, 8)] * NUM_PATCHES
-    gone = tmp_path / "gone"
-    assert source == (
-        f"seeded noise instead of scans (the training dataset was not found at {gone}: give scans "
-        "with input=),"
-    )
+    assert source.startswith("seeded noise instead of scans (the training dataset was not found")
+    assert str(tmp_path / "gone") in source
 
 
 def test_parity_fails_for_differences_and_nan():

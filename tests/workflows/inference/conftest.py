@@ -1,11 +1,11 @@
 """A small ensemble, predictors of it, and scans of noise."""
 
-import nibabel
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from tests.contract.helpers.datasets import save
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.machine import Precision
@@ -52,8 +52,7 @@ def write_scans(tmp_path):
         tasks = []
         for n in range(count):
             voxels = np.random.default_rng(n).normal(0, 1, shape).astype(np.float32)
-            file = tmp_path / f"{n}.nii"
-            nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), file)
+            file = save(tmp_path / f"{n}.nii", voxels, np.eye(4))
             scan = ScanFiles(name=str(n), files=(file,))
             labels = tmp_path / f"labels_{n}.nii"
             tasks.append(ScanTask(scan=scan, labels=labels, probabilities=None))

@@ -55,10 +55,8 @@ def test_a_step_needs_as_much_as_with_ddp(kind, overrides, process_group):
         step.model = kind(step.model, gradient_as_bucket_view=True)
         return step
 
-    real, estimated = (
-        measure(make_ddp_step),
-        estimate(make_factory("trainer.devices=2", *overrides)),
-    )
+    real = measure(make_ddp_step)
+    estimated = estimate(make_factory("trainer.devices=2", *overrides))
     assert estimated.peak == pytest.approx(real.peak, rel=5e-4)  # DDP also copies buffers
     assert estimated.peak > estimate(make_step).peak + 80_000  # the gradients
 

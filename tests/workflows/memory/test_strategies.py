@@ -19,20 +19,15 @@ def resolve(settings):
     return resolve_strategy(settings, FULL_PRECISION, cuda=False)
 
 
-@pytest.mark.parametrize("strategy", ["fused", "lean", "leanest"])
-def test_auto_selects_the_first_strategy_that_is_estimated_to_fit(composed, monkeypatch, strategy):
+def test_auto_selects_the_first_strategy_that_is_estimated_to_fit(composed, monkeypatch):
     overrides = ["data.patch_size=[64,64,64]", "model.width=16"]
-    if strategy == "fused":
-        available = 2**40
-    elif strategy == "leanest":
-        available = 0
-    else:
-        settings = composed(*overrides, f"checkpointing={strategy}")
-        available = CUDA_CONTEXT_BYTES + estimate_memory(settings).peak.allocated
-    monkeypatch.setattr(strategies, "get_available_bytes", lambda device: available)
-    settings = resolve(composed(*overrides, "checkpointing=auto"))
-    assert settings.strategy == strategy
-    assert "encoders" in settings.checkpointing.arguments
+    lean = estimate_memory(composed(*overrides, "checkpointing=lean")).peak.allocated
+    sizes = {"fused": 2**40, "lean": CUDA_CONTEXT_BYTES + lean, "leanest": 0}
+    for strategy, available in sizes.items():
+        monkeypatch.setattr(strategies, "get_available_bytes", lambda device, n=available: n)
+        settings = resolve(composed(*overrides, "checkpointing=auto"))
+        assert settings.strategy == strategy
+        assert "encoders" in settings.checkpointing.arguments
 
 
 def test_auto_without_a_gpu_to_plan_for_names_the_choices(composed):

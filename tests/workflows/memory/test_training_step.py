@@ -7,7 +7,14 @@ from unet3d.memory.tables import get_compiled_range
 from unet3d.units import MIB
 from unet3d.workflows.memory import training_step
 from unet3d.workflows.memory.estimate import estimate_memory, estimate_with_savings
-from unet3d.workflows.memory.training_step import REPEATING_OPTIMIZERS
+from unet3d.workflows.memory.training_step import REPEATING_OPTIMIZERS, TrainingStep
+
+SMALL = ("model.depth=2", "model.width=4")
+
+
+def set_optimizer(monkeypatch, kind):
+    make = partial(kind, lr=0.1)
+    monkeypatch.setattr(training_step, "make_optimizer_factory", lambda *_: make)
 
 
 @pytest.mark.slow
@@ -15,7 +22,7 @@ from unet3d.workflows.memory.training_step import REPEATING_OPTIMIZERS
     "overrides", [["precision=bf16"], ["inference.batch_size=3", "trainer.accelerator=cpu"]]
 )
 def test_a_few_windows_of_a_volume_have_the_peak_of_all_of_them(composed, monkeypatch, overrides):
-    settings = composed("model.depth=2", "model.width=4", *overrides)
+    settings = composed(*SMALL, *overrides)
 
     def estimate_validation():
         estimate = estimate_memory(settings, [40, 24, 56])
@@ -29,8 +36,8 @@ def test_a_few_windows_of_a_volume_have_the_peak_of_all_of_them(composed, monkey
 
 
 def test_cuda_graphs_keep_their_batch_and_have_a_memory_pool_of_their_own(composed):
-    words = ("model.depth=2", "model.width=4", "data.patch_size=[64,64,64]", "precision=16")
-    words = (*words, "trainer.accelerator=gpu", "checkpointing=none")
+    words = (*SMALL, "data.patch_size=[64,64,64]", "precision=16")
+    words += ("trainer.accelerator=gpu", "checkpointing=none")
     eager = estimate_memory(composed(*words))
     recorded = estimate_memory(composed(*words, "trainer.cuda_graph=true"))
     batch = composed(*words).data.batch_size * 64**3 * 5
@@ -38,21 +45,20 @@ def test_cuda_graphs_keep_their_batch_and_have_a_memory_pool_of_their_own(compos
     assert recorded.peak.reserved >= eager.peak.reserved
     start, _ = recorded.steady_step
     assert all(start <= events.start for events in recorded.trace.graph_pool)
-    accumulated = estimate_memory(
-        composed(*words, "trainer.cuda_graph=true", "trainer.accumulate_grad_batches=2")
-    )
+    words += ("trainer.cuda_graph=true", "trainer.accumulate_grad_batches=2")
+    accumulated = estimate_memory(composed(*words))
     assert accumulated.peak.allocated > recorded.peak.allocated
 
 
 def test_a_run_of_several_processes_is_estimated_without_cuda_graphs(composed):
-    words = ("model.depth=2", "model.width=4", "precision=16", "trainer.devices=2")
+    words = (*SMALL, "precision=16", "trainer.devices=2")
     estimate = estimate_memory(composed(*words, "trainer.cuda_graph=true"))
     assert not estimate.trace.graph_pool
     assert estimate.peak == estimate_memory(composed(*words)).peak
 
 
 def test_a_compiled_step_takes_at_most_what_plain_modules_take(composed):
-    words = ("model.depth=2", "model.width=4", "precision=16")
+    words = (*SMALL, "precision=16")
     plain, compiled = (
         estimate_memory(composed(*words, option))
         for option in ("checkpointing=none", "compile=true")
@@ -67,12 +73,10 @@ def test_a_compiled_step_takes_at_most_what_plain_modules_take(composed):
 
 @pytest.mark.parametrize("optimizer", REPEATING_OPTIMIZERS)
 def test_a_repeated_step_allocates_what_the_second_step_allocates(composed, monkeypatch, optimizer):
-    words = ("model.depth=2", "model.width=4", "precision=16", "data.patch_size=[16,16,16]")
-    monkeypatch.setattr(
-        training_step, "make_optimizer_factory", lambda *_: partial(optimizer, lr=0.1)
-    )
+    words = (*SMALL, "precision=16", "data.patch_size=[16,16,16]")
+    set_optimizer(monkeypatch, optimizer)
     repeated = estimate_memory(composed(*words))
-    monkeypatch.setattr(training_step.TrainingStep, "repeats", False)
+    monkeypatch.setattr(TrainingStep, "repeats", False)
     traced = estimate_memory(composed(*words))
     assert repeated.trace.events == traced.trace.events
     sizes = [[block.nbytes for block in e.trace.blocks] for e in (repeated, traced)]
@@ -82,13 +86,8 @@ def test_a_repeated_step_allocates_what_the_second_step_allocates(composed, monk
 
 
 def test_an_optimizer_that_replaces_its_state_is_traced_twice(composed, monkeypatch):
-    monkeypatch.setattr(
-        training_step, "make_optimizer_factory", lambda *_: partial(torch.optim.ASGD, lr=0.1)
-    )
-    traces = []
-    train = training_step.TrainingStep.train
-    monkeypatch.setattr(
-        training_step.TrainingStep, "train", lambda *args: traces.append(train(*args))
-    )
-    estimate_memory(composed("model.depth=2", "model.width=4", "data.patch_size=[16,16,16]"))
+    set_optimizer(monkeypatch, torch.optim.ASGD)
+    traces, train = [], TrainingStep.train
+    monkeypatch.setattr(TrainingStep, "train", lambda *args: traces.append(train(*args)))
+    estimate_memory(composed(*SMALL, "data.patch_size=[16,16,16]"))
     assert len(traces) == 2

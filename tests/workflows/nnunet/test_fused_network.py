@@ -22,18 +22,11 @@ CHANNELS, STRIDES, KERNELS = [4, 8, 12, 12], [1, 2, [1, 2, 2], 2], [[1, 3, 3], 3
 def make_network(kind, norm=nn.InstanceNorm3d, **options):
     torch.manual_seed(0)
     convs, decoder = ([1, 2, 2, 2], 1) if kind == "ResidualEncoderUNet" else (2, 2)
-    network = getattr(unet, kind)(
-        *(2, 4, CHANNELS, nn.Conv3d, KERNELS, STRIDES, convs, 3, decoder),
-        **{
-            "conv_bias": True,
-            "norm_op": norm,
-            "norm_op_kwargs": {"affine": True, "eps": 1e-5},
-            "nonlin": nn.LeakyReLU,
-            "nonlin_kwargs": {"inplace": True},
-            "deep_supervision": True,
-            **options,
-        },
-    ).double()
+    arguments = (2, 4, CHANNELS, nn.Conv3d, KERNELS, STRIDES, convs, 3, decoder)
+    defaults = {"conv_bias": True, "deep_supervision": True}
+    defaults |= {"norm_op": norm, "norm_op_kwargs": {"affine": True, "eps": 1e-5}}
+    defaults |= {"nonlin": nn.LeakyReLU, "nonlin_kwargs": {"inplace": True}}
+    network = getattr(unet, kind)(*arguments, **(defaults | options)).double()
     for p in network.parameters():
         if p.dim() == 1:
             nn.init.uniform_(p, 0.5, 1.5)
@@ -101,13 +94,8 @@ def test_nnunet_trains_resumes_and_predicts_with_both_trainers(tmp_path):
     command = [sys.executable, str(program), str(tmp_path)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    lines = ended.stdout.splitlines()
-    found = [
-        line
-        for line in lines
-        if line.startswith(("network:", "predicts", "equal", "init_from r", "exit"))
-    ]
-    assert found == [
+    starts = ("network:", "predicts", "equal", "init_from r", "exit")
+    assert [line for line in ended.stdout.splitlines() if line.startswith(starts)] == [
         "network: FusedResidualEncoderUNet epochs: 1",
         "network: ResidualEncoderUNet epochs: 2",
         "network: FusedResidualEncoderUNet epochs: 3",
@@ -119,9 +107,3 @@ def test_nnunet_trains_resumes_and_predicts_with_both_trainers(tmp_path):
         "predicts with: ResidualEncoderUNet",
         "equal after export: True foreground: True",
     ]
-
-
-def test_the_folder_of_the_trainer_is_printed():
-    command = [sys.executable, "-m", "unet3d.workflows.nnunet"]
-    folder = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    assert (Path(folder.strip()) / "nnUNetTrainerLean.py").is_file()

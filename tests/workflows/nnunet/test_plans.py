@@ -20,10 +20,9 @@ def path(plans):  # noqa: F811
     return plans
 
 
-def read_settings(path, *overrides, configuration="3d_fullres"):
-    return parse_training(
-        compose_config([*read_plans(path, configuration, None), *overrides], "train")
-    )
+def read_settings(path, *overrides):
+    words = [*read_plans(path, "3d_fullres", None), *overrides]
+    return parse_training(compose_config(words, "train"))
 
 
 def change(path, **values):
@@ -76,14 +75,12 @@ def test_a_transposition_of_nnunet_is_undone(path):
 def test_a_residual_network_has_nnunets_weights(path):
     unet = pytest.importorskip("dynamic_network_architectures.architectures.unet")
     networks = "dynamic_network_architectures.architectures.unet"
-    change(
-        path,
-        **{
-            f"{SIZES}architecture__network_class_name": f"{networks}.ResidualEncoderUNet",
-            f"{NETWORK}n_blocks_per_stage": [1, 2, 2],
-            f"{NETWORK}n_conv_per_stage_decoder": [1, 2],
-        },
-    )
+    kind = {f"{SIZES}architecture__network_class_name": f"{networks}.ResidualEncoderUNet"}
+    blocks = {
+        f"{NETWORK}n_blocks_per_stage": [1, 2, 2],
+        f"{NETWORK}n_conv_per_stage_decoder": [1, 2],
+    }
+    change(path, **kind, **blocks)
     content = json.loads(path.read_text())["configurations"]["3d_fullres"]["architecture"]
     options = {
         key: pydoc.locate(value) if str(value).startswith("torch.") else value

@@ -28,11 +28,6 @@ def fingerprints():
     return [make_fingerprint({0: 680, 1: 80, 2: 40}), make_fingerprint({0: 640, 1: 160})]
 
 
-def test_class_volumes_are_fractions_of_each_case_and_0_where_a_class_is_absent(fingerprints):
-    volumes = compute_class_volumes(fingerprints, CLASSES)
-    np.testing.assert_allclose(volumes, [[0.85, 0.1, 0.05], [0.8, 0.2, 0]])
-
-
 def test_a_case_without_voxels_has_class_volumes_of_0():
     assert not compute_class_volumes([make_fingerprint({})], CLASSES).any()
 

@@ -16,6 +16,8 @@ from unet3d.workflows.planning.planner import (
 from unet3d.workflows.planning.step_time import measure_step_time
 from unet3d.workflows.planning.topology import Levels
 
+PATCH = (128, 128, 128)
+LEVELS = Levels(pool_windows=((2, 2, 2),), kernels=((3, 3, 3),) * 2)
 SMALL = ["model=unet_tiny", "model.width=2", "model.convs_per_level=1"]
 
 
@@ -24,11 +26,9 @@ def make_plan(**changes):
     plan = {
         "num_cases": 5,
         "spacing_mm": (1.0, 1.0, 1.0),
-        "median_shape": (128,) * 3,
+        **dict.fromkeys(("median_shape", "initial_patch", "patch_size"), PATCH),
         "normalize": ["zscore"],
-        "initial_patch": (128,) * 3,
-        "patch_size": (128,) * 3,
-        "levels": Levels(pool_windows=((2, 2, 2),), kernels=((3, 3, 3),) * 2),
+        "levels": LEVELS,
         "batch_size": 2,
         "strategy": (),
         "peak": MemoryRecord(reserved=0),
@@ -51,49 +51,29 @@ def test_many_cases_are_validated_less_often(composed):
     assert num_windows / (400 * patches_per_case * epochs) == pytest.approx(0.03, rel=0.2)
 
 
+TINY = {"patch_size": (16,) * 3, "initial_patch": (16,) * 3, "batch_size": 32}
+FEW = {"patch_size": (32,) * 3, "initial_patch": (32,) * 3, "batch_size": 16}
+LARGE = {"initial_patch": (256,) * 3, "median_shape": (512,) * 3}
+SET = ["data.patch_size=[8,8,8]", "data.batch_size=3"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "changes", "patch", "batch"),
     [
-        (
-            [],
-            {},
-            "patch size: covers the median case, a larger patch would contain only padding",
-            "batch size: 2, because 3 would exceed 5% of the dataset's voxels",
-        ),
-        (
-            [],
-            {"initial_patch": (256,) * 3, "median_shape": (512,) * 3},
-            "patch size: limited by the budget, 256 x 256 x 256 would not fit",
-            "batch size: limited by the budget, 3 would not fit",
-        ),
-        (
-            [],
-            {"patch_size": (16,) * 3, "initial_patch": (16,) * 3, "batch_size": 32},
-            "patch size: limited to 16,777,216 voxels",
-            "batch size: limited to 32",
-        ),
-        (
-            [],
-            {"patch_size": (32,) * 3, "initial_patch": (32,) * 3, "batch_size": 16},
-            "patch size: limited to 16,777,216 voxels",
-            "batch size: limited to 5% of the dataset's voxels",
-        ),
-        (
-            ["data.patch_size=[8,8,8]", "data.batch_size=3"],
-            {},
-            "patch size: set by data.patch_size",
-            "batch size: set by data.batch_size",
-        ),
+        ([], {}, "covers the median case, a larger", "2, because 3 would exceed 5% of the"),
+        ([], LARGE, "limited by the budget, 256 x 256 x 256", "limited by the budget, 3 would"),
+        ([], TINY, "limited to 16,777,216 voxels", "limited to 32"),
+        ([], FEW, "limited to 16,777,216 voxels", "limited to 5% of the dataset's voxels"),
+        (SET, {}, "set by data.patch_size", "set by data.batch_size"),
     ],
 )
 def test_a_plan_explains_what_limits_patch_and_batch(
     composed, small, overrides, changes, patch, batch
 ):
     base = [w for w in small if not w.startswith(("data.patch_size", "data.batch_size"))]
-    settings = composed(*overrides, base=base)
-    lines = explain_limits(settings, make_plan(**changes))
-    assert lines[0].startswith(patch)
-    assert lines[1].startswith(batch)
+    lines = explain_limits(composed(*overrides, base=base), make_plan(**changes))
+    assert lines[0].startswith(f"patch size: {patch}")
+    assert lines[1].startswith(f"batch size: {batch}")
 
 
 def test_the_time_of_a_step_is_measured_on_random_patches(composed):
@@ -115,10 +95,6 @@ def test_a_step_that_does_not_fit_is_not_measured(composed):
     estimate = measure_step_time(composed(*SMALL), plan)
     assert estimate.seconds is None
     assert estimate.reason.startswith("it needs")
-
-
-PATCH = (128, 128, 128)
-LEVELS = Levels(pool_windows=((2, 2, 2),), kernels=((3, 3, 3),) * 2)
 
 
 @pytest.fixture

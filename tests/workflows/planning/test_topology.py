@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.bench.nnunet_planner import (
-    plan_levels_with_nnunet,
-    plan_with_nnunet,
-)
+from scripts.bench.nnunet_planner import plan_levels_with_nnunet, plan_with_nnunet
 from unet3d.workflows.planning.planner import limit_batch
 from unet3d.workflows.planning.topology import (
     choose_initial_patch,
@@ -44,24 +41,24 @@ def draw_cases(rng):
     return spacings, shapes
 
 
+def assert_same_levels(spacing, patch):
+    ours = plan_levels(spacing, patch)
+    padded = round_up_to_multiple(patch, ours.factor)
+    assert (ours, padded) == plan_levels_with_nnunet(spacing, patch)
+
+
 def test_levels_and_padded_patch_equal_nnunets():
     rng = random.Random(0)
     for _ in range(200):
         spacing = draw_spacing(rng)
         patch = [rng.choice([rng.randint(1, 40), rng.randint(4, 400)]) for _ in range(3)]
-        ours = plan_levels(spacing, patch)
-        assert (ours, round_up_to_multiple(patch, ours.factor)) == plan_levels_with_nnunet(
-            spacing, patch
-        )
+        assert_same_levels(spacing, patch)
 
 
 def test_levels_equal_nnunets_where_spacings_and_sizes_are_at_the_limits():
     spacings, patches = product([1, 2, 4], repeat=3), product([7, 8, 11, 12, 24], repeat=3)
     for spacing, patch in product(spacings, patches):
-        ours = plan_levels(spacing, patch)
-        assert (ours, round_up_to_multiple(patch, ours.factor)) == plan_levels_with_nnunet(
-            spacing, patch
-        )
+        assert_same_levels(spacing, patch)
 
 
 def test_spacing_median_initial_patch_and_batch_equal_nnunets():
@@ -138,11 +135,8 @@ def test_the_first_axis_to_shrink_equals_nnunets_on_a_tie(spacing):
 
 
 def test_a_spacing_has_no_more_digits_than_a_file():
-    assert choose_target_spacing([(1.2000000477, 0.00025, 70.1)], [(9, 9, 9)]) == (
-        1.2,
-        0.00025,
-        70.1,
-    )
+    chosen = choose_target_spacing([(1.2000000477, 0.00025, 70.1)], [(9, 9, 9)])
+    assert chosen == (1.2, 0.00025, 70.1)
 
 
 @settings(max_examples=40)

@@ -15,6 +15,7 @@ import nibabel as nib
 import numpy as np
 import torch
 
+from tests.contract.helpers.datasets import save
 from unet3d.__main__ import main as run_unet3d
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.model.pretrained import rename_weights
@@ -49,15 +50,13 @@ def set_folders(root: Path) -> None:
 def write_dataset(folder: Path) -> None:
     """Write five volumes with a bright box."""
     rng = np.random.default_rng(0)
-    for name in ("imagesTr", "labelsTr"):
-        (folder / name).mkdir(parents=True)
     for n in range(5):
         label = np.zeros((20, 24, 18), np.uint8)
         x, y, z = rng.integers(2, 8, 3)
         label[x : x + 8, y : y + 8, z : z + 8] = 1
         image = (2.0 * label + rng.normal(scale=0.3, size=label.shape)).astype(np.float32)
-        nib.save(nib.Nifti1Image(image, np.eye(4)), folder / "imagesTr" / f"case{n}_0000.nii.gz")
-        nib.save(nib.Nifti1Image(label, np.eye(4)), folder / "labelsTr" / f"case{n}.nii.gz")
+        save(folder / "imagesTr" / f"case{n}_0000.nii.gz", image, np.eye(4))
+        save(folder / "labelsTr" / f"case{n}.nii.gz", label, np.eye(4))
     content = {
         "channel_names": {"0": "MRI"},
         "labels": {"background": 0, "box": 1},
