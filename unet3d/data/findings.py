@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from unet3d.errors import UsageError
 from unet3d.text import escape_unprintable, pluralize
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from unet3d.data.case import Case
+
 R = TypeVar("R")
 
 MAX_LISTED = 20
@@ -79,21 +81,18 @@ def count_findings(findings: Sequence[Finding]) -> str:
 
 
 def collect_findings(
-    work: Callable[[T], R], items: Sequence[T], cases: Sequence[str], *, threads: int | None
+    work: "Callable[[Case], R]", cases: "Sequence[Case]", *, threads: int | None
 ) -> list[R]:
-    """Call `work` on every item in threads; return the results, or raise InvalidDatasetError.
+    """Call `work` on every case in threads; return the results, or raise InvalidDatasetError."""
 
-    `cases` holds the case name of each item.
-    """
-
-    def try_item(item: T, case: str) -> R | Finding:
+    def try_case(case: "Case") -> R | Finding:
         try:
-            return work(item)
+            return work(case)
         except UsageError as error:
-            return Finding(case, None, str(error), "fix the file or remove the case")
+            return Finding(case.name, None, str(error), "fix the file or remove the case")
 
     with ThreadPoolExecutor(threads) as pool:
-        results = list(pool.map(try_item, items, cases))
+        results = list(pool.map(try_case, cases))
     findings = [result for result in results if isinstance(result, Finding)]
     if findings:
         raise InvalidDatasetError(findings)

@@ -16,13 +16,13 @@ from unet3d.data.checks.headers import is_3d, make_unreadable_finding
 from unet3d.data.findings import Finding
 from unet3d.data.formats.volume_format import UnreadableFileError, iter_slabs
 from unet3d.data.formats.volumes import find_format, read_header
-from unet3d.data.preprocessing.background import (
+from unet3d.data.preprocessing.channels import find_border_value
+from unet3d.data.preprocessing.pipeline import (
     AUTO,
     Background,
-    find_border_value,
+    count_nonfinite,
     repeat_per_channel,
 )
-from unet3d.data.preprocessing.pipeline import count_nonfinite
 from unet3d.text import join_first
 
 MAX_VALUES = 1000

@@ -116,16 +116,15 @@ def preprocess_all(
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         summaries = list(pool.map(find_summary, folders))
-    missing = [n for n, summary in enumerate(summaries) if summary is None]
-    for n in missing:
-        if folders[n].exists():
-            log.warning("%s is damaged, preprocessing the case again", folders[n])
+    found = zip(cases, folders, summaries, strict=True)
+    missing = {case: folder for case, folder, summary in found if summary is None}
+    for folder in missing.values():
+        if folder.exists():
+            log.warning("%s is damaged, preprocessing the case again", folder)
     if missing:
-        names = [cases[n].name for n in missing]
         costs = collect_findings(
-            lambda n: _estimate_cost(cases[n], preprocessing, ram),
-            missing,
-            names,
+            lambda case: _estimate_cost(case, preprocessing, ram),
+            list(missing),
             threads=os.cpu_count(),
         )
         threads = count_parallel_jobs(max(c.ram for c in costs), ram)
@@ -138,9 +137,8 @@ def preprocess_all(
             threads,
         )
         collect_findings(
-            lambda n: _preprocess(cases[n], folders[n], preprocessing),
-            missing,
-            names,
+            lambda case: _preprocess(case, missing[case], preprocessing),
+            list(missing),
             threads=threads,
         )
     return [

@@ -73,18 +73,12 @@ def read_entry(folder: Path) -> dict[str, Any]:
 
 
 def map_array(folder: Path, name: str) -> np.ndarray:
-    """Map an array that `write_entry` has written; np.load would open its file three times."""
-    path = folder / f"{name}.npy"
+    """Map an array that `write_entry` has written."""
     try:
-        with path.open("rb") as file:
-            np.lib.format.read_magic(file)
-            with PARSING:
-                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            return np.memmap(file, dtype, "r", file.tell(), shape)
-    except FileNotFoundError:
-        raise DamagedEntryError(f"{path.name} is missing") from None
-    except ValueError as error:  # its header, or its size
-        raise DamagedEntryError(f"{path.name} cannot be read: {error}") from None
+        with PARSING:
+            return np.lib.format.open_memmap(folder / f"{name}.npy", "r")
+    except (FileNotFoundError, ValueError) as error:  # its header, or its size
+        raise DamagedEntryError(f"{name}.npy cannot be read: {error}") from None
 
 
 def verify_arrays(folder: Path) -> None:
