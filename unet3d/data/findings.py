@@ -55,17 +55,13 @@ class InvalidDatasetError(UsageError):
 
 
 def group_equal(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Return many findings with the same message and advice as one group, in order of the first."""
+    """Return many findings with the same message and advice as one group, fewer one by one."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.message, finding.advice), []).append(finding)
-    result = []
-    for finding in findings:
-        group = groups[finding.message, finding.advice]
-        if len(group) < MIN_EQUAL:
-            result.append([finding])
-        elif group[0] is finding:
-            result.append(group)
+    result: list[list[Finding]] = []
+    for group in groups.values():
+        result += [group] if len(group) >= MIN_EQUAL else [[finding] for finding in group]
     return result
 
 

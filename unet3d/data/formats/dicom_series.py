@@ -137,8 +137,7 @@ def open_series(folder: Path, tags: Sequence[str] | None = TAGS) -> Series:
     (images,) = found.values()
     with describe_read_errors():
         check_images(images)
-        files, datasets, affine = sort_slices(images)
-    return Series(files=files, datasets=datasets, affine=affine)
+        return sort_slices(images)
 
 
 def check_images(images: Sequence[tuple[Path, Any]]) -> None:
@@ -161,8 +160,8 @@ def check_images(images: Sequence[tuple[Path, Any]]) -> None:
                 )
 
 
-def sort_slices(images: Sequence[tuple[Path, Any]]) -> tuple[list[Path], list[Any], np.ndarray]:
-    """Return files and datasets in the order of their slices, and the affine."""
+def sort_slices(images: Sequence[tuple[Path, Any]]) -> Series:
+    """Return the series of images that form one volume."""
     first = images[0][1]
     orientation = np.array(first.ImageOrientationPatient, float)
     positions = np.array([d.ImagePositionPatient for _, d in images], float)
@@ -174,7 +173,7 @@ def sort_slices(images: Sequence[tuple[Path, Any]]) -> tuple[list[Path], list[An
         *(orientation, np.array(first.PixelSpacing, float)),
         *(positions[0], positions[-1], len(positions), float(first.get("SliceThickness") or 1)),
     )
-    return files, datasets, affine
+    return Series(files=files, datasets=datasets, affine=affine)
 
 
 def get_normal(orientation: np.ndarray) -> np.ndarray:

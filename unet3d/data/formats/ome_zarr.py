@@ -55,19 +55,6 @@ class Level:
         factors = np.array([MM_PER_UNIT[unit or "millimeter"] for unit in self.units])
         return make_scaled_affine((self.scale * factors)[::-1], (self.translation * factors)[::-1])
 
-    @property
-    def size(self) -> dict[str, int]:
-        """Return the size of each axis."""
-        return dict(zip(self.axes, self.array.shape, strict=True))
-
-    def read_channels(self) -> np.ndarray:
-        """Return (C, X, Y, Z)."""
-        array = self.array[tuple(0 if axis == "t" else slice(None) for axis in self.axes)]
-        axes = self.axes.replace("t", "")
-        if "c" not in axes:
-            axes, array = "c" + axes, array[None]
-        return array.transpose([axes.index(axis) for axis in "cxyz"])
-
 
 class OmeZarr:
     """Folders that end in .zarr; arrays are (x, y, z), as those of NIfTI."""
@@ -83,8 +70,8 @@ class OmeZarr:
     def read_header(self, file: Path) -> VolumeHeader:
         """Read the attributes of the full resolution."""
         level = open_level(file)
-        size, channels = level.size, level.size.get("c", 1)
-        shape = size["x"], size["y"], size["z"]
+        size = dict(zip(level.axes, level.array.shape, strict=True))
+        shape, channels = (size["x"], size["y"], size["z"]), size.get("c", 1)
         chunk = prod(level.array.shards or level.array.chunks)
         return VolumeHeader(
             shape=shape if channels == 1 else (*shape, channels),
@@ -99,7 +86,11 @@ class OmeZarr:
         """Decompress all chunks."""
         level = open_level(file)
         with describe_read_errors():
-            channels = level.read_channels()
+            array = level.array[tuple(0 if a == "t" else slice(None) for a in level.axes)]
+        axes = level.axes.replace("t", "")
+        if "c" not in axes:
+            axes, array = "c" + axes, array[None]
+        channels = array.transpose([axes.index(axis) for axis in "cxyz"])
         return channels.view(get_number_type(channels.dtype)), level.affine
 
     def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
@@ -129,10 +120,8 @@ class OmeZarr:
         transforms: list[dict[str, Any]] = [{"type": "scale", "scale": list(scale)}]
         if any(translation):
             transforms.append({"type": "translation", "translation": list(translation)})
-        image = {
-            "axes": axes,
-            "datasets": [{"path": "0", "coordinateTransformations": transforms}],
-        }
+        datasets = [{"path": "0", "coordinateTransformations": transforms}]
+        image = {"axes": axes, "datasets": datasets}
         with create_folder(path) as draft:
             group = zarr.open_group(draft, mode="w", zarr_format=version)
             if version == 3:

@@ -33,9 +33,6 @@ MM_PER_UNIT = {
 }
 """Units of ImageJ and OME."""
 
-RESOLUTIONS = ("XResolution", "YResolution")
-"""Tags of pixels per unit, as two integers."""
-
 NO_SPACING = "no voxel spacing: 1 mm is assumed"
 
 
@@ -182,7 +179,8 @@ def read_spacing(tif: Any) -> tuple[tuple[float, float, float], str | None]:
         units = [attributes.get(f"PhysicalSize{axis}Unit", "um") for axis in "XYZ"]
     elif tif.is_imagej:
         metadata, tags = tif.imagej_metadata or {}, tif.pages[0].tags
-        ratios = [tags[name].value if name in tags else (0, 1) for name in RESOLUTIONS]
+        names = "XResolution", "YResolution"  # pixels per unit, as two integers
+        ratios = [tags[name].value if name in tags else (0, 1) for name in names]
         sizes = [den / num if num else None for num, den in ratios]
         sizes.append(metadata.get("spacing"))
         units = [metadata.get("unit", "pixel")] * 3

@@ -50,8 +50,6 @@ class TrainingPatches(Dataset[PatchSample]):
         self.augment = augment
         self.seed = seed
         self.defer_augmentation = defer_augmentation
-        # First row of each class in a volume's foreground points, by volume name.
-        self._class_starts: dict[str, np.ndarray] = {}
 
     def __len__(self) -> int:
         return len(self.volumes)
@@ -112,10 +110,7 @@ class TrainingPatches(Dataset[PatchSample]):
         points = volume.foreground_points if is_foreground else ()
         if not len(points):
             return [int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack]
-        starts = self._class_starts.get(volume.name)
-        if starts is None:
-            starts = np.flatnonzero(np.diff(points[:, 0], prepend=-1, append=-1))
-            self._class_starts[volume.name] = starts
+        starts = np.flatnonzero(np.diff(points[:, 0], prepend=-1, append=-1))  # of each class
         # The class is drawn first, so that small classes are not rare.
         c = rng.integers(len(starts) - 1)
         center = points[rng.integers(starts[c], starts[c + 1]), 1:].tolist()

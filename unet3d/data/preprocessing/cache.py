@@ -17,7 +17,7 @@ from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volumes import open_header
 from unet3d.data.preprocessing.contents import digest_cases
 from unet3d.data.preprocessing.entry import (
-    DamagedEntryError,
+    find_entry,
     lock_cache,
     map_array,
     read_entry,
@@ -115,7 +115,7 @@ def preprocess_all(
         for case, digest in zip(cases, contents, strict=True)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        summaries = list(pool.map(find_summary, folders))
+        summaries = list(pool.map(lambda folder: find_entry(folder, read_summary), folders))
     found = zip(cases, folders, summaries, strict=True)
     missing = {case: folder for case, folder, summary in found if summary is None}
     for folder in missing.values():
@@ -210,16 +210,8 @@ def read_summary(folder: Path) -> VolumeSummary:
     )
 
 
-def find_summary(folder: Path) -> VolumeSummary | None:
-    """Return the summary of a folder; None if it is missing or damaged."""
-    try:
-        return read_summary(folder)
-    except DamagedEntryError:
-        return None
-
-
 def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> None:
-    with lock_cache(folder, find_summary) as draft:
+    with lock_cache(folder, read_summary) as draft:
         if draft is None:  # another process has made it
             return
         scan, label = preprocess_case(case, preprocessing)

@@ -6,13 +6,15 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import numpy as np
 
 from unet3d.data.formats.numpy_file import save_array
 from unet3d.files import lock_file, name_file
+
+T = TypeVar("T")
 
 VALUES = "values.json"
 
@@ -25,15 +27,23 @@ class DamagedEntryError(ValueError):
     """A folder of the cache cannot be used; the message says why."""
 
 
+def find_entry(folder: Path, read: Callable[[Path], T]) -> T | None:
+    """Return what `read` makes of a folder; None if it is missing or damaged."""
+    try:
+        return read(folder)
+    except DamagedEntryError:
+        return None
+
+
 @contextmanager
-def lock_cache(folder: Path, find: Callable[[Path], object | None]) -> Generator[Path | None]:
-    """Yield an empty folder that replaces `folder` on success; None if `find` finds one in it.
+def lock_cache(folder: Path, read: Callable[[Path], object]) -> Generator[Path | None]:
+    """Yield an empty folder that replaces `folder` on success; None if `read` finds an entry in it.
 
     Other threads, ranks and runs that want the same folder wait.
     """
     draft = folder.with_name(f".{folder.name}")
     with lock_file(folder.with_name(f".{folder.name}.lock")):
-        if find(folder) is not None:
+        if find_entry(folder, read) is not None:
             yield None
             return
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed

@@ -17,7 +17,7 @@ from unet3d.data.formats.volume_format import Grid
 from unet3d.data.formats.volumes import open_header
 from unet3d.data.preprocessing.contents import digest_cases
 from unet3d.data.preprocessing.entry import (
-    DamagedEntryError,
+    find_entry,
     lock_cache,
     map_array,
     read_entry,
@@ -84,7 +84,7 @@ def fingerprint_dataset(
         case: folder / _make_key(digests, code, background)
         for case, digests in zip(cases, digest_cases(cases, cache), strict=True)
     }
-    missing = [case for case in cases if _try_load(folders[case]) is None]
+    missing = [case for case in cases if find_entry(folders[case], _load) is None]
     if missing:
         log.info("reading %d cases for the dataset's fingerprint", len(missing))
         collect_findings(
@@ -112,16 +112,8 @@ def _make_key(digests: Sequence[str], code: str, background: Background) -> str:
     return blake2s(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
-def _try_load(folder: Path) -> CaseFingerprint | None:
-    """Return a verified fingerprint; None if it is missing or damaged."""
-    try:
-        return _load(folder)
-    except DamagedEntryError:
-        return None
-
-
 def _make(case: Case, folder: Path, code: str, background: Background) -> None:
-    with lock_cache(folder, _try_load) as draft:
+    with lock_cache(folder, _load) as draft:
         if draft is not None:  # else another process has made it
             values = asdict(fingerprint_case(case, code, background))
             write_entry(draft, {"intensities": values.pop("intensities")}, values)

@@ -117,7 +117,7 @@ class Preprocessing:
             spacing_mm=self.spacing_mm,
             background=find_background(channels, self.background),
             crop_to_foreground=self.crop == "nonzero",
-            normalize=[self._get_method(c) for c in range(len(channels))],
+            normalize=self.normalize * (len(channels) if len(self.normalize) == 1 else 1),
             intensities=self.intensities,
         )
         cropped = crop(reorient(channels, grid.axes, grid.flips), grid)
@@ -153,9 +153,6 @@ class Preprocessing:
         label = np.where(is_ignored, 0, values).astype(np.uint8)
         label[is_ignored] = IGNORE_LABEL
         return label
-
-    def _get_method(self, channel: int) -> str:
-        return self.normalize[channel if len(self.normalize) > 1 else 0]
 
 
 def choose_background(channels: Sequence[str]) -> Background:
