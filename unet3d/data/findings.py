@@ -1,5 +1,6 @@
 """Collect the problems of a dataset, so that all of them are reported at once."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -77,9 +78,12 @@ def count_findings(findings: Sequence[Finding]) -> str:
 
 
 def collect_findings(
-    work: "Callable[[Case], R]", cases: "Sequence[Case]", *, threads: int | None
+    work: "Callable[[Case], R]", cases: "Sequence[Case]", *, threads: int | None = None
 ) -> list[R]:
-    """Call `work` on every case in threads; return the results, or raise InvalidDatasetError."""
+    """Call `work` on every case; return the results, or raise InvalidDatasetError.
+
+    None: as many threads as cores.
+    """
 
     def try_case(case: "Case") -> R | Finding:
         try:
@@ -87,7 +91,7 @@ def collect_findings(
         except UsageError as error:
             return Finding(case.name, None, str(error), "fix the file or remove the case")
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         results = list(pool.map(try_case, cases))
     findings = [result for result in results if isinstance(result, Finding)]
     if findings:

@@ -90,7 +90,8 @@ def is_series(path: Path) -> bool:
     try:
         with os.scandir(path) as entries:
             names = sorted(e.name for e in entries if e.name[0] != "." and e.is_file())
-        return any(_is_single_image(path / name) for name in names[:MAX_TRIED])
+        heads = (_read_head(path / name) for name in names[:MAX_TRIED])
+        return any(head and not any(uid.encode() in head for uid in MULTIFRAME) for head in heads)
     except OSError:  # such as lost+found, which only root may read
         return False
 
@@ -215,11 +216,6 @@ def compute_affine(
         affine[:3, 2] = (last - first) / (count - 1)
     affine[:3, 3] = first
     return LPS_TO_RAS @ affine
-
-
-def _is_single_image(file: Path) -> bool:
-    head = _read_head(file)
-    return head is not None and not any(uid.encode() in head for uid in MULTIFRAME)
 
 
 def _read_head(file: Path) -> bytes | None:

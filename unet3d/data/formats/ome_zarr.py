@@ -15,8 +15,6 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     describe_read_errors,
     get_number_type,
-    is_straight,
-    make_scaled_affine,
     require_target,
 )
 from unet3d.errors import need_packages
@@ -30,6 +28,8 @@ MM_PER_UNIT = {
     "centimeter": 10.0,
     "meter": 1000.0,
 }
+
+TRANSFORMS = "coordinateTransformations"
 
 CHUNK = 64
 """Voxels along each axis of the chunks of labels."""
@@ -53,7 +53,9 @@ class Level:
     def affine(self) -> np.ndarray:
         """Return the affine of (x, y, z)."""
         factors = np.array([MM_PER_UNIT[unit or "millimeter"] for unit in self.units])
-        return make_scaled_affine((self.scale * factors)[::-1], (self.translation * factors)[::-1])
+        affine = np.diag([*(self.scale * factors)[::-1], 1.0])
+        affine[:3, 3] = (self.translation * factors)[::-1]
+        return affine
 
 
 class OmeZarr:
@@ -97,7 +99,7 @@ class OmeZarr:
         """Refuse a grid that is not along the axes."""
         with need_packages(path, "zarr", "numcodecs"):
             import zarr  # noqa: F401
-        require_target(is_straight(grid.affine), path, "orientation", like)
+        require_target(grid.is_straight, path, "orientation", like)
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
@@ -120,7 +122,7 @@ class OmeZarr:
         transforms: list[dict[str, Any]] = [{"type": "scale", "scale": list(scale)}]
         if any(translation):
             transforms.append({"type": "translation", "translation": list(translation)})
-        datasets = [{"path": "0", "coordinateTransformations": transforms}]
+        datasets = [{"path": "0", TRANSFORMS: transforms}]
         image = {"axes": axes, "datasets": datasets}
         with create_folder(path) as draft:
             group = zarr.open_group(draft, mode="w", zarr_format=version)
@@ -155,10 +157,7 @@ def open_level(file: Path) -> Level:
         if "t" in names and array.shape[names.index("t")] > 1:
             count = array.shape[names.index("t")]
             raise UnreadableFileError(f"has {count} time points: save each as a volume")
-        transforms = [
-            *first.get("coordinateTransformations", ()),
-            *images[0].get("coordinateTransformations", ()),
-        ]
+        transforms = [*first.get(TRANSFORMS, ()), *images[0].get(TRANSFORMS, ())]
         scale, origin = np.ones(len(names)), np.zeros(len(names))
         for transform in transforms:
             if transform["type"] == "scale":

@@ -15,8 +15,6 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     describe_read_errors,
     get_number_type,
-    is_straight,
-    make_scaled_affine,
     require_target,
 )
 from unet3d.errors import need_packages
@@ -56,7 +54,7 @@ class Tiff:
             spacing_mm, assumption = read_spacing(tif)
             return VolumeHeader(
                 shape=shape if channels == 1 else (*shape, channels),
-                affine=make_scaled_affine(spacing_mm),
+                affine=np.diag([*spacing_mm, 1.0]),
                 dtype=get_number_type(series.dtype),
                 assumption=assumption,
             )
@@ -78,7 +76,7 @@ class Tiff:
         """Refuse a grid that is not along the axes, or has a position."""
         with need_packages(path, "tifffile", "imagecodecs"):
             import tifffile  # noqa: F401
-        require_target(is_straight(grid.affine), path, "orientation", like)
+        require_target(grid.is_straight, path, "orientation", like)
         require_target(not grid.affine[:3, 3].any(), path, "position", like)
 
     def write_labels(

@@ -69,17 +69,14 @@ class TrainingPatches(Dataset[PatchSample]):
         label = torch.from_numpy(mark_background(crop_padded(volume.label, start, size), volume))
         read = perf_counter()
         seconds = {"reading": read - started}
+        sample = PatchSample(image=image, label=label, case=volume.name, seconds=seconds)
         if self.defer_augmentation:
-            return PatchSample(
-                image=image,
-                label=label,
-                case=volume.name,
-                augmentation_seed=augmentation_seed,
-                seconds=seconds,
-            )
+            sample["augmentation_seed"] = augmentation_seed
+            return sample
         images, labels = self.augment([image], [label], [augmentation_seed], self.patch_size)
+        sample["image"], sample["label"] = images[0], labels[0]
         seconds["augmenting"] = perf_counter() - read
-        return PatchSample(image=images[0], label=labels[0], case=volume.name, seconds=seconds)
+        return sample
 
     def read_label(self, index: PatchIndex) -> np.ndarray:
         """Return the labels (D, H, W) of a patch before augmentation."""

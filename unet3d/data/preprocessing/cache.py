@@ -34,7 +34,7 @@ from unet3d.data.preprocessing.resampling import (
     find_orientation,
     get_spacing,
 )
-from unet3d.data.preprocessing.statistics import Statistics
+from unet3d.data.preprocessing.statistics import Statistics, to_tuples
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
 from unet3d.units import MIB, format_bytes
@@ -122,11 +122,7 @@ def preprocess_all(
         if folder.exists():
             log.warning("%s is damaged, preprocessing the case again", folder)
     if missing:
-        costs = collect_findings(
-            lambda case: _estimate_cost(case, preprocessing, ram),
-            list(missing),
-            threads=os.cpu_count(),
-        )
+        costs = collect_findings(lambda case: _estimate_cost(case, preprocessing, ram), [*missing])
         threads = count_parallel_jobs(max(c.ram for c in costs), ram)
         log.info(
             "preprocessing %d cases into %s: %s of disk space, at most %s of RAM for %d at a time",
@@ -137,9 +133,7 @@ def preprocess_all(
             threads,
         )
         collect_findings(
-            lambda case: _preprocess(case, missing[case], preprocessing),
-            list(missing),
-            threads=threads,
+            lambda c: _preprocess(c, missing[c], preprocessing), [*missing], threads=threads
         )
     return [
         CachedVolume(case, folder, summary or read_summary(folder), digest)
@@ -203,10 +197,11 @@ def make_cache_key(contents: Sequence[str], preprocessing: Preprocessing) -> str
 def read_summary(folder: Path) -> VolumeSummary:
     """Read what a folder of the cache says of its case."""
     entry = read_entry(folder)
+    statistics = {key: to_tuples(v) for key, v in entry["values"]["statistics"].items()}
     return VolumeSummary(
         shape=tuple(entry["arrays"]["label"]["shape"]),
         classes=frozenset(np.unique(map_array(folder, "foreground_points")[:, 0]).tolist()),
-        statistics=Statistics.from_dict(entry["values"]["statistics"]),
+        statistics=Statistics(**statistics),
     )
 
 

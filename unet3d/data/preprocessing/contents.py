@@ -36,9 +36,7 @@ def digest_cases(cases: Sequence[Case], folder: Path) -> list[tuple[str, ...]]:
         new[path] = [version, digest_volume(volume)]
         return new[path][1]
 
-    contents = collect_findings(
-        lambda case: tuple(map(digest, (*case.images, case.label))), cases, threads=os.cpu_count()
-    )
+    contents = collect_findings(lambda case: tuple(map(digest, (*case.images, case.label))), cases)
     if new:
         with suppress(OSError), atomic_write(folder / "contents.json") as draft:
             draft.write_text(json.dumps(known | new), "utf-8")

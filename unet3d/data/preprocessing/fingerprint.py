@@ -80,17 +80,17 @@ def fingerprint_dataset(
     """
     folder = cache / "fingerprints"
     folder.mkdir(parents=True, exist_ok=True)
-    folders = {
-        case: folder / _make_key(digests, code, background)
-        for case, digests in zip(cases, digest_cases(cases, cache), strict=True)
-    }
+    folders = {}
+    for case, digests in zip(cases, digest_cases(cases, cache), strict=True):
+        parts = [PREPROCESSING_VERSION, code, background, *digests]
+        key = blake2s(json.dumps(parts).encode(), digest_size=16).hexdigest()
+        folders[case] = folder / key
     missing = [case for case in cases if find_entry(folders[case], _load) is None]
     if missing:
         log.info("reading %d cases for the dataset's fingerprint", len(missing))
+        threads = min(4, cpu_count() or 1)
         collect_findings(
-            lambda case: _make(case, folders[case], code, background),
-            missing,
-            threads=min(4, cpu_count() or 1),
+            lambda case: _make(case, folders[case], code, background), missing, threads=threads
         )
     return [_load(folders[case]) for case in cases]
 
@@ -105,11 +105,6 @@ def compute_foreground_intensities(
     low, high = np.percentile(values, (0.5, 99.5), axis=1)
     rows = zip(values.mean(1), values.std(1), low, high, strict=True)
     return tuple((float(m), float(s), float(a), float(b)) for m, s, a, b in rows)
-
-
-def _make_key(digests: Sequence[str], code: str, background: Background) -> str:
-    parts = [PREPROCESSING_VERSION, code, background, *digests]
-    return blake2s(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
 def _make(case: Case, folder: Path, code: str, background: Background) -> None:
