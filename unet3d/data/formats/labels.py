@@ -50,5 +50,5 @@ def read_labels(file: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
 def read_label_pair(
     first: Path, second: Path
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return the labels and affine of two files; a DICOM SEG may hold a part of the other's grid."""
+    """Return the labels and affine of two files; a SEG may hold a part of the other's grid."""
     return read_labels(first, open_header(second)), read_labels(second, open_header(first))
