@@ -45,8 +45,14 @@ DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
 BACKENDS = ("torch", "onnx", "openvino")
 """Values of `backend=`: what runs networks in inference."""
 
-NORMALIZATIONS = ("zscore", "zscore_nonzero", "ct", "none")
-"""Values of `data.normalize=`, besides auto."""
+NORMALIZATIONS = {
+    "zscore": ("ZScoreNormalization", False),
+    "zscore_nonzero": ("ZScoreNormalization", True),
+    "ct": ("CTNormalization", False),
+    "none": ("NoNormalization", False),
+}
+"""Values of `data.normalize=`, besides auto: nnU-Net's scheme, and whether it leaves out what its
+crop has removed."""
 
 CROPS = ("nonzero", "none")
 """Values of `data.crop=`."""

@@ -10,13 +10,12 @@ from unet3d.data.annotated import Annotations, read_annotations
 from unet3d.data.case import Case, DatasetDescription, DatasetLayout
 from unet3d.data.layouts.groups import LikelyGroups, find_likely_groups, read_groups
 from unet3d.data.layouts.splits import read_folds
-from unet3d.data.preprocessing.background import choose_background
 from unet3d.data.preprocessing.fingerprint import (
     compute_foreground_intensities,
     compute_median_spacing,
     fingerprint_dataset,
 )
-from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.data.preprocessing.pipeline import Preprocessing, choose_background
 from unet3d.errors import UsageError
 from unet3d.inference.regions import get_region_labels
 from unet3d.text import NAME_RULE, is_name

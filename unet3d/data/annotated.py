@@ -66,14 +66,9 @@ class Annotations:
 
     def find_unmatched_patterns(self, cases: Iterable[str]) -> list[Finding]:
         """Return patterns that match no case."""
-        names = list(cases)
+        names, advice = list(cases), "correct the pattern, or remove it"
         return [
-            Finding(
-                None,
-                None,
-                f"{self.key} names {pattern}, and no case has such a name",
-                "correct the pattern, or remove it",
-            )
+            Finding(None, None, f"{self.key} names {pattern}, and no case has such a name", advice)
             for pattern in self.annotated
             if not any(fnmatchcase(name, pattern) for name in names)
         ]

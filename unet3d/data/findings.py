@@ -1,15 +1,18 @@
 """Collect the problems of a dataset, so that all of them are reported at once."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from unet3d.errors import UsageError
 from unet3d.text import escape_unprintable, pluralize
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from unet3d.data.case import Case
+
 R = TypeVar("R")
 
 MAX_LISTED = 20
@@ -53,17 +56,13 @@ class InvalidDatasetError(UsageError):
 
 
 def group_equal(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Return many findings with the same message and advice as one group, in order of the first."""
+    """Return many findings with the same message and advice as one group, fewer one by one."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.message, finding.advice), []).append(finding)
-    result = []
-    for finding in findings:
-        group = groups[finding.message, finding.advice]
-        if len(group) < MIN_EQUAL:
-            result.append([finding])
-        elif group[0] is finding:
-            result.append(group)
+    result: list[list[Finding]] = []
+    for group in groups.values():
+        result += [group] if len(group) >= MIN_EQUAL else [[finding] for finding in group]
     return result
 
 
@@ -79,21 +78,21 @@ def count_findings(findings: Sequence[Finding]) -> str:
 
 
 def collect_findings(
-    work: Callable[[T], R], items: Sequence[T], cases: Sequence[str], *, threads: int | None
+    work: "Callable[[Case], R]", cases: "Sequence[Case]", *, threads: int | None = None
 ) -> list[R]:
-    """Call `work` on every item in threads; return the results, or raise InvalidDatasetError.
+    """Call `work` on every case; return the results, or raise InvalidDatasetError.
 
-    `cases` holds the case name of each item.
+    None: as many threads as cores.
     """
 
-    def try_item(item: T, case: str) -> R | Finding:
+    def try_case(case: "Case") -> R | Finding:
         try:
-            return work(item)
+            return work(case)
         except UsageError as error:
-            return Finding(case, None, str(error), "fix the file or remove the case")
+            return Finding(case.name, None, str(error), "fix the file or remove the case")
 
-    with ThreadPoolExecutor(threads) as pool:
-        results = list(pool.map(try_item, items, cases))
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+        results = list(pool.map(try_case, cases))
     findings = [result for result in results if isinstance(result, Finding)]
     if findings:
         raise InvalidDatasetError(findings)

@@ -6,13 +6,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from unet3d.metric.scores import (
-    ClassMetric,
-    call_metrics,
-    iter_masks,
-    mask_ignored,
-    score_case,
-)
+from unet3d.metric.scores import ClassMetric, call_metrics, iter_masks, mask_ignored, score_case
 from unet3d.types import IGNORE_LABEL
 
 Box = Sequence[tuple[int, int]]

@@ -6,12 +6,8 @@ import pytest
 
 from tests.data.helpers.cases import flip_bit
 from tests.data.helpers.datasets import make_image, save_volume
-from unet3d.data.formats.volumes import (
-    open_header,
-    open_probability_file,
-    read_volume,
-    write_labels,
-)
+from unet3d.data.formats.nifti import open_probability_file
+from unet3d.data.formats.volumes import open_header, read_volume, write_labels
 from unet3d.errors import UsageError
 
 OBLIQUE = np.array([[0.9, 0.2, 0, 5], [-0.2, 0.9, 0.1, -7], [0, -0.1, 1.5, 3], [0, 0, 0, 1.0]])
@@ -52,7 +48,7 @@ def test_labels_keep_the_affines_codes_and_units_of_their_image(image, tmp_path,
 
 def test_probabilities_are_written_through_a_memory_map(image, tmp_path):
     values = np.random.default_rng(0).random((5, 2, 3, 4), np.float32)
-    with open_probability_file(tmp_path / "p.nii", 5, image) as array:
+    with open_probability_file(tmp_path / "p.nii", 5, image, open_header(image)) as array:
         assert array.base is not None
         array[:] = values
         assert not (tmp_path / "p.nii").exists()

@@ -49,8 +49,8 @@ def make_failing_loader(volumes, fail):
 @pytest.mark.parametrize(
     ("num_workers", "name", "damage", "problem"),
     [
-        (0, "label", os.remove, "is missing"),
-        (1, "image", os.remove, "is missing"),
+        (0, "label", os.remove, "cannot be read: .*No such file.*"),
+        (1, "image", os.remove, "cannot be read: .*No such file.*"),
         (0, "foreground_points", lambda file: os.truncate(file, 0), "cannot be read: .*"),
         (1, "image", lambda file: os.truncate(file, 400), "cannot be read: .*"),
         (1, "image", flip_bit, "does not have its checksum"),

@@ -2,11 +2,8 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case, zero_padded_noise
-from unet3d.data.preprocessing.background import (
-    choose_background,
-    find_background,
-    find_border_value,
-)
+from unet3d.data.preprocessing.channels import find_border_value
+from unet3d.data.preprocessing.pipeline import choose_background, find_background
 from unet3d.errors import UsageError
 
 AUTO = ("auto",)

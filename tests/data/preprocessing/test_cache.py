@@ -1,3 +1,4 @@
+import json
 import os
 import time
 import tracemalloc
@@ -6,9 +7,10 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.cases import flip_bit, noise, preprocess, write_case
+from unet3d.data.case import Case
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost, preprocess_all
-from unet3d.data.preprocessing.contents import ContentDigests
+from unet3d.data.preprocessing.contents import digest_cases
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
@@ -121,14 +123,13 @@ def test_a_file_that_gets_its_old_size_and_time_back_is_read_again(tmp_path):
     file = tmp_path / "a.npy"
     np.save(file, np.zeros((4, 4, 4)))
     times = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
-    digests = ContentDigests(tmp_path)
-    first = digests.digest(file)
-    digests.save()
-    assert list(ContentDigests(tmp_path).known) == [str(file)]
+    cases = [Case(name="a", images=(file,), label=file)]
+    first = digest_cases(cases, tmp_path)
+    assert list(json.loads((tmp_path / "contents.json").read_text())) == [str(file)]
     time.sleep(0.02)  # longer than the resolution of the inode's time
     np.save(file, np.ones((4, 4, 4)))
     os.utime(file, ns=times)
-    assert ContentDigests(tmp_path).digest(file) != first
+    assert digest_cases(cases, tmp_path) != first
 
 
 def test_a_run_from_the_cache_does_not_read_its_voxels(tmp_path):

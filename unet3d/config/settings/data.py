@@ -45,7 +45,7 @@ BACKGROUND = one_or_list_of(
     Kind("a number or auto", lambda value: value == "auto" or is_number(value)),
     "a number, auto, or a list with one of these per channel",
 )
-METHODS = one_or_list_of(one_of(NORMALIZATIONS))
+METHODS = one_or_list_of(one_of(tuple(NORMALIZATIONS)))
 NORMALIZE = Kind(
     f"auto, {', '.join(NORMALIZATIONS)}, or a list with one per channel",
     lambda value: value in ("auto", ["auto"]) or METHODS.accepts(value),

@@ -38,16 +38,12 @@ def check_headers(cases: Sequence[Case], *, channels: int, ram: int | None = Non
 
     A case whose voxels take more than the available `ram` is one; None: that is unknown.
     """
-    return [
-        *find_duplicates(cases),
-        *(
-            finding
-            for case in cases
-            for finding in check_scan_headers(
-                case.name, case.images, case.label, channels=channels, ram=ram
-            )
-        ),
-    ]
+    findings = list(find_duplicates(cases))
+    for case in cases:
+        findings += check_scan_headers(
+            case.name, case.images, case.label, channels=channels, ram=ram
+        )
+    return findings
 
 
 def find_duplicates(cases: Iterable[Case]) -> Iterator[Finding]:

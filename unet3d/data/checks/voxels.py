@@ -16,13 +16,8 @@ from unet3d.data.checks.headers import is_3d, make_unreadable_finding
 from unet3d.data.findings import Finding
 from unet3d.data.formats.volume_format import UnreadableFileError, iter_slabs
 from unet3d.data.formats.volumes import find_format, read_header
-from unet3d.data.preprocessing.background import (
-    AUTO,
-    Background,
-    find_border_value,
-    repeat_per_channel,
-)
-from unet3d.data.preprocessing.pipeline import count_nonfinite
+from unet3d.data.preprocessing.channels import find_border_value
+from unet3d.data.preprocessing.pipeline import AUTO, Background, count_nonfinite, repeat_per_channel
 from unet3d.text import join_first
 
 MAX_VALUES = 1000
@@ -100,11 +95,10 @@ def find_unexpected_borders(
     borders: Sequence[float | None], channels: Sequence[str], background: Background
 ) -> list[float]:
     """Return constant border values that are not background; in CT, air is an ordinary value."""
+    values = repeat_per_channel(background, len(borders))
     return [
         border
-        for border, value, name in zip(
-            borders, repeat_per_channel(background, len(borders)), channels, strict=False
-        )
+        for border, value, name in zip(borders, values, channels, strict=False)
         if border is not None and name.upper() != "CT" and value not in (AUTO, border)
     ]
 
@@ -184,11 +178,7 @@ def check_label_voxels(
         problems.append((f"holds {fractional}: labels must be integers", advice))
     if unknown:
         ignored = "".join(f" or {label} (ignored)" for label in ignore_labels)
-        message = f"holds {join_first(list(map(str, unknown)))}"
-        problems.append(
-            (
-                f"{message}: labels must be 0..{classes - 1}{ignored}",
-                "correct the label, the classes, or data.ignore_label",
-            )
-        )
+        found = join_first(list(map(str, unknown)))
+        message = f"holds {found}: labels must be 0..{classes - 1}{ignored}"
+        problems.append((message, "correct the label, the classes, or data.ignore_label"))
     return problems, labels & set(range(classes))

@@ -68,8 +68,63 @@ class Dicom:
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
-        """Write a DICOM SEG; the volume `like` must be DICOM too."""
-        write_segmentation(path, labels, like, classes)
+        """Write a DICOM SEG with a binary segment for each class, which refers to the images.
+
+        Slices without labels are written too, so that the file has the grid of the images.
+        """
+        with need_packages(path, "pydicom", "highdicom"):
+            import highdicom
+            from pydicom.sr.codedict import codes
+        logging.getLogger("highdicom").setLevel(logging.WARNING)  # it tells every step
+        planes = labels.T  # in the order of the slices
+        if like.name.endswith(SUFFIX):
+            sources = [read_dataset(like, stop_before_pixels=True)]
+            orientation, positions = _read_positions(sources[0])
+            order = np.argsort(positions @ get_normal(orientation))  # of the frames
+            planes = planes[np.argsort(order)]
+        else:
+            series = open_series(like, tags=None)
+            sources = series.datasets
+            if sources[0].get("SliceThickness") is None:  # may be empty; highdicom needs a number
+                sources[0].SliceThickness = np.linalg.norm(series.affine[:3, 2])
+        for keyword in OF_PATIENT_AND_STUDY:
+            if keyword not in sources[0]:  # removed, as to make it anonymous
+                setattr(sources[0], keyword, "")
+        names = list(classes[1:]) or [f"class_{n}" for n in range(1, max(2, int(labels.max()) + 1))]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about names and dates of the images
+            algorithm = highdicom.AlgorithmIdentificationSequence(
+                name="unet3d", version=__version__, family=codes.cid7162.ArtificialIntelligence
+            )
+            segments = [
+                highdicom.seg.SegmentDescription(
+                    segment_number=number,
+                    segment_label=name[:64],
+                    segmented_property_category=codes.SCT.Tissue,
+                    segmented_property_type=codes.SCT.Tissue,
+                    algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+                    algorithm_identification=algorithm,
+                )
+                for number, name in enumerate(names, start=1)
+            ]
+            segmentation = highdicom.seg.Segmentation(
+                source_images=sources,
+                pixel_array=np.ascontiguousarray(planes),
+                segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
+                segment_descriptions=segments,
+                series_instance_uid=highdicom.UID(),
+                series_number=1000,
+                sop_instance_uid=highdicom.UID(),
+                instance_number=1,
+                series_description="unet3d",
+                omit_empty_frames=False,
+                manufacturer="unet3d",
+                manufacturer_model_name="unet3d",
+                software_versions=__version__,
+                device_serial_number="0",
+            )
+            with atomic_write(path) as draft:
+                segmentation.save_as(draft)
 
 
 def open_image(file: Path) -> tuple[Any, Any]:
@@ -151,62 +206,3 @@ def _find_group(image: Any, keyword: str) -> Any:
     """Return what all frames share, or the first frame has."""
     groups = [image.SharedFunctionalGroupsSequence[0], *image.PerFrameFunctionalGroupsSequence]
     return next(group[keyword][0] for group in groups if keyword in group)
-
-
-def write_segmentation(path: Path, labels: np.ndarray, like: Path, classes: Sequence[str]) -> None:
-    """Write a binary segment for each class, which refers to the images.
-
-    Slices without labels are written too, so that the file has the grid of the images.
-    """
-    with need_packages(path, "pydicom", "highdicom"):
-        import highdicom
-        from pydicom.sr.codedict import codes
-    logging.getLogger("highdicom").setLevel(logging.WARNING)  # it tells every step
-    planes = labels.T  # in the order of the slices
-    if like.name.endswith(SUFFIX):
-        sources = [read_dataset(like, stop_before_pixels=True)]
-        orientation, positions = _read_positions(sources[0])
-        planes = planes[np.argsort(np.argsort(positions @ get_normal(orientation)))]  # of frames
-    else:
-        series = open_series(like, tags=None)
-        sources = series.datasets
-        if sources[0].get("SliceThickness") is None:  # may be empty, but highdicom needs a number
-            sources[0].SliceThickness = np.linalg.norm(series.affine[:3, 2])
-    for keyword in OF_PATIENT_AND_STUDY:
-        if keyword not in sources[0]:  # removed, as to make it anonymous
-            setattr(sources[0], keyword, "")
-    names = list(classes[1:]) or [f"class_{n}" for n in range(1, max(2, int(labels.max()) + 1))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about names and dates of the images
-        algorithm = highdicom.AlgorithmIdentificationSequence(
-            name="unet3d", version=__version__, family=codes.cid7162.ArtificialIntelligence
-        )
-        segments = [
-            highdicom.seg.SegmentDescription(
-                segment_number=number,
-                segment_label=name[:64],
-                segmented_property_category=codes.SCT.Tissue,
-                segmented_property_type=codes.SCT.Tissue,
-                algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
-                algorithm_identification=algorithm,
-            )
-            for number, name in enumerate(names, start=1)
-        ]
-        segmentation = highdicom.seg.Segmentation(
-            source_images=sources,
-            pixel_array=np.ascontiguousarray(planes),
-            segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
-            segment_descriptions=segments,
-            series_instance_uid=highdicom.UID(),
-            series_number=1000,
-            sop_instance_uid=highdicom.UID(),
-            instance_number=1,
-            series_description="unet3d",
-            omit_empty_frames=False,
-            manufacturer="unet3d",
-            manufacturer_model_name="unet3d",
-            software_versions=__version__,
-            device_serial_number="0",
-        )
-        with atomic_write(path) as draft:
-            segmentation.save_as(draft)

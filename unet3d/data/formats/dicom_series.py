@@ -90,7 +90,8 @@ def is_series(path: Path) -> bool:
     try:
         with os.scandir(path) as entries:
             names = sorted(e.name for e in entries if e.name[0] != "." and e.is_file())
-        return any(_is_single_image(path / name) for name in names[:MAX_TRIED])
+        heads = (_read_head(path / name) for name in names[:MAX_TRIED])
+        return any(head and not any(uid.encode() in head for uid in MULTIFRAME) for head in heads)
     except OSError:  # such as lost+found, which only root may read
         return False
 
@@ -137,8 +138,7 @@ def open_series(folder: Path, tags: Sequence[str] | None = TAGS) -> Series:
     (images,) = found.values()
     with describe_read_errors():
         check_images(images)
-        files, datasets, affine = sort_slices(images)
-    return Series(files=files, datasets=datasets, affine=affine)
+        return sort_slices(images)
 
 
 def check_images(images: Sequence[tuple[Path, Any]]) -> None:
@@ -161,8 +161,8 @@ def check_images(images: Sequence[tuple[Path, Any]]) -> None:
                 )
 
 
-def sort_slices(images: Sequence[tuple[Path, Any]]) -> tuple[list[Path], list[Any], np.ndarray]:
-    """Return files and datasets in the order of their slices, and the affine."""
+def sort_slices(images: Sequence[tuple[Path, Any]]) -> Series:
+    """Return the series of images that form one volume."""
     first = images[0][1]
     orientation = np.array(first.ImageOrientationPatient, float)
     positions = np.array([d.ImagePositionPatient for _, d in images], float)
@@ -174,7 +174,7 @@ def sort_slices(images: Sequence[tuple[Path, Any]]) -> tuple[list[Path], list[An
         *(orientation, np.array(first.PixelSpacing, float)),
         *(positions[0], positions[-1], len(positions), float(first.get("SliceThickness") or 1)),
     )
-    return files, datasets, affine
+    return Series(files=files, datasets=datasets, affine=affine)
 
 
 def get_normal(orientation: np.ndarray) -> np.ndarray:
@@ -216,11 +216,6 @@ def compute_affine(
         affine[:3, 2] = (last - first) / (count - 1)
     affine[:3, 3] = first
     return LPS_TO_RAS @ affine
-
-
-def _is_single_image(file: Path) -> bool:
-    head = _read_head(file)
-    return head is not None and not any(uid.encode() in head for uid in MULTIFRAME)
 
 
 def _read_head(file: Path) -> bytes | None:

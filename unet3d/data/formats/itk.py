@@ -22,12 +22,6 @@ from unet3d.files import atomic_write
 ORTHOGONAL = 1e-4
 """Tolerated cosine of the angle between two axes; SimpleITK holds no others."""
 
-DTYPES = (
-    *("UInt8", "Int8", "UInt16", "Int16", "UInt32", "Int32", "UInt64", "Int64"),
-    *("Float32", "Float64"),
-)
-"""Names of SimpleITK; in small letters those of NumPy."""
-
 HEADER_BYTES = 2**20
 """Bytes at a file's start that hold its text."""
 
@@ -54,13 +48,10 @@ class Itk:
         reader = open_reader(file)
         import SimpleITK
 
-        dtypes = {
-            getattr(SimpleITK, f"sitk{vector}{name}"): np.dtype(name.lower())
-            for vector in ("", "Vector")
-            for name in DTYPES
-        }
-        dtype = dtypes.get(reader.GetPixelID(), np.dtype(np.void))
         size, channels = tuple(reader.GetSize()), reader.GetNumberOfComponents()
+        with describe_read_errors():
+            voxel = SimpleITK.Image([1, 1, 1], reader.GetPixelID(), channels)
+            dtype = SimpleITK.GetArrayViewFromImage(voxel).dtype
         *_, data_file = self.list_files(file)
         if not data_file.is_file():
             raise UnreadableFileError(f"names {data_file.name} for its voxels, which is missing")

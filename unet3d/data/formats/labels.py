@@ -5,13 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.data.formats.volume_format import Grid
-from unet3d.data.formats.volumes import (
-    SEG_SUFFIX,
-    list_volumes,
-    open_header,
-    read_volume,
-    split_suffix,
-)
+from unet3d.data.formats.volumes import list_volumes, open_header, read_volume, split_suffix
 from unet3d.errors import UsageError
 
 MAX_LABEL = 2**16 - 1
@@ -56,10 +50,5 @@ def read_labels(file: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
 def read_label_pair(
     first: Path, second: Path
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return the labels and the affine of two files, each on the grid of the other if it is a part.
-
-    Only DICOM SEG may hold a part of a grid.
-    """
-    is_cropped = any(file.name.endswith(SEG_SUFFIX) for file in (first, second))
-    grids = [open_header(file) if is_cropped else None for file in (first, second)]
-    return read_labels(first, grids[1]), read_labels(second, grids[0])
+    """Return the labels and affine of two files; a SEG may hold a part of the other's grid."""
+    return read_labels(first, open_header(second)), read_labels(second, open_header(first))

@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.formats.volume_format import (
-    VolumeHeader,
-    describe_read_errors,
-)
+from unet3d.data.formats.volume_format import VolumeHeader, describe_read_errors
 from unet3d.files import atomic_write
 
 logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # how it corrects a header
@@ -33,10 +30,12 @@ class Nifti:
     def read_header(self, file: Path) -> VolumeHeader:
         """Read the header, as nibabel corrects it."""
         image = open_image(file)
-        dtype = image.get_data_dtype()
+        dtype, shape = image.get_data_dtype(), tuple(map(int, image.shape))
+        while len(shape) > 3 and shape[-1] == 1:
+            shape = shape[:-1]
         is_scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
         return VolumeHeader(
-            shape=drop_trailing_axes(image.shape),
+            shape=shape,
             affine=np.asarray(image.affine, np.float64),
             dtype=np.dtype(np.float32) if is_scaled and dtype.kind in "iuf" else dtype,
         )
@@ -74,14 +73,6 @@ def open_image(file: Path) -> Any:
 
     with describe_read_errors():
         return nibabel.load(file)
-
-
-def drop_trailing_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape without axes of size 1 after the third."""
-    sizes = tuple(map(int, shape))
-    while len(sizes) > 3 and sizes[-1] == 1:
-        sizes = sizes[:-1]
-    return sizes
 
 
 def read_planes(kind: Any, file: Path, header: VolumeHeader) -> np.ndarray:

@@ -15,8 +15,6 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     describe_read_errors,
     get_number_type,
-    is_straight,
-    make_scaled_affine,
     require_target,
 )
 from unet3d.errors import need_packages
@@ -30,6 +28,8 @@ MM_PER_UNIT = {
     "centimeter": 10.0,
     "meter": 1000.0,
 }
+
+TRANSFORMS = "coordinateTransformations"
 
 CHUNK = 64
 """Voxels along each axis of the chunks of labels."""
@@ -53,20 +53,9 @@ class Level:
     def affine(self) -> np.ndarray:
         """Return the affine of (x, y, z)."""
         factors = np.array([MM_PER_UNIT[unit or "millimeter"] for unit in self.units])
-        return make_scaled_affine((self.scale * factors)[::-1], (self.translation * factors)[::-1])
-
-    @property
-    def size(self) -> dict[str, int]:
-        """Return the size of each axis."""
-        return dict(zip(self.axes, self.array.shape, strict=True))
-
-    def read_channels(self) -> np.ndarray:
-        """Return (C, X, Y, Z)."""
-        array = self.array[tuple(0 if axis == "t" else slice(None) for axis in self.axes)]
-        axes = self.axes.replace("t", "")
-        if "c" not in axes:
-            axes, array = "c" + axes, array[None]
-        return array.transpose([axes.index(axis) for axis in "cxyz"])
+        affine = np.diag([*(self.scale * factors)[::-1], 1.0])
+        affine[:3, 3] = (self.translation * factors)[::-1]
+        return affine
 
 
 class OmeZarr:
@@ -83,8 +72,8 @@ class OmeZarr:
     def read_header(self, file: Path) -> VolumeHeader:
         """Read the attributes of the full resolution."""
         level = open_level(file)
-        size, channels = level.size, level.size.get("c", 1)
-        shape = size["x"], size["y"], size["z"]
+        size = dict(zip(level.axes, level.array.shape, strict=True))
+        shape, channels = (size["x"], size["y"], size["z"]), size.get("c", 1)
         chunk = prod(level.array.shards or level.array.chunks)
         return VolumeHeader(
             shape=shape if channels == 1 else (*shape, channels),
@@ -99,14 +88,18 @@ class OmeZarr:
         """Decompress all chunks."""
         level = open_level(file)
         with describe_read_errors():
-            channels = level.read_channels()
+            array = level.array[tuple(0 if a == "t" else slice(None) for a in level.axes)]
+        axes = level.axes.replace("t", "")
+        if "c" not in axes:
+            axes, array = "c" + axes, array[None]
+        channels = array.transpose([axes.index(axis) for axis in "cxyz"])
         return channels.view(get_number_type(channels.dtype)), level.affine
 
     def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
         """Refuse a grid that is not along the axes."""
         with need_packages(path, "zarr", "numcodecs"):
             import zarr  # noqa: F401
-        require_target(is_straight(grid.affine), path, "orientation", like)
+        require_target(grid.is_straight, path, "orientation", like)
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
@@ -129,10 +122,8 @@ class OmeZarr:
         transforms: list[dict[str, Any]] = [{"type": "scale", "scale": list(scale)}]
         if any(translation):
             transforms.append({"type": "translation", "translation": list(translation)})
-        image = {
-            "axes": axes,
-            "datasets": [{"path": "0", "coordinateTransformations": transforms}],
-        }
+        datasets = [{"path": "0", TRANSFORMS: transforms}]
+        image = {"axes": axes, "datasets": datasets}
         with create_folder(path) as draft:
             group = zarr.open_group(draft, mode="w", zarr_format=version)
             if version == 3:
@@ -166,10 +157,7 @@ def open_level(file: Path) -> Level:
         if "t" in names and array.shape[names.index("t")] > 1:
             count = array.shape[names.index("t")]
             raise UnreadableFileError(f"has {count} time points: save each as a volume")
-        transforms = [
-            *first.get("coordinateTransformations", ()),
-            *images[0].get("coordinateTransformations", ()),
-        ]
+        transforms = [*first.get(TRANSFORMS, ()), *images[0].get(TRANSFORMS, ())]
         scale, origin = np.ones(len(names)), np.zeros(len(names))
         for transform in transforms:
             if transform["type"] == "scale":

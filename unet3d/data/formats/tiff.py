@@ -15,8 +15,6 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     describe_read_errors,
     get_number_type,
-    is_straight,
-    make_scaled_affine,
     require_target,
 )
 from unet3d.errors import need_packages
@@ -32,9 +30,6 @@ MM_PER_UNIT = {
     "m": 1000.0,
 }
 """Units of ImageJ and OME."""
-
-RESOLUTIONS = ("XResolution", "YResolution")
-"""Tags of pixels per unit, as two integers."""
 
 NO_SPACING = "no voxel spacing: 1 mm is assumed"
 
@@ -59,7 +54,7 @@ class Tiff:
             spacing_mm, assumption = read_spacing(tif)
             return VolumeHeader(
                 shape=shape if channels == 1 else (*shape, channels),
-                affine=make_scaled_affine(spacing_mm),
+                affine=np.diag([*spacing_mm, 1.0]),
                 dtype=get_number_type(series.dtype),
                 assumption=assumption,
             )
@@ -81,7 +76,7 @@ class Tiff:
         """Refuse a grid that is not along the axes, or has a position."""
         with need_packages(path, "tifffile", "imagecodecs"):
             import tifffile  # noqa: F401
-        require_target(is_straight(grid.affine), path, "orientation", like)
+        require_target(grid.is_straight, path, "orientation", like)
         require_target(not grid.affine[:3, 3].any(), path, "position", like)
 
     def write_labels(
@@ -182,7 +177,8 @@ def read_spacing(tif: Any) -> tuple[tuple[float, float, float], str | None]:
         units = [attributes.get(f"PhysicalSize{axis}Unit", "um") for axis in "XYZ"]
     elif tif.is_imagej:
         metadata, tags = tif.imagej_metadata or {}, tif.pages[0].tags
-        ratios = [tags[name].value if name in tags else (0, 1) for name in RESOLUTIONS]
+        names = "XResolution", "YResolution"  # pixels per unit, as two integers
+        ratios = [tags[name].value if name in tags else (0, 1) for name in names]
         sizes = [den / num if num else None for num, den in ratios]
         sizes.append(metadata.get("spacing"))
         units = [metadata.get("unit", "pixel")] * 3

@@ -45,7 +45,13 @@ class VolumeHeader(Grid):
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
         """Return the voxel sizes that the affine gives."""
-        return get_spacing_mm(self.affine)
+        x, y, z = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)).tolist()
+        return x, y, z
+
+    @property
+    def is_straight(self) -> bool:
+        """Return whether axes are neither turned nor flipped."""
+        return np.array_equal(self.affine[:3, :3], np.diag(self.spacing_mm))
 
     @property
     def num_channels(self) -> int:
@@ -93,12 +99,6 @@ class VolumeFormat(Protocol):
         ...
 
 
-def get_spacing_mm(affine: np.ndarray) -> tuple[float, float, float]:
-    """Return the voxel sizes of an affine."""
-    x, y, z = np.sqrt((affine[:3, :3] ** 2).sum(axis=0)).tolist()
-    return x, y, z
-
-
 @contextmanager
 def describe_read_errors() -> Generator[None]:
     """Turn the errors of a library that reads a file into UnreadableFileError."""
@@ -114,15 +114,6 @@ def describe_read_errors() -> Generator[None]:
         raise UnreadableFileError(f"cannot be decoded: {reason.strip()}") from error
 
 
-def make_scaled_affine(
-    spacing_mm: Sequence[float], origin: Sequence[float] = (0, 0, 0)
-) -> np.ndarray:
-    """Return the affine of a grid along the axes."""
-    affine = np.diag([*map(float, spacing_mm), 1.0])
-    affine[:3, 3] = origin
-    return affine
-
-
 def require_target(can_hold: bool, path: Path, what: str, like: Path) -> None:
     """Refuse to write a file whose format cannot hold what the volume `like` has."""
     if not can_hold:
@@ -130,11 +121,6 @@ def require_target(can_hold: bool, path: Path, what: str, like: Path) -> None:
             f"{path} cannot hold the {what} of {like}: write another format, such as "
             "output_format=nii.gz"
         )
-
-
-def is_straight(affine: np.ndarray) -> bool:
-    """Return whether axes are neither turned nor flipped."""
-    return np.array_equal(affine[:3, :3], np.diag(get_spacing_mm(affine)))
 
 
 def iter_slabs(channel: np.ndarray) -> Iterator[np.ndarray]:

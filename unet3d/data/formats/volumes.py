@@ -1,7 +1,7 @@
 """Find the format of a file by its name, and read or write it with errors that name the file."""
 
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from unet3d.data.formats.dicom import Dicom
 from unet3d.data.formats.dicom_series import is_series
 from unet3d.data.formats.itk import Itk
 from unet3d.data.formats.nifti import Nifti
-from unet3d.data.formats.nifti import open_probability_file as open_nifti
 from unet3d.data.formats.numpy_file import NumPy
 from unet3d.data.formats.ome_zarr import OmeZarr
 from unet3d.data.formats.tiff import Tiff
@@ -60,13 +59,8 @@ def list_volumes(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if is_volume(path))
 
 
-def describe_skipped(folder: Path) -> dict[Path, str]:
-    """Return why entries of a folder are not volumes, sorted by name; hidden ones are left out."""
-    entries = folder.glob("[!.]*")
-    return {path: _describe_other(path) for path in sorted(entries) if not is_volume(path)}
-
-
-def _describe_other(path: Path) -> str:
+def describe_other(path: Path) -> str:
+    """Return why a path is not a volume."""
     if path.is_symlink() and not path.exists():
         return "is a link that leads nowhere"
     if path.is_dir():
@@ -107,7 +101,7 @@ def find_format(path: Path) -> VolumeFormat:
             return format
     if is_series(path):
         return DICOM
-    raise UnreadableFileError(_describe_other(path))
+    raise UnreadableFileError(describe_other(path))
 
 
 def find_existing_format(path: Path) -> VolumeFormat:
@@ -214,13 +208,6 @@ def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[s
     format, grid = find_format(path), open_header(like)
     format.check_target(path, like, grid)
     format.write_labels(path, labels, like, grid, classes)
-
-
-def open_probability_file(
-    path: Path, classes: int, like: Path
-) -> AbstractContextManager[np.ndarray]:
-    """Yield an array (K, D, H, W), float32, mapped to a NIfTI file on the grid of `like`."""
-    return open_nifti(path, classes, like, open_header(like))
 
 
 def check_shape(path: Path, shape: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """Read dataset.json and find files that it does not list."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +45,21 @@ def parse_names(content: dict[str, Any], key: str, root: Path) -> tuple[str, ...
     return tuple(numbered[n] for n in sorted(numbered))
 
 
-def find_unlisted_files(root: Path, cases: Iterable[Case], message: str) -> list[Finding]:
-    """Find volumes in imagesTr and labelsTr that belong to no case."""
+def find_problems(
+    root: Path, content: dict[str, Any], cases: Sequence[Case], message: str
+) -> list[Finding]:
+    """Find volumes in imagesTr and labelsTr that belong to no case, and a wrong numTraining."""
     listed = {os.path.realpath(file) for case in cases for file in (*case.images, case.label)}
     advice = "add it to the dataset, or move it out of the folder"
-    return [
+    findings = [
         Finding(None, file, message, advice)
         for folder in (root / "imagesTr", root / "labelsTr")
         for file in list_volumes(folder)
         if os.path.realpath(file) not in listed
     ]
-
-
-def check_num_training(content: dict[str, Any], cases: int, root: Path) -> list[Finding]:
-    """Return a finding if numTraining is not the number of cases."""
-    declared = content.get("numTraining", cases)
-    if declared == cases:
-        return []
-    message = f"declares numTraining {declared!r}, but has {cases} cases"
-    advice = "correct numTraining, or add the missing cases"
-    return [Finding(None, root / "dataset.json", message, advice)]
+    declared = content.get("numTraining", len(cases))
+    if declared != len(cases):
+        message = f"declares numTraining {declared!r}, but has {len(cases)} cases"
+        advice = "correct numTraining, or add the missing cases"
+        findings.append(Finding(None, root / "dataset.json", message, advice))
+    return findings

@@ -7,12 +7,7 @@ from typing import Any
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
 from unet3d.data.formats.volumes import split_suffix
-from unet3d.data.layouts.dataset_json import (
-    check_num_training,
-    find_unlisted_files,
-    load_dataset_json,
-    parse_names,
-)
+from unet3d.data.layouts.dataset_json import find_problems, load_dataset_json, parse_names
 from unet3d.errors import UsageError
 
 
@@ -60,8 +55,5 @@ class Decathlon:
 
     def find_problems(self) -> list[Finding]:
         """Find unlisted files and a wrong numTraining."""
-        cases = self.list_cases()
-        return [
-            *find_unlisted_files(self.root, cases, "has no entry in dataset.json"),
-            *check_num_training(self.content, len(cases), self.root),
-        ]
+        message = "has no entry in dataset.json"
+        return find_problems(self.root, self.content, self.list_cases(), message)

@@ -8,12 +8,7 @@ from typing import Any
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
 from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, describe_pictures, list_volumes
-from unet3d.data.layouts.dataset_json import (
-    check_num_training,
-    find_unlisted_files,
-    load_dataset_json,
-    parse_names,
-)
+from unet3d.data.layouts.dataset_json import find_problems, load_dataset_json, parse_names
 from unet3d.errors import UsageError
 
 
@@ -86,14 +81,9 @@ class NnUnet:
     def find_problems(self) -> list[Finding]:
         """Find files that are not a channel of a case, and a wrong numTraining."""
         cases = self.list_cases()
-        channels = len(cases[0].images)
-        message = (
-            f"is not <case>_NNNN{self._get_file_ending()} with a channel 0000..{channels - 1:04d}"
-        )
-        return [
-            *find_unlisted_files(self.root, cases, message),
-            *check_num_training(self.content, len(cases), self.root),
-        ]
+        names = f"<case>_NNNN{self._get_file_ending()}"
+        message = f"is not {names} with a channel 0000..{len(cases[0].images) - 1:04d}"
+        return find_problems(self.root, self.content, cases, message)
 
     def _get_file_ending(self) -> str:
         suffix = self.content.get("file_ending")

@@ -31,7 +31,8 @@ class Pairs:
         self.root = Path(root)
         patterns = [images] if isinstance(images, str) else images
         self.images, self.labels = [p.rstrip("/") for p in patterns], labels.rstrip("/")
-        for key, pattern in self._patterns():
+        self.patterns = [*(("images", pattern) for pattern in self.images), ("labels", self.labels)]
+        for key, pattern in self.patterns:
             is_folder = "." not in pattern.rpartition("*")[2]  # as those of DICOM images
             is_within = not {"**", "..", ""} & set(pattern.split("/"))
             if not ("*" in pattern and is_within and (is_folder or pattern.endswith(SUFFIXES))):
@@ -73,7 +74,7 @@ class Pairs:
             raise UsageError(f"data.root: no folder {self.root.absolute()}")
         names, assigned = set(), set()
         # a*.nii also matches a*_label.nii: a file belongs to the longest pattern that matches it.
-        for key, pattern in sorted(self._patterns(), key=lambda p: -len(p[1])):
+        for key, pattern in sorted(self.patterns, key=lambda p: -len(p[1])):
             matches = {self._get_file(pattern, name): name for name in self._match_names(pattern)}
             new_names = {name for file, name in matches.items() if file not in assigned}
             if not new_names:
@@ -96,9 +97,6 @@ class Pairs:
     def find_problems(self) -> list[Finding]:
         """Return no findings: every matching file belongs to a case, all others are ignored."""
         return []
-
-    def _patterns(self) -> list[tuple[str, str]]:
-        return [*(("images", pattern) for pattern in self.images), ("labels", self.labels)]
 
     def _get_file(self, pattern: str, name: str) -> Path:
         return self.root / pattern.replace("*", name)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from unet3d.data.formats.volumes import (
     SUFFIX_LIST,
+    describe_other,
     describe_pictures,
-    describe_skipped,
     get_label_suffix,
     is_volume,
     list_volumes,
@@ -60,7 +60,8 @@ def describe_ignored(source: Path) -> str | None:
     """Say what in a folder is not segmented, and why; None if there is nothing."""
     if not source.is_dir() or is_volume(source):
         return None
-    reasons = [f"{path.name} ({reason})" for path, reason in describe_skipped(source).items()]
+    others = sorted(path for path in source.glob("[!.]*") if not is_volume(path))
+    reasons = [f"{path.name} ({describe_other(path)})" for path in others]
     return f"{source}: ignoring {join_first(reasons, 3)}" if reasons else None
 
 
@@ -91,13 +92,11 @@ def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:
                 add(split_suffix(image)[0], image)
             continue
         count = max(channels, max(files) + 1)
-        add(name, *(files.get(n, _get_channel_file(files[0], name, n)) for n in range(count)))
+        suffix = split_suffix(files[0])[1]
+        missing = (files[0].with_name(f"{name}_{n:04d}{suffix}") for n in range(count))
+        add(name, *(files.get(n, file) for n, file in enumerate(missing)))
     for name, same_name in scans.items():
         if len(same_name) > 1:
             files = " and ".join(str(scan.files[0]) for scan in same_name)
             raise UsageError(f"{files} have the same case name {name}")
     return sorted((same_name[0] for same_name in scans.values()), key=lambda scan: scan.name)
-
-
-def _get_channel_file(first_channel: Path, name: str, channel: int) -> Path:
-    return first_channel.with_name(f"{name}_{channel:04d}{split_suffix(first_channel)[1]}")

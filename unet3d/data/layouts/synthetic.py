@@ -7,14 +7,13 @@ The folder's name holds a hash of the settings, so that other settings get anoth
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unet3d.data.case import Case, DatasetDescription
-from unet3d.data.findings import Finding
 from unet3d.data.layouts.decathlon import Decathlon
 from unet3d.errors import UsageError
 from unet3d.files import create_folder
@@ -28,8 +27,8 @@ NAME = re.compile(r".*_[0-9a-f]{8}")
 """Names of generated datasets."""
 
 
-class GeneratedDataset:
-    """A dataset that is written on first use; `draw` returns (image, label) of a case.
+class GeneratedDataset(Decathlon):
+    """A task that is written on first use; `draw` returns (image, label) of a case.
 
     Images have their channels last, if there are several.
     """
@@ -58,26 +57,16 @@ class GeneratedDataset:
             )
         key = blake2s(json.dumps(settings).encode(), digest_size=4).hexdigest()
         name = f"{prefix}_{settings['cases']}-cases_{'x'.join(map(str, size))}_{key}"
-        self.root = Path(root) / name
+        super().__init__(str(Path(root) / name))
         self.classes, self.settings = classes, settings
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Return the image and the label of a case."""
         raise NotImplementedError
 
-    def describe(self) -> DatasetDescription:
-        """Return the channels and classes in the order of their numbers."""
-        return self._generate().describe()
-
-    def list_cases(self) -> list[Case]:
-        """Return all cases; generate them if they are missing."""
-        return self._generate().list_cases()
-
-    def find_problems(self) -> list[Finding]:
-        """Find changes that were made to the folder since it was generated."""
-        return self._generate().find_problems()
-
-    def _generate(self) -> Decathlon:
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """Return the content of dataset.json; generate the dataset if it is missing."""
         if not self.root.exists():
             folder = self.root.parent
             folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +79,7 @@ class GeneratedDataset:
                 )
             with create_folder(self.root) as draft:
                 self.write(draft)
-        return Decathlon(str(self.root))
+        return super().content
 
     def write(self, folder: Path) -> None:
         """Write all cases to an empty folder."""

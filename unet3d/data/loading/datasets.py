@@ -50,8 +50,6 @@ class TrainingPatches(Dataset[PatchSample]):
         self.augment = augment
         self.seed = seed
         self.defer_augmentation = defer_augmentation
-        # First row of each class in a volume's foreground points, by volume name.
-        self._class_starts: dict[str, np.ndarray] = {}
 
     def __len__(self) -> int:
         return len(self.volumes)
@@ -71,17 +69,14 @@ class TrainingPatches(Dataset[PatchSample]):
         label = torch.from_numpy(mark_background(crop_padded(volume.label, start, size), volume))
         read = perf_counter()
         seconds = {"reading": read - started}
+        sample = PatchSample(image=image, label=label, case=volume.name, seconds=seconds)
         if self.defer_augmentation:
-            return PatchSample(
-                image=image,
-                label=label,
-                case=volume.name,
-                augmentation_seed=augmentation_seed,
-                seconds=seconds,
-            )
+            sample["augmentation_seed"] = augmentation_seed
+            return sample
         images, labels = self.augment([image], [label], [augmentation_seed], self.patch_size)
+        sample["image"], sample["label"] = images[0], labels[0]
         seconds["augmenting"] = perf_counter() - read
-        return PatchSample(image=images[0], label=labels[0], case=volume.name, seconds=seconds)
+        return sample
 
     def read_label(self, index: PatchIndex) -> np.ndarray:
         """Return the labels (D, H, W) of a patch before augmentation."""
@@ -112,10 +107,7 @@ class TrainingPatches(Dataset[PatchSample]):
         points = volume.foreground_points if is_foreground else ()
         if not len(points):
             return [int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack]
-        starts = self._class_starts.get(volume.name)
-        if starts is None:
-            starts = np.flatnonzero(np.diff(points[:, 0], prepend=-1, append=-1))
-            self._class_starts[volume.name] = starts
+        starts = np.flatnonzero(np.diff(points[:, 0], prepend=-1, append=-1))  # of each class
         # The class is drawn first, so that small classes are not rare.
         c = rng.integers(len(starts) - 1)
         center = points[rng.integers(starts[c], starts[c + 1]), 1:].tolist()

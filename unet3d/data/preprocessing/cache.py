@@ -17,7 +17,7 @@ from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volumes import open_header
 from unet3d.data.preprocessing.contents import digest_cases
 from unet3d.data.preprocessing.entry import (
-    DamagedEntryError,
+    find_entry,
     lock_cache,
     map_array,
     read_entry,
@@ -34,7 +34,7 @@ from unet3d.data.preprocessing.resampling import (
     find_orientation,
     get_spacing,
 )
-from unet3d.data.preprocessing.statistics import Statistics
+from unet3d.data.preprocessing.statistics import Statistics, to_tuples
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL
 from unet3d.units import MIB, format_bytes
@@ -115,19 +115,14 @@ def preprocess_all(
         for case, digest in zip(cases, contents, strict=True)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        summaries = list(pool.map(find_summary, folders))
-    missing = [n for n, summary in enumerate(summaries) if summary is None]
-    for n in missing:
-        if folders[n].exists():
-            log.warning("%s is damaged, preprocessing the case again", folders[n])
+        summaries = list(pool.map(lambda folder: find_entry(folder, read_summary), folders))
+    found = zip(cases, folders, summaries, strict=True)
+    missing = {case: folder for case, folder, summary in found if summary is None}
+    for folder in missing.values():
+        if folder.exists():
+            log.warning("%s is damaged, preprocessing the case again", folder)
     if missing:
-        names = [cases[n].name for n in missing]
-        costs = collect_findings(
-            lambda n: _estimate_cost(cases[n], preprocessing, ram),
-            missing,
-            names,
-            threads=os.cpu_count(),
-        )
+        costs = collect_findings(lambda case: _estimate_cost(case, preprocessing, ram), [*missing])
         threads = count_parallel_jobs(max(c.ram for c in costs), ram)
         log.info(
             "preprocessing %d cases into %s: %s of disk space, at most %s of RAM for %d at a time",
@@ -138,10 +133,7 @@ def preprocess_all(
             threads,
         )
         collect_findings(
-            lambda n: _preprocess(cases[n], folders[n], preprocessing),
-            missing,
-            names,
-            threads=threads,
+            lambda c: _preprocess(c, missing[c], preprocessing), [*missing], threads=threads
         )
     return [
         CachedVolume(case, folder, summary or read_summary(folder), digest)
@@ -205,23 +197,16 @@ def make_cache_key(contents: Sequence[str], preprocessing: Preprocessing) -> str
 def read_summary(folder: Path) -> VolumeSummary:
     """Read what a folder of the cache says of its case."""
     entry = read_entry(folder)
+    statistics = {key: to_tuples(v) for key, v in entry["values"]["statistics"].items()}
     return VolumeSummary(
         shape=tuple(entry["arrays"]["label"]["shape"]),
         classes=frozenset(np.unique(map_array(folder, "foreground_points")[:, 0]).tolist()),
-        statistics=Statistics.from_dict(entry["values"]["statistics"]),
+        statistics=Statistics(**statistics),
     )
 
 
-def find_summary(folder: Path) -> VolumeSummary | None:
-    """Return the summary of a folder; None if it is missing or damaged."""
-    try:
-        return read_summary(folder)
-    except DamagedEntryError:
-        return None
-
-
 def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> None:
-    with lock_cache(folder, find_summary) as draft:
+    with lock_cache(folder, read_summary) as draft:
         if draft is None:  # another process has made it
             return
         scan, label = preprocess_case(case, preprocessing)

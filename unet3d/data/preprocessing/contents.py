@@ -13,50 +13,33 @@ from unet3d.data.formats.volumes import list_files
 from unet3d.files import atomic_write, name_file, read_json
 
 
-class ContentDigests:
-    """Digests of volumes, remembered in a folder with the size, times and inode of their files.
+def digest_cases(cases: Sequence[Case], folder: Path) -> list[tuple[str, ...]]:
+    """Return a digest of each volume of each case; all are tried before a problem is raised.
 
-    The times are those of the contents and of the inode, which no program can set: a file that is
-    replaced, rewritten or gets its old time back is read again.
+    Digests are remembered in a folder with the size, times and inode of the files. The times are
+    those of the contents and of the inode, which no program can set: a file that is replaced,
+    rewritten or gets its old time back is read again.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    known: dict[str, list[str]] = {}
+    with suppress(OSError, ValueError):  # where it is missing or damaged, all files are read
+        known = read_json(folder / "contents.json")
+    new: dict[str, list[str]] = {}
 
-    def __init__(self, folder: Path):
-        self.file = folder / "contents.json"
-        self.known: dict[str, list[str]] = {}
-        with suppress(OSError, ValueError):  # where it is missing or damaged, all files are read
-            self.known = read_json(self.file)
-        self.new: dict[str, list[str]] = {}
-
-    def digest(self, volume: Path) -> str:
-        """Return a digest of all files of a volume; paths do not matter."""
+    def digest(volume: Path) -> str:
         path, parts = os.path.realpath(volume), list_files(volume)
         stats = [part.stat() for part in parts]
         state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
         version = _hash([*map(os.fsencode, parts), json.dumps(state).encode()])
-        known_version, digest = self.known.get(path, ("", ""))
-        if known_version != version:
-            digest = digest_volume(volume)
-            self.new[path] = [version, digest]
-        return digest
+        if path in known and known[path][0] == version:
+            return known[path][1]
+        new[path] = [version, digest_volume(volume)]
+        return new[path][1]
 
-    def save(self) -> None:
-        """Remember the digests of files that were read."""
-        if self.new:
-            with suppress(OSError), atomic_write(self.file) as draft:
-                draft.write_text(json.dumps({**self.known, **self.new}), "utf-8")
-
-
-def digest_cases(cases: Sequence[Case], folder: Path) -> list[tuple[str, ...]]:
-    """Return a digest of each file of each case; all are tried before a problem is raised."""
-    folder.mkdir(parents=True, exist_ok=True)
-    digests = ContentDigests(folder)
-
-    def digest(case: Case) -> tuple[str, ...]:
-        return tuple(digests.digest(file) for file in (*case.images, case.label))
-
-    names = [case.name for case in cases]
-    contents = collect_findings(digest, cases, names, threads=os.cpu_count())
-    digests.save()
+    contents = collect_findings(lambda case: tuple(map(digest, (*case.images, case.label))), cases)
+    if new:
+        with suppress(OSError), atomic_write(folder / "contents.json") as draft:
+            draft.write_text(json.dumps(known | new), "utf-8")
     return contents
 
 

@@ -6,13 +6,15 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import numpy as np
 
 from unet3d.data.formats.numpy_file import save_array
 from unet3d.files import lock_file, name_file
+
+T = TypeVar("T")
 
 VALUES = "values.json"
 
@@ -25,15 +27,23 @@ class DamagedEntryError(ValueError):
     """A folder of the cache cannot be used; the message says why."""
 
 
+def find_entry(folder: Path, read: Callable[[Path], T]) -> T | None:
+    """Return what `read` makes of a folder; None if it is missing or damaged."""
+    try:
+        return read(folder)
+    except DamagedEntryError:
+        return None
+
+
 @contextmanager
-def lock_cache(folder: Path, find: Callable[[Path], object | None]) -> Generator[Path | None]:
-    """Yield an empty folder that replaces `folder` on success; None if `find` finds one in it.
+def lock_cache(folder: Path, read: Callable[[Path], object]) -> Generator[Path | None]:
+    """Yield an empty folder that replaces `folder` on success; None if `read` finds an entry in it.
 
     Other threads, ranks and runs that want the same folder wait.
     """
     draft = folder.with_name(f".{folder.name}")
     with lock_file(folder.with_name(f".{folder.name}.lock")):
-        if find(folder) is not None:
+        if find_entry(folder, read) is not None:
             yield None
             return
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
@@ -73,18 +83,12 @@ def read_entry(folder: Path) -> dict[str, Any]:
 
 
 def map_array(folder: Path, name: str) -> np.ndarray:
-    """Map an array that `write_entry` has written; np.load would open its file three times."""
-    path = folder / f"{name}.npy"
+    """Map an array that `write_entry` has written."""
     try:
-        with path.open("rb") as file:
-            np.lib.format.read_magic(file)
-            with PARSING:
-                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            return np.memmap(file, dtype, "r", file.tell(), shape)
-    except FileNotFoundError:
-        raise DamagedEntryError(f"{path.name} is missing") from None
-    except ValueError as error:  # its header, or its size
-        raise DamagedEntryError(f"{path.name} cannot be read: {error}") from None
+        with PARSING:
+            return np.lib.format.open_memmap(folder / f"{name}.npy", "r")
+    except (FileNotFoundError, ValueError) as error:  # its header, or its size
+        raise DamagedEntryError(f"{name}.npy cannot be read: {error}") from None
 
 
 def verify_arrays(folder: Path) -> None:

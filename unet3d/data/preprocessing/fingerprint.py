@@ -15,10 +15,9 @@ from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volume_format import Grid
 from unet3d.data.formats.volumes import open_header
-from unet3d.data.preprocessing.background import AUTO, Background, find_background
 from unet3d.data.preprocessing.contents import digest_cases
 from unet3d.data.preprocessing.entry import (
-    DamagedEntryError,
+    find_entry,
     lock_cache,
     map_array,
     read_entry,
@@ -26,8 +25,11 @@ from unet3d.data.preprocessing.entry import (
     write_entry,
 )
 from unet3d.data.preprocessing.pipeline import (
+    AUTO,
     PREPROCESSING_VERSION,
+    Background,
     Intensity,
+    find_background,
     read_channels,
     read_label,
 )
@@ -39,6 +41,7 @@ from unet3d.data.preprocessing.resampling import (
     get_spacing,
     reorient,
 )
+from unet3d.data.preprocessing.statistics import to_tuples
 
 MAX_SAMPLES = 10_000
 """Foreground voxels per case whose intensities are sampled."""
@@ -77,21 +80,19 @@ def fingerprint_dataset(
     """
     folder = cache / "fingerprints"
     folder.mkdir(parents=True, exist_ok=True)
-    folders = [
-        folder / _make_key(digests, code, background) for digests in digest_cases(cases, cache)
-    ]
-    found = {n: f for n, f in enumerate(map(_try_load, folders)) if f is not None}
-    missing = [n for n in range(len(cases)) if n not in found]
+    folders = {}
+    for case, digests in zip(cases, digest_cases(cases, cache), strict=True):
+        parts = [PREPROCESSING_VERSION, code, background, *digests]
+        key = blake2s(json.dumps(parts).encode(), digest_size=16).hexdigest()
+        folders[case] = folder / key
+    missing = [case for case in cases if find_entry(folders[case], _load) is None]
     if missing:
         log.info("reading %d cases for the dataset's fingerprint", len(missing))
-        made = collect_findings(
-            lambda n: _make(cases[n], folders[n], code, background),
-            missing,
-            [cases[n].name for n in missing],
-            threads=min(4, cpu_count() or 1),
+        threads = min(4, cpu_count() or 1)
+        collect_findings(
+            lambda case: _make(case, folders[case], code, background), missing, threads=threads
         )
-        found |= zip(missing, made, strict=True)
-    return [found[n] for n in range(len(cases))]
+    return [_load(folders[case]) for case in cases]
 
 
 def compute_foreground_intensities(
@@ -106,42 +107,19 @@ def compute_foreground_intensities(
     return tuple((float(m), float(s), float(a), float(b)) for m, s, a, b in rows)
 
 
-def _make_key(digests: Sequence[str], code: str, background: Background) -> str:
-    parts = [PREPROCESSING_VERSION, code, background, *digests]
-    return blake2s(json.dumps(parts).encode(), digest_size=16).hexdigest()
-
-
-def _try_load(folder: Path) -> CaseFingerprint | None:
-    """Return a verified fingerprint; None if it is missing or damaged."""
-    try:
-        return _load(folder)
-    except DamagedEntryError:
-        return None
-
-
-def _make(case: Case, folder: Path, code: str, background: Background) -> CaseFingerprint:
-    with lock_cache(folder, _try_load) as draft:
-        if draft is None:  # another process has made it
-            return _load(folder)
-        fingerprint = fingerprint_case(case, code, background)
-        values = asdict(fingerprint)
-        arrays = {"intensities": values.pop("intensities")}
-        write_entry(draft, arrays, values)
-    return fingerprint
+def _make(case: Case, folder: Path, code: str, background: Background) -> None:
+    with lock_cache(folder, _load) as draft:
+        if draft is not None:  # else another process has made it
+            values = asdict(fingerprint_case(case, code, background))
+            write_entry(draft, {"intensities": values.pop("intensities")}, values)
 
 
 def _load(folder: Path) -> CaseFingerprint:
     """Read a fingerprint and compare it with its checksum."""
     verify_arrays(folder)
-    content = read_entry(folder)["values"]
-    return CaseFingerprint(
-        shape=tuple(content["shape"]),
-        crop_fraction=content["crop_fraction"],
-        spacing_mm=tuple(content["spacing_mm"]),
-        voxels={int(k): v for k, v in content["voxels"].items()},
-        intensities=np.array(map_array(folder, "intensities")),
-        background=tuple(content["background"]),
-    )
+    values = {key: to_tuples(value) for key, value in read_entry(folder)["values"].items()}
+    values["voxels"] = {int(label): count for label, count in values["voxels"].items()}
+    return CaseFingerprint(**values, intensities=np.array(map_array(folder, "intensities")))
 
 
 def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) -> CaseFingerprint:

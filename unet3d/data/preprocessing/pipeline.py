@@ -11,8 +11,7 @@ from unet3d.data.case import Case
 from unet3d.data.formats.labels import read_labels
 from unet3d.data.formats.volume_format import Grid, iter_slabs
 from unet3d.data.formats.volumes import read_volume
-from unet3d.data.preprocessing.background import Background, find_background
-from unet3d.data.preprocessing.channels import Intensity, preprocess_channels
+from unet3d.data.preprocessing.channels import Intensity, find_border_value, preprocess_channels
 from unet3d.data.preprocessing.resampling import (
     FileGrid,
     choose_interpolation_orders,
@@ -34,6 +33,12 @@ from unet3d.types import IGNORE_LABEL
 
 PREPROCESSING_VERSION = 1
 """Part of every key of the cache: raise it when the same files and settings give other values."""
+
+AUTO = "auto"
+"""Background that is found for each channel of each case: the constant value of its border."""
+
+Background = tuple[float | str, ...]
+"""The value where nothing was scanned, or AUTO: one for all channels, or one per channel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,7 @@ class Preprocessing:
     num_classes: int
     orientation: str = "RAS"
     spacing_mm: tuple[float, float, float] | None = None  # None: the file's
-    background: Background = (0,)  # value where nothing was scanned: one for all channels, or each
+    background: Background = (0,)
     crop: str = "nonzero"  # to the foreground's box; or none
     normalize: tuple[str, ...] = ("zscore",)  # one for all channels, or one per channel
     intensities: tuple[Intensity, ...] | None = None  # one per channel; required by ct
@@ -112,7 +117,7 @@ class Preprocessing:
             spacing_mm=self.spacing_mm,
             background=find_background(channels, self.background),
             crop_to_foreground=self.crop == "nonzero",
-            normalize=[self._get_method(c) for c in range(len(channels))],
+            normalize=self.normalize * (len(channels) if len(self.normalize) == 1 else 1),
             intensities=self.intensities,
         )
         cropped = crop(reorient(channels, grid.axes, grid.flips), grid)
@@ -149,8 +154,29 @@ class Preprocessing:
         label[is_ignored] = IGNORE_LABEL
         return label
 
-    def _get_method(self, channel: int) -> str:
-        return self.normalize[channel if len(self.normalize) > 1 else 0]
+
+def choose_background(channels: Sequence[str]) -> Background:
+    """Return AUTO for every channel except CT, in which air is an ordinary value."""
+    return tuple(0 if name.upper() == "CT" else AUTO for name in channels)
+
+
+def repeat_per_channel(background: Background, channels: int) -> Background:
+    """Return one value per channel."""
+    return background if len(background) > 1 else background * channels
+
+
+def find_background(channels: np.ndarray, background: Background) -> list[float]:
+    """Return the value of each channel (C, D, H, W); AUTO gives 0 if the border is not constant."""
+    values = repeat_per_channel(background, len(channels))
+    if len(values) != len(channels):
+        raise UsageError(
+            f"data.background must be one value or one for each of the {len(channels)} channels, "
+            f"got {list(background)}"
+        )
+    return [
+        (find_border_value(channel) or 0.0) if value == AUTO else float(value)
+        for channel, value in zip(channels, values, strict=True)
+    ]
 
 
 def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:

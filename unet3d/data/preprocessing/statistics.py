@@ -42,11 +42,6 @@ class Statistics:
     extent_mm: FloatTriple  # of the box
     percentiles: tuple[Percentiles, ...]  # of each channel
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Statistics":
-        """Build the statistics from plain values."""
-        return cls(**{key: to_tuples(value) for key, value in values.items()})
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStatistics:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unet3d.components.nnunet_schemes import NORMALIZATIONS
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.inference.regions import get_region_labels
 from unet3d.model.nnunet_weights import describe_architecture, permute_axes, to_nnunet_weights
+from unet3d.types import NORMALIZATIONS
 from unet3d.workflows.inference.ensemble import TrainedNetwork
 
 REQUIRED_PACKAGES = ("dynamic_network_architectures",)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from unet3d.data.checks.headers import check_scan_headers
-from unet3d.data.formats.nifti import get_probability_bytes
-from unet3d.data.formats.volumes import check_target, open_probability_file, write_labels
+from unet3d.data.formats.nifti import get_probability_bytes, open_probability_file
+from unet3d.data.formats.volumes import check_target, open_header, write_labels
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
 from unet3d.data.preprocessing.pipeline import PreprocessedScan, count_nonfinite
@@ -246,9 +246,11 @@ class Predictor:
         more = []
         with ExitStack() as files:
             if task.probabilities is not None:
-                array = files.enter_context(
-                    open_probability_file(task.probabilities, self.classes, task.scan.files[0])
+                like = task.scan.files[0]
+                opened = open_probability_file(
+                    task.probabilities, self.classes, like, open_header(like)
                 )
+                array = files.enter_context(opened)
                 if regions is None:
                     array[0] = 1  # all is background outside of the crop
                 activation = torch.sigmoid if regions else partial(torch.softmax, dim=0)

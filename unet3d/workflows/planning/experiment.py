@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from unet3d.config.settings.training import TrainingSettings
-from unet3d.data.preprocessing.background import AUTO, choose_background
+from unet3d.data.preprocessing.pipeline import AUTO, choose_background
 from unet3d.workflows.planning.planner import (
     BATCH_FRACTION,
     MAX_BATCH_SIZE,

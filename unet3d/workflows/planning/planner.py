@@ -15,8 +15,8 @@ from unet3d.data.case import Case
 from unet3d.data.layouts.groups import read_groups
 from unet3d.data.layouts.splits import find_too_few
 from unet3d.data.layouts.synthetic import GeneratedDataset
-from unet3d.data.preprocessing.background import choose_background
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
+from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.record import MemoryRecord
 from unet3d.types import Triple
