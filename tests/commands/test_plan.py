@@ -4,11 +4,11 @@ from math import prod
 import numpy as np
 import pytest
 import yaml
-from unet3d.config.python_calls import compose_call
 
 from tests.data.helpers.datasets import make_image, make_label, save_volume, write_nnunet
 from unet3d.__main__ import main
 from unet3d.config.settings.training import parse_training
+from unet3d.config.validate import compose_call
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 from unet3d.workflows.memory.estimate import estimate_memory
 
@@ -39,7 +39,6 @@ def test_one_estimate_suffices_if_the_first_patch_fits(plan, monkeypatch, capsys
     assert len(made) == 1
     message = capsys.readouterr().out
     assert "16 x 16 x 16 voxels (sagittal x coronal x axial)" in message
-    assert "batch size: 2, because 3 would exceed 5% of the dataset" in message
     assert "50,000 steps; an epoch has 25 patches per case; validation every epoch" in message
 
 
