@@ -18,7 +18,6 @@ SHORT = {'"trainer.max_steps=80"': SMALL, '"trainer.max_steps=60"': TINY}
 PICTURES = {"compare_poolings": 2, "own_data": 1, "will_it_fit": 2}
 
 
-
 def test_every_notebook_is_committed_without_outputs():
     assert [path.stem for path in NOTEBOOKS] == list(PICTURES)
     cells = [cell for path in NOTEBOOKS for cell in json.loads(path.read_text())["cells"]]
