@@ -23,14 +23,6 @@ def check(tmp_path, monkeypatch):
     return lambda *words: main(["check", "data=decathlon", f"data.root={tmp_path}", *words])
 
 
-def faulty(root):
-    """Three cases: a label with a value and a place that cannot be, and an image of NaN."""
-    write_decathlon(root, 3)
-    affine = np.diag([1.0, 1, 3, 1])
-    save_volume(root / "labelsTr" / "case_01.nii.gz", make_label(1) * 3, affine)
-    save_volume(root / "imagesTr" / "case_02.nii.gz", np.full(SIZE, np.nan))
-
-
 def test_a_constant_border_is_a_hint_unless_it_is_configured(check, tmp_path, capsys):
     write_decathlon(tmp_path, 3)
     for n in (0, 2):
@@ -57,7 +49,10 @@ def test_a_name_with_a_line_break_stays_on_its_line(tmp_path):
 
 
 def test_findings_are_grouped_by_case_with_exit_code_1(check, tmp_path, capsys):
-    faulty(tmp_path)
+    write_decathlon(tmp_path, 3)
+    affine = np.diag([1.0, 1, 3, 1])
+    save_volume(tmp_path / "labelsTr" / "case_01.nii.gz", make_label(1) * 3, affine)
+    save_volume(tmp_path / "imagesTr" / "case_02.nii.gz", np.full(SIZE, np.nan))
     assert check("workers=1") == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line[:1] not in (" ", "")] == [
@@ -93,15 +88,13 @@ def test_equal_problems_of_many_cases_are_one_with_their_number(check, tmp_path,
 
 def test_a_dataset_json_of_the_other_layout_names_that_layout(check, tmp_path, capsys):
     write_decathlon(tmp_path / "a", 3)
-    assert check("data=nnunet", "data.root=a") == 2
-    assert "a/dataset.json is that of a Decathlon task: use data=decathlon;" in (
-        capsys.readouterr().err
-    )
     write_nnunet(tmp_path / "b", 3)
-    assert check("data=decathlon", "data.root=b") == 2
-    assert "b/dataset.json is that of nnU-Net's raw layout: use data=nnunet" in (
-        capsys.readouterr().err
-    )
+    for layout, root, message in (
+        ("nnunet", "a", "a/dataset.json is that of a Decathlon task: use data=decathlon;"),
+        ("decathlon", "b", "b/dataset.json is that of nnU-Net's raw layout: use data=nnunet"),
+    ):
+        assert check(f"data={layout}", f"data.root={root}") == 2
+        assert message in capsys.readouterr().err
 
 
 def test_slices_are_refused_with_the_reason(check, tmp_path, capsys):

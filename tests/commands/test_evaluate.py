@@ -49,24 +49,19 @@ def result(folder="out"):
     return json.loads((Path(folder) / "evaluation.json").read_text())
 
 
-def test_class_names_come_from_a_dataset_json_above_the_references(folder):
+def test_class_names_come_from_dataset_json_and_they_and_tolerances_can_be_configured(folder):
     written = {"background": 0, "tail": 2, "head": 1}
     (folder / "dataset.json").write_text(json.dumps({"labels": written}))
     assert evaluated("draw_worst=0") == 0
     assert list(result()["classes"]) == ["tail", "head"]
-
-
-def test_class_names_regions_and_tolerances_can_be_configured(folder):
     assert evaluated("classes=[background,head,tail]", "draw_worst=0") == 0
-    assert result()["classes"] == {"head": [1], "tail": [2]}
+    assert list(result()["classes"]) == ["head", "tail"]
     assert evaluated("regions={all:[1,2],end:2}", "tolerance_mm={all:2,end:0}", "draw_worst=1") == 0
     found = result()
     assert found["classes"] == {"all": [1, 2], "end": [2]}
     assert found["tolerance_mm"] == {"all": 2, "end": 0}
-    assert (
-        found["cases"]["b"]["all"]["prediction_ml"]
-        == found["cases"]["b"]["all"]["reference_ml"] * 4 / 7
-    )
+    whole = found["cases"]["b"]["all"]
+    assert whole["prediction_ml"] == whole["reference_ml"] * 4 / 7
     assert [p.name for p in (folder / "out" / "worst").iterdir()] == ["1_b.png"]
 
 
@@ -90,9 +85,7 @@ def test_the_worst_cases_are_drawn_over_their_images_if_there_are_any(folder, ca
         (lambda p: p.write_bytes(p.read_bytes()[:500]), "b.nii cannot be read as a volume"),
         (lambda p: save(p, labels(1)[1:]), "has [12, 14, 10]: both must be on the same voxel grid"),
         (lambda p: save(p, labels(1), (1, 1, 2.01)), "2.01, 0.0]], references/b.nii.gz has [["),
-        (lambda p: save(p, labels(1) / np.float32(2)), "labels must be integers, found 0.5"),
         (lambda p: save(p, labels(1).astype(np.int16) - 1), "must be 0 or above, it holds -1"),
-        (lambda p: save(p, np.arange(1680, dtype=np.int16).reshape(12, 14, 10)), "is it an image?"),
         (lambda p: save(p.parent / "b.nii.gz", labels(1)), "several files with the same name: pre"),
     ],
 )

@@ -136,7 +136,6 @@ def test_ctrl_c_leaves_no_file(checkpoint, scan, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"checkpoint": "strange.ckpt"}, "not a checkpoint of unet3d"),
         ({"checkpoint": "one,one"}, "a file holds one network"),
         ({"output": "folder", "format": "nnunet"}, "folder exists: name a new folder"),
         ({"output": "nowhere/net.onnx"}, "does not exist"),
@@ -152,7 +151,6 @@ def test_a_usage_error_is_one_line_with_exit_code_2(
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("folder.onnx").mkdir()
-    torch.save({"state_dict": {}}, "strange.ckpt")
     nibabel.save(nibabel.Nifti1Image(np.ones((8, 8, 8, 2), np.float32), np.eye(4)), "two.nii")
     words = {"checkpoint": "one", "output": "net.onnx"} | words
     asked = words["checkpoint"].replace("one", str(checkpoint("one")))

@@ -25,16 +25,3 @@ def test_a_test_that_diverges_ends_early_and_nothing_of_the_run_is_kept(find, tm
 def test_a_figure_is_written(find, tmp_path):
     assert find("format=png", "output=lr.png") == 0
     assert (tmp_path / "lr.png").read_bytes()[:4] == b"\x89PNG"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["min_lr=1", "max_lr=0.1"], "min_lr must be below max_lr, got 1 and 0.1"),
-        (["steps=5"], "steps must be an int >= 20, got 5"),
-        (["format=png"], "format=png needs output=FILE.png"),
-    ],
-)
-def test_a_wrong_range_is_refused(find, capsys, words, message):
-    assert find(*words) == 2
-    assert message in capsys.readouterr().err

@@ -39,7 +39,6 @@ def test_one_estimate_suffices_if_the_first_patch_fits(plan, monkeypatch, capsys
     assert len(made) == 1
     message = capsys.readouterr().out
     assert "16 x 16 x 16 voxels (sagittal x coronal x axial)" in message
-    assert "batch size: 2, because 3 would exceed 5% of the dataset" in message
     assert "50,000 steps; an epoch has 25 patches per case; validation every epoch" in message
 
 

@@ -30,18 +30,14 @@ def read_trials(folder):
 
 
 @pytest.mark.slow
-def test_a_search_trains_compares_and_goes_on_with_more_trials(search, tmp_path, capsys):
+def test_a_search_goes_on_with_more_trials(search, tmp_path, capsys):
     assert search("trials=2", "prune=false") == 0
-    out = capsys.readouterr().out
-    assert "best val/dice" in out
-    assert "Pareto-optimal in Dice, peak memory and step time" in out
+    assert "Pareto-optimal in Dice, peak memory and step time" in capsys.readouterr().out
     first = read_trials(tmp_path)
-    assert [trial["state"] for trial in first] == ["complete", "complete"]
     assert search("trials=3", "prune=false") == 0
     assert "\ntrial 0: " not in capsys.readouterr().out  # it is complete
     trials = read_trials(tmp_path)
-    assert trials[:2] == first
-    assert len(trials) == 3
+    assert (trials[:2], len(trials)) == (first, 3)
     assert (tmp_path / "search" / "trial-002" / "report.json").exists()
     for trial in trials:
         assert {*trial["values"]} == {"pool", "optimizer.lr", "model.width"}

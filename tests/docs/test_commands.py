@@ -22,7 +22,15 @@ import pytest
 
 from tests.config.helpers.configs import SHRUNK
 from tests.contract.test_nnunet import NAME, plans  # noqa: F401  (a fixture)
-from tests.docs.helpers.pages import PAGES, ROOT, Block, page_name, read_blocks, split_commands
+from tests.docs.helpers.pages import (
+    PAGES,
+    ROOT,
+    Block,
+    is_module,
+    page_name,
+    read_blocks,
+    split_commands,
+)
 from unet3d.__main__ import COMMANDS, main
 from unet3d.commands import memory
 from unet3d.workflows.memory import estimate
@@ -208,11 +216,9 @@ def is_script(words: list[str]) -> bool:
     if words[2] == "monai.bundle":  # run in tests/commands/test_export_bundle.py
         return Path(words[words.index("--config_file") + 1]).is_file()
     path = ROOT / words[2].replace(".", "/")
-    files = [path.with_suffix(".py"), *path.parent.glob("*.py"), *path.glob("*.py")]
-    exists = files[0].is_file() or (path / "__main__.py").is_file()
-    text = "".join(file.read_text() for file in files if file.is_file())
+    text = "".join(file.read_text() for file in (*path.parent.glob("*.py"), *path.glob("*.py")))
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
-    return exists and all(f'"{flag}"' in text for flag in flags)
+    return is_module(words[2]) and all(f'"{flag}"' in text for flag in flags)
 
 
 def is_mkdir(words: list[str]) -> bool:

@@ -10,32 +10,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMALL = ["trainer.max_steps=2", "trainer.num_sanity_val_steps=0", "model.width=4"]
-TINY = [
-    *SMALL,
-    "data.layout.num_cases=5",
-    "data.layout.size=[16,16,16]",
-    "data.patch_size=[16,16,16]",
-]
+TINY = [*SMALL, "data.layout.num_cases=5"]
+TINY += ["data.layout.size=[16,16,16]", "data.patch_size=[16,16,16]"]
 SHORT = {'"trainer.max_steps=80"': SMALL, '"trainer.max_steps=60"': TINY}
 """What is replaced in a notebook so that it ends in seconds."""
 
 PICTURES = {"compare_poolings": 2, "own_data": 1, "will_it_fit": 2}
 
-by_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
-
-def test_there_are_three_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == ["compare_poolings", "own_data", "will_it_fit"]
-
-
-@by_notebook
-def test_a_notebook_is_committed_without_outputs(path):
-    cells = json.loads(path.read_text())["cells"]
+def test_every_notebook_is_committed_without_outputs():
+    assert [path.stem for path in NOTEBOOKS] == list(PICTURES)
+    cells = [cell for path in NOTEBOOKS for cell in json.loads(path.read_text())["cells"]]
     assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
 
 
 @pytest.mark.slow
-@by_notebook
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

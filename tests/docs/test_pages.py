@@ -11,6 +11,7 @@ from tests.docs.helpers.pages import (
     DOCUMENTS,
     ROOT,
     inline_code,
+    is_module,
     page_name,
     read_anchors,
     read_blocks,
@@ -61,9 +62,7 @@ def test_no_block_is_one_that_no_test_reads(page):
     blocks = read_blocks(page)
     assert len(fences) == 2 * len(blocks)
     assert not [b for b in blocks if not b.file and b.language not in COMMANDS_OR_FILES]
-    programs = (
-        rf"(?:{'|'.join(('unet3d', 'python', 'make', 'pip', 'torchrun', 'sbatch', 'docker'))}) "
-    )
+    programs = "(?:unet3d|python|make|pip|torchrun|sbatch|docker) "
     assert not re.findall(rf"^(?:    |\t)\s*\$?\s*{programs}.*$", strip_blocks(page), re.MULTILINE)
 
 
@@ -84,8 +83,7 @@ def is_command(words: list[str]) -> bool:
     if program == "make":
         return f"\n{rest[0]}:" in (ROOT / "Makefile").read_text()
     if program == "python" and rest[0] == "-m" and rest[1].startswith("scripts."):
-        path = ROOT / rest[1].replace(".", "/")
-        return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+        return is_module(rest[1])
     return program != "python" or rest[0] == "-m" or (ROOT / rest[0]).exists()
 
 
@@ -149,17 +147,12 @@ def test_every_package_has_its_line_in_the_layout():
 
 def test_every_result_has_the_command_that_recreates_it():
     text = (ROOT / "benchmarks" / "README.md").read_text()
-    devices = r"<device>|[\w.-]+"  # a row may stand for one device or for all
-    rows = [
-        re.escape(n).replace("<device>", f"({devices})") for n in re.findall(r"`(\S+\.json)`", text)
-    ]
+    rows = [re.escape(name) for name in re.findall(r"`(\S+\.json)`", text)]
+    rows = [row.replace("<device>", r"[\w.-]+") for row in rows]  # one for all devices
     results = list((ROOT / "benchmarks").glob("*.json"))
     assert not [p.name for p in results if not any(re.fullmatch(row, p.name) for row in rows)]
-    found = {
-        c
-        for p in results
-        for c in re.findall(r'"command": "(?:python -m )?([^"\s]+)', p.read_text())
-    }
+    contents = "".join(path.read_text() for path in results)
+    found = set(re.findall(r'"command": "(?:python -m )?([^"\s]+)', contents))
     paths = [ROOT / c if "/" in c else ROOT / c.replace(".", "/") for c in found if "scripts" in c]
     assert paths
     assert not [p for p in paths if not (p.exists() or p.with_suffix(".py").is_file())]

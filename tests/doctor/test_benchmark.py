@@ -9,6 +9,7 @@ from unet3d.__main__ import main
 from unet3d.commands.doctor import DoctorSettings
 from unet3d.config.compose import compose_config
 from unet3d.config.settings.training import parse_training
+from unet3d.config.values import read_settings
 from unet3d.doctor import benchmark
 
 TINY = [
@@ -39,8 +40,7 @@ def test_every_strategy_is_measured_after_gradients_are_compared(run_benchmark):
     rows = {row["name"]: row for row in result["rows"]}
     measured = ["none", "fused", "skips", "lean", "leanest"]
     assert list(rows) == ["gradients, fused", "gradients, lean", *measured]
-    assert rows["gradients, fused"]["ok"]
-    assert rows["gradients, lean"]["ok"]
+    assert all(row["ok"] for name, row in rows.items() if "gradients" in name)
     assert rows["lean"]["step_seconds"] >= rows["lean"]["host_seconds"] > 0
     assert rows["fused"]["estimated"]["allocated"] > 0
     assert rows["fused"]["measured"]["resident"] > 0
@@ -87,12 +87,10 @@ def test_wrong_gradients_are_a_failure_and_what_there_is_no_time_for_is_named(
 
 
 def test_a_job_is_recognized_by_its_overrides():
-    def parse(*overrides):
+    def has_job(*overrides):
         composed = compose_config(["benchmark=true", *overrides], "doctor")
         training = parse_training(composed)
-        return DoctorSettings(
-            training=training, format="table", output=None, benchmark=True, seconds=1.0
-        )
+        return read_settings(DoctorSettings, composed.config, training=training).has_job
 
-    assert not parse("seconds=10", "trainer.accelerator=cpu").has_job
-    assert parse("model=unet_tiny").has_job
+    assert not has_job("seconds=10", "trainer.accelerator=cpu")
+    assert has_job("model=unet_tiny")

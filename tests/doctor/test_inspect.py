@@ -6,6 +6,7 @@ import torch
 
 from unet3d.__main__ import main
 from unet3d.commands.doctor import format_doctor_report
+from unet3d.doctor.benchmark import describe_machine
 from unet3d.doctor.inspect import check_triton, inspect_machine, inspect_run
 from unet3d.training import machine_checks
 from unet3d.units import GIB
@@ -22,6 +23,7 @@ def gpu(monkeypatch):
     functions = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
+        "current_device": lambda: 0,
         "get_device_properties": lambda device: properties,
         "is_bf16_supported": lambda **options: True,
         "mem_get_info": lambda device: (60 * GIB, 80 * GIB),
@@ -56,14 +58,14 @@ def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
     assert not [problem for problem in problems if problem.is_fatal]
     text = format_doctor_report(report, run, problems)
     assert "NVIDIA Fake, 60.0 GiB of 80.0 GiB free, sm_90" in text
+    assert describe_machine(torch.device("cuda"))["gpu"] == "NVIDIA Fake"
 
 
 @pytest.mark.slow
 def test_a_batch_that_does_not_fit_comes_with_one_that_does(inspect, gpu, monkeypatch):
     # Each candidate is estimated, which takes seconds: one is enough here.
-    monkeypatch.setattr(
-        oom_advice, "_list_candidates", lambda settings: [("data.batch_size=3000",)]
-    )
+    candidates = [("data.batch_size=3000",)]
+    monkeypatch.setattr(oom_advice, "_list_candidates", lambda settings: candidates)
     _, run, problems = inspect("data.batch_size=6000", "memory.if_too_large=error")
     assert problems[0].is_fatal
     assert "estimated to run out of memory" in problems[0].message
@@ -72,26 +74,21 @@ def test_a_batch_that_does_not_fit_comes_with_one_that_does(inspect, gpu, monkey
 
 
 @pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [([], "no GPU found"), (["trainer.accelerator=cpu"], "trainer.accelerator=cpu")],
+    ("accelerator", "reason"),
+    [("auto", "no GPU found"), ("cpu", "trainer.accelerator=cpu")],
 )
-def test_a_cpu_and_its_precision_are_reported_with_the_reason(
-    inspect, monkeypatch, overrides, reason
+def test_a_cpu_its_precision_and_a_missing_compiler_are_reported_with_the_reason(
+    inspect, monkeypatch, accelerator, reason
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    _, run, problems = inspect(*SMALL, "precision=16", *overrides)
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    _, run, problems = inspect(*SMALL, "precision=16", f"trainer.accelerator={accelerator}")
     messages = [problem.message for problem in problems]
     assert [m for m in messages if m.startswith(f"{reason}: training runs on")]
     assert [m for m in messages if m.startswith("precision=16 runs as")]
+    assert [m for m in messages if m.startswith("no C++ compiler (install g++, or set CXX)")]
     assert run.largest_batch is None
     assert 0 < run.peak < GIB
-
-
-def test_what_the_cpu_loses_without_a_compiler_is_reported(inspect, monkeypatch):
-    monkeypatch.setenv("CXX", "/no/such/compiler")
-    _, _, problems = inspect(*SMALL, "trainer.accelerator=cpu")
-    (message,) = [p.message for p in problems if "compiler" in p.message]
-    assert message.startswith("no C++ compiler (install g++, or set CXX): pooling layers and")
 
 
 @pytest.mark.parametrize(

@@ -1,33 +1,8 @@
 import pytest
 
-from unet3d.checkpoint_file import load_checkpoint
-from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.training.checkpoints import PREVIOUS, AtomicCheckpointIO, remove_leftovers
 from unet3d.training.resume import load_resume
-
-
-def fit(run, checkpoint=None):
-    run.trainer.fit(run.module, run.data, ckpt_path=checkpoint, weights_only=True)
-    return run
-
-
-def test_a_run_that_fails_saves_its_last_state(composed, tmp_path):
-    run = build_training(composed("trainer.max_steps=5"), tmp_path)
-    calls = []
-
-    def fail(*_):
-        calls.append(1)
-        if len(calls) > 6 and run.module.training:
-            raise RuntimeError("failed on purpose")
-
-    run.module.model.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="on purpose"):
-        fit(run)
-    assert (
-        load_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"]
-        == run.trainer.global_step
-    )
 
 
 def test_resume_finds_a_file_or_a_folder_or_starts_over(tmp_path):

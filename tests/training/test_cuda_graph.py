@@ -53,8 +53,7 @@ def test_replayed_steps_equal_eager_steps_bit_for_bit(composed, tmp_path, monkey
     recorder = OperationRecorder()
     eager = train(composed, tmp_path / "a", monkeypatch, *overrides)
     replayed = train(composed, tmp_path / "b", monkeypatch, *overrides, recorder=recorder)
-    recording = replayed.module.recorded_pass.recording
-    assert recording is not None
+    assert replayed.module.recorded_pass.recording is not None
     assert_equal(replayed, eager)
 
 
@@ -65,9 +64,8 @@ def test_after_warmup_no_batch_calls_the_network(composed, tmp_path, monkeypatch
         def on_fit_start(self, trainer, pl_module):
             pl_module.model.register_forward_hook(lambda *_: calls.append(1))
 
-    counter = CountForwards()
-    recorder = OperationRecorder()
-    train(composed, tmp_path, monkeypatch, recorder=recorder, callbacks=[counter])
+    options = {"recorder": OperationRecorder(), "callbacks": [CountForwards()]}
+    train(composed, tmp_path, monkeypatch, **options)
     assert len(calls) == WARMUP_BATCHES + 1  # the last one is recorded
 
 
@@ -140,19 +138,17 @@ def test_validation_uses_the_memory_of_the_recording(composed, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("overrides", "device", "processes", "reason"),
+    ("overrides", "several_processes", "reason"),
     [
-        ((), "cpu", 1, "a cpu device has no CUDA graphs"),
-        ((), "cuda", 2, "several processes"),
-        (("compile=true",), "cuda", 1, "compile=true"),
-        (("checkpointing=offload",), "cuda", 1, "checkpointing=offload"),
-        ((), "cuda", 1, None),
+        ((), True, "several processes"),
+        (("compile=true",), False, "compile=true"),
+        (("checkpointing=offload",), False, "checkpointing=offload"),
+        ((), False, None),
     ],
 )
-def test_what_cannot_be_recorded_is_known_before(composed, overrides, device, processes, reason):
-    obstacle = find_cuda_graph_obstacle(
-        composed(*overrides), device, several_processes=processes > 1
-    )
+def test_what_cannot_be_recorded_is_known_before(composed, overrides, several_processes, reason):
+    settings = composed(*overrides)
+    obstacle = find_cuda_graph_obstacle(settings, "cuda", several_processes=several_processes)
     assert obstacle is None if reason is None else obstacle.startswith(reason)
 
 
@@ -165,10 +161,9 @@ def test_a_run_says_why_it_does_not_record(composed, tmp_path):
 @pytest.mark.gpu
 def test_on_a_gpu_replayed_steps_equal_eager_steps(composed, tmp_path, monkeypatch):
     options = ("trainer.accelerator=gpu", "trainer.max_steps=8")
-    graphs = CudaGraphs(torch.device("cuda", 0))
-    eager = train(composed, tmp_path / "a", monkeypatch, *options, validate=True)
-    replayed = train(
-        composed, tmp_path / "b", monkeypatch, *options, recorder=graphs, validate=True
+    eager, replayed = (
+        train(composed, tmp_path / str(n), monkeypatch, *options, recorder=graphs, validate=True)
+        for n, graphs in enumerate((None, CudaGraphs(torch.device("cuda", 0))))
     )
     assert replayed.module.recorded_pass.recording is not None
     assert_equal(replayed, eager)

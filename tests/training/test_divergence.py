@@ -11,17 +11,15 @@ def test_a_run_whose_steps_were_skipped_ends_with_4_and_names_the_learning_rate_
     words = ("optimizer.lr=1e30", "trainer.max_steps=14", "max_skipped_steps=100", "logger=none")
     for attempt in ((), ("resume=auto",)):
         assert unet3d(*words, "validation.hd95=false", "evaluation.enabled=true", *attempt) == 4
-        out, err = capsys.readouterr()
+        err = capsys.readouterr().err
         report = json.loads((tmp_path / "run" / "report.json").read_text())
         (warning,) = report["warnings"]
         assert warning.startswith("13 of 14 steps were skipped, since their loss or gradients were")
         assert "lower optimizer.lr=1e+30" in warning
         assert err == f"unet3d: {warning}\n"
-        assert f"  {warning}\n" in out
         assert report["error"] == warning
         assert (report["finished"], report["steps"]) == (True, 14)
         assert "evaluation" not in report
-        assert warning in (tmp_path / "run" / "report.html").read_text()
 
 
 LOWER = "lower the learning rate"

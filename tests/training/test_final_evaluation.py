@@ -8,6 +8,7 @@ import nibabel
 import numpy as np
 import pytest
 
+from tests.contract.helpers.pairs import write_pairs
 from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.data.case import Case
@@ -61,31 +62,27 @@ def test_the_largest_component_is_kept_where_that_raises_dice(tmp_path, referenc
 
 
 def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_training_labels(
-    unet3d, tmp_path, capsys
+    tmp_path, capsys
 ):
-    root, names = tmp_path / "pairs", ["organ", "rare", "lesion", "speckled"]
-    for n in range(6):
+    def draw(number):
         label = np.zeros((16, 16, 16), np.uint8)
         label[2:7, 2:7, 2:7] = 1
-        if n < 4:
+        if number < 4:
             label[9:11, 2:4, 2:4] = 2
         label[12:14, 12:14, 2:4] = label[2:4, 12:14, 12:14] = 3
         label[8:14, 2:8, 8:14] = label[0, 0, 0] = 4
-        image = np.random.default_rng(n).normal(label, 0.1).astype(np.float32)
-        for kind, array in {"images": image, "labels": label}.items():
-            (root / kind).mkdir(parents=True, exist_ok=True)
-            nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), root / kind / f"case_{n}.nii.gz")
-    words = ["train", "data=pairs", f"data.root={root}", f"data.cache={tmp_path / 'cache'}"]
-    words += ["data.num_classes=5", f"data.classes=[background,{','.join(names)}]", "fold=none"]
-    words += ["data.patch_size=[16,16,16]", "data.batch_size=2", "model.width=2", "model.depth=2"]
-    words += ["trainer.accelerator=cpu", "memory.estimate=false", "trainer.max_steps=1"]
-    words += [f"hydra.run.dir={tmp_path / 'all'}", "logger=none"]
-    assert main([*words, "evaluation.enabled=false"]) == 0
+        return label
+
+    words = ["train", *write_pairs(tmp_path / "pairs", draw), "model.width=2", "model.depth=2"]
+    words += ["data.num_classes=5", "data.classes=[background,organ,rare,lesion,speckled]"]
+    words += ["fold=none", f"hydra.run.dir={tmp_path / 'all'}", "logger=none"]
+    assert main(words) == 0
     assert "largest component" not in capsys.readouterr().out
-    assert main([*words, "resume=auto"]) == 0  # finished, but not evaluated
+    words += ["resume=auto", "evaluation.enabled=true"]
+    assert main(words) == 0  # finished, but not evaluated
     line = (
-        "of organ, speckled, judged by 6 training labels: at least 99% of the class is one "
-        "component in all that have it (organ 6, speckled 6)"
+        "of organ, speckled, judged by 5 training labels: at least 99% of the class is one "
+        "component in all that have it (organ 5, speckled 5)"
     )
     out = capsys.readouterr().out
     assert f"keeping only the largest component {line}\n" in out
@@ -95,7 +92,7 @@ def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_tr
     assert line.endswith(report["postprocessing"]["evidence"])
     content = load_checkpoint(tmp_path / "all" / "checkpoints" / "last.ckpt")
     assert content["unet3d"]["keep_largest_component"] == ["organ", "speckled"]
-    assert main([*words, "resume=auto"]) == 0
+    assert main(words) == 0
     assert "this run is already finished" in capsys.readouterr().out
 
 

@@ -50,12 +50,6 @@ def test_an_unknown_part_is_named(composed, tmp_path):
         record_rates(composed, tmp_path, "lr_factors={encodr:0.1}")
 
 
-@pytest.mark.parametrize("value", ["3", "{encoder:0}", "{encoder:x}"])
-def test_factors_of_rates_are_positive_numbers(composed, value):
-    with pytest.raises(UsageError, match="lr_factors must be parts of the network with a factor"):
-        composed(f"lr_factors={value}")
-
-
 SCHEDULERS = {
     "step": (["scheduler.step_size=2", "scheduler.gamma=0.5"], [1, 1, 0.5, 0.5, 0.25, 0.25]),
     "warm_restarts": (["scheduler.T_0=2", "scheduler.T_mult=1"], [1, 0.5] * 3),
@@ -67,19 +61,13 @@ SCHEDULERS = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.parametrize("groups", [False, True])
-def test_a_scheduler_of_torch_steps_with_the_optimizer(composed, tmp_path, name, groups):
+def test_a_scheduler_of_torch_steps_with_the_optimizer(composed, tmp_path, name):
     """A part that learns at its own rate does not change the schedule."""
     words, expected = SCHEDULERS[name]
-    words = [f"scheduler={name}", *words, "trainer.max_steps=6"]
-    if groups:
-        words += ["lr_factors={encoder:0.1}"]
-        encoder, others = zip(*record_rates(composed, tmp_path, *words), strict=True)
-        assert others == pytest.approx(expected, abs=1e-3)
-        assert encoder == pytest.approx([rate / 10 for rate in others], abs=1e-4)
-    else:
-        rates = record_rates(composed, tmp_path, *words)
-        assert rates == pytest.approx(expected, abs=1e-3)
+    words = [f"scheduler={name}", *words, "trainer.max_steps=6", "lr_factors={encoder:0.1}"]
+    encoder, others = zip(*record_rates(composed, tmp_path, *words), strict=True)
+    assert others == pytest.approx(expected, abs=1e-3)
+    assert encoder == pytest.approx([rate / 10 for rate in others], abs=1e-4)
 
 
 def test_the_rate_falls_when_validation_no_longer_improves(composed, tmp_path):
@@ -111,14 +99,13 @@ def test_a_scheduler_without_its_number_of_steps_is_refused_with_its_name(compos
 
 def test_the_learning_rate_follows_the_limit_that_comes_first(composed, tmp_path):
     linear = ("scheduler.power=1.0", "scheduler.warmup=0")
-    by_steps = record_rates(
-        composed, tmp_path, *linear, "trainer.max_steps=4", "trainer.max_epochs=100"
-    )
-    assert by_steps == pytest.approx([1, 0.75, 0.5, 0.25])
-    by_epochs = record_rates(
-        composed, tmp_path, *linear, "trainer.max_steps=100", "trainer.max_epochs=2"
-    )
-    assert by_epochs == pytest.approx([1 - n / 6 for n in range(6)])
+    for steps, epochs, expected in (
+        (4, 100, [1, 0.75, 0.5, 0.25]),
+        (100, 2, [1 - n / 6 for n in range(6)]),
+    ):
+        limits = (f"trainer.max_steps={steps}", f"trainer.max_epochs={epochs}")
+        rates = record_rates(composed, tmp_path, *linear, *limits)
+        assert rates == pytest.approx(expected)
 
 
 @pytest.mark.slow

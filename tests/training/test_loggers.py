@@ -84,24 +84,18 @@ def test_tensorboard_shows_the_config_as_code_whatever_it_holds(tmp_path):
 
 
 def test_several_loggers_get_the_same_and_one_of_lightnings_gets_curves(composed, tmp_path):
-    words = ["logger=[tensorboard,csv]", "trainer.max_steps=2"]
-    words += [
-        "+logger.plain._target_=lightning.pytorch.loggers.CSVLogger",
-        "+logger.plain.name=plain",
-    ]
+    words = ["+logger.plain._target_=lightning.pytorch.loggers.CSVLogger"]
+    words += ["logger=[tensorboard,csv]", "+logger.plain.name=plain", "trainer.max_steps=2"]
     run = build_training(composed(*words), tmp_path)
     fit(run)
     run.callbacks.dashboard.finish({"dice": 0.5}, 2, finished=True)
-    rows = read_csv(tmp_path)
-    assert [row["step"] for row in rows] == ["0", "1", "2"]
-    assert rows[-1]["final/dice"] == "0.5"
+    assert read_csv(tmp_path)[-1]["final/dice"] == "0.5"
     [other] = (tmp_path / "plain").glob("*/metrics.csv")
     assert "final/dice" in other.read_text()
     [picture, *_] = (tmp_path / "csv" / "images" / "cases").glob("*/1.png")
     with Image.open(picture) as image:
         assert image.mode == "RGB"
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [point.step for point in events.Scalars("train/loss")] == [0, 1]
     assert [point.step for point in events.Scalars("final/dice")] == [2]
 
 

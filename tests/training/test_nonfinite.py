@@ -90,14 +90,10 @@ def test_an_overflowing_layer_with_finite_weights_is_named(composed, tmp_path):
         fit(run)
 
 
-def test_a_non_finite_loss_function_or_image_is_named(composed, tmp_path):
-    run = build(composed, tmp_path / "loss")
+def test_a_non_finite_loss_function_is_named(composed, tmp_path):
+    run = build(composed, tmp_path)
     run.module.loss.register_forward_hook(lambda module, args, loss: loss * torch.inf)
     with pytest.raises(RunError, match="the network's output is finite, the loss itself is not"):
-        fit(run)
-    run = build(composed, tmp_path / "image")
-    spoil_images(run, 0)
-    with pytest.raises(RunError, match="the image itself is not finite"):
         fit(run)
 
 
@@ -129,24 +125,16 @@ def test_a_network_of_foreign_modules_is_searched_too():
 
 @pytest.mark.parametrize("micro", [2, 3])
 def test_one_non_finite_batch_skips_the_step_with_all_its_batches(composed, tmp_path, micro):
-    run = build(
-        composed,
-        tmp_path,
-        *("trainer.max_steps=3", "trainer.accumulate_grad_batches=2", "max_skipped_steps=1"),
-        "data.patches_per_case=4",
-    )
+    words = ["trainer.max_steps=3", "trainer.accumulate_grad_batches=2", "max_skipped_steps=1"]
+    run = build(composed, tmp_path, *words, "data.patches_per_case=4")
     spoil_images(run, micro)  # the first or the second of step 1
     states = States(run)
     fit(run)
     assert states.finite()
-    weights = len(list(run.module.model.parameters()))
     moments = len(run.module.model.state_dict())
-    for part in (slice(0, weights), slice(moments, None)):
-        before, after = states.all[0][part], states.all[1][part]
-        equal = [
-            x.equal(y) for x, y in zip(before, after, strict=True) if part.start or x.ndim == 5
-        ]
-        assert all(equal)
+    for n, (before, after) in enumerate(zip(states.all[0], states.all[1], strict=True)):
+        if before.ndim == 5 or n >= moments:  # running statistics may change
+            assert after.equal(before)
     assert run.module.nonfinite_guard.skipped == 1
     assert not states.equal(1, 2)
 
@@ -157,11 +145,8 @@ def test_one_non_finite_batch_skips_the_step_with_all_its_batches(composed, tmp_
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("step", [0, 2])
 def test_non_finite_gradients_change_nothing(composed, tmp_path, option, optimizer, step):
-    run = build(
-        composed,
-        tmp_path,
-        *(f"optimizer={optimizer}", option, "trainer.max_steps=4", "max_skipped_steps=1"),
-    )
+    words = [f"optimizer={optimizer}", option, "trainer.max_steps=4", "max_skipped_steps=1"]
+    run = build(composed, tmp_path, *words)
     spoil_gradients(run, step)
     states = States(run)
     fit(run)
@@ -199,10 +184,8 @@ def test_a_resumed_run_continues_to_count_skipped_steps(composed, tmp_path):
 def test_a_rank_skips_a_step_that_another_rank_cannot_take():
     lines = []
     strategy = SimpleNamespace(reduce_boolean_decision=lambda decision, all: True)
-    trainer = SimpleNamespace(world_size=2, strategy=strategy)
-    task = SimpleNamespace(
-        trainer=trainer, global_step=7, log_dict=lambda _: None, print=lines.append
-    )
+    task = SimpleNamespace(global_step=7, log_dict=lambda _: None, print=lines.append)
+    task.trainer = SimpleNamespace(world_size=2, strategy=strategy)
     model = nn.Sequential(nn.BatchNorm3d(1))
     guard = NonFiniteGuard(max_skipped=1)
     guard.begin(model)
@@ -222,12 +205,8 @@ def test_a_rank_skips_a_step_that_another_rank_cannot_take():
 def test_on_a_gpu_non_finite_gradients_change_nothing_and_no_step_waits(
     composed, tmp_path, precision
 ):
-    run = build(
-        composed,
-        tmp_path,
-        *("trainer.accelerator=gpu", f"precision={precision}"),
-        *("trainer.max_steps=5", "max_skipped_steps=1"),
-    )
+    words = ["trainer.accelerator=gpu", f"precision={precision}", "max_skipped_steps=1"]
+    run = build(composed, tmp_path, *words, "trainer.max_steps=5")
     spoil_gradients(run, 2)
     states = States(run)
     fit(run)
@@ -270,11 +249,11 @@ def test_gradients_that_overflow_at_every_scale_are_reported(composed, tmp_path)
 
 def test_clipping_of_scaled_gradients_equals_that_of_unscaled_ones(composed, tmp_path):
     norms = []
+    options = ["trainer.gradient_clip_val=0.01", "trainer.max_steps=1", "optimizer=sgd"]
+    options += ["optimizer.lr=1.0", "optimizer.weight_decay=0", "optimizer.momentum=0"]
+    options += ["optimizer.nesterov=false", "scheduler.warmup=0"]
     for initial in (1.0, 2.0**10):
-        options = ("trainer.gradient_clip_val=0.01", "trainer.max_steps=1", "optimizer=sgd")
-        sgd = ("lr=1.0", "weight_decay=0", "momentum=0", "nesterov=false")
-        options = (*options, "scheduler.warmup=0")
-        run = build(composed, tmp_path, *options, *(f"optimizer.{option}" for option in sgd))
+        run = build(composed, tmp_path, *options)
         before = [p.detach().clone() for p in run.module.model.parameters()]
         scale_gradients(run, initial)
         fit(run)

@@ -97,18 +97,11 @@ def test_evaluate_scores_the_classes_that_a_reference_annotates(partial, tmp_pat
         ("{*:[bal]}", "must list classes of ball, tube, got 'bal'"),
         ("{*:[ball]}", r"has the label 2 \(tube\), which data.annotated does not list for \*"),
         ("missing.json", "data.annotated: no file"),
-        ("3", "data.annotated must be patterns"),
-        ("{}", "data.annotated must be patterns"),
     ],
 )
 def test_a_wrong_list_of_classes_is_named(build, annotated, message):
     with pytest.raises(UsageError, match=message):
         build(f"data.annotated={annotated}")
-
-
-def test_regions_are_refused(build):
-    with pytest.raises(UsageError, match=r"data\.annotated cannot be combined with data\.regions"):
-        build("data.regions={whole:[1,2]}")
 
 
 def test_check_finds_labels_that_are_not_listed_and_names_that_do_not_exist(partial, capsys):

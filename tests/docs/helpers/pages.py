@@ -30,6 +30,12 @@ class Block:
     content: str
 
 
+def is_module(name: str) -> bool:
+    """Whether `python -m NAME` runs a file of the project."""
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+
+
 def page_name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 

@@ -10,15 +10,9 @@ from tests.helpers.training import fit
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.training.callbacks.early_stopping import EarlyStopping
-from unet3d.training.checkpoints import (
-    AtomicCheckpointIO,
-    BestCheckpoint,
-)
+from unet3d.training.checkpoints import AtomicCheckpointIO, BestCheckpoint
 from unet3d.training.resume import resolve_start
 from unet3d.training.trainer import silence_lightning
-
-LONG = ["data.layout.num_cases=8", "trainer.max_steps=60", "data.num_workers=0", "resume=auto"]
-STOPPING = [*LONG, "callbacks=[default,early_stopping]", "callbacks.early_stopping.min_delta=1"]
 
 
 class Scores(pl.LightningModule):
@@ -87,12 +81,6 @@ def test_the_best_checkpoints_are_kept(tmp_path):
     assert read_steps(tmp_path) == names
 
 
-def test_the_best_checkpoint_may_be_that_of_the_smallest_value(tmp_path):
-    callback = BestCheckpoint(tmp_path, monitor="val/hd95_mm", mode="min")
-    validate(callback, [nan, 3.0, 2.0, 5.0], "val/hd95_mm")
-    assert read_steps(tmp_path) == {"best.ckpt": 3}
-
-
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_the_best_score_is_known_after_a_resume_by_a_link(tmp_path, top_k):
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -142,9 +130,3 @@ def test_early_stopping_without_validation_cases_is_refused(composed, tmp_path):
     with pytest.raises(UsageError, match=r"early_stopping needs validation cases, fold=none has"):
         build_training(settings, tmp_path)
     assert build_training(composed("fold=none"), tmp_path)
-
-
-def test_a_callback_of_lightnings_is_added(composed, tmp_path):
-    words = ["+callbacks.summary._target_=lightning.pytorch.callbacks.ModelSummary"]
-    run = build_training(composed(*words), tmp_path)
-    assert "ModelSummary" in [type(c).__name__ for c in run.trainer.callbacks]
