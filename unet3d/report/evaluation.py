@@ -45,15 +45,7 @@ def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return a header, one row per class, and one for their mean if there are several."""
     per_class = result["per_class"]
     labels = SCORE_LABELS | {name: name for name in result["mean"] if is_additional(name)}
-    rows = [
-        (
-            "",
-            f"{SCORE_LABELS['dice']} [95 %]",
-            *list(labels.values())[1:],
-            "cases",
-            "absent from one",
-        )
-    ]
+    rows = [("", "Dice [95 %]", *list(labels.values())[1:], "cases", "absent from one")]
     for name, means in per_class.items():
         counts = (means["dice"]["cases"], means["absent_from_one"])
         rows.append((name, *_format_scores(means, labels), *map(str, counts)))

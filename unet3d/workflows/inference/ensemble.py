@@ -21,7 +21,7 @@ from unet3d.export.bundle import (
     is_on_hub,
     read_bundle,
 )
-from unet3d.inference.regions import get_region_labels
+from unet3d.inference.write_labels import get_region_labels
 from unet3d.types import Triple
 
 
