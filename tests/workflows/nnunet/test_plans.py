@@ -132,7 +132,7 @@ def test_thin_patches_rotate_by_180_degrees(path):
         (f"{NETWORK}strides", [[2, 1, 1], [1, 2, 2], [2, 2, 2]], "a stride in the first stage"),
         (f"{NETWORK}conv_bias", False, "with conv_bias=False is not avail"),
         ("configurations__3d_fullres", {"patch_size": [8]}, "KeyError: .* plan again with"),
-        (f"{SIZES}patch_size", [8, 8], "does not describe 3d_fullres .* IndexError"),
+        (f"{SIZES}patch_size", [8, 8], "does not describe 3d_fullres .*IndexError"),
         ("configurations", {"2d": {}}, "3d_fullres cannot be trained here, use one of none"),
         ("configurations", None, "has no configurations"),
     ],

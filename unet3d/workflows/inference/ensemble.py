@@ -21,7 +21,6 @@ from unet3d.export.bundle import (
     is_on_hub,
     read_bundle,
 )
-from unet3d.inference.write_labels import get_region_labels
 from unet3d.types import Triple
 
 
@@ -193,10 +192,8 @@ def check_compatible(
     """Refuse an ensemble whose members differ in what a prediction depends on."""
     one, other = (
         {
-            **{key: metadata.get(key) for key in ("channels", "classes", "regions")},
+            **{key: metadata.get(key) for key in ("channels", "classes", "regions", "region_labels")},
             **metadata["preprocessing"],
-            "region_labels": (regions := metadata.get("regions"))
-            and get_region_labels(regions, metadata.get("region_labels")),
             "data.patch_size": metadata["config"]["data"]["patch_size"],
         }
         for metadata in (first, second)
