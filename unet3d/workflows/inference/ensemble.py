@@ -190,9 +190,10 @@ def check_compatible(
     first_path: Path, first: Mapping[str, Any], second_path: Path, second: Mapping[str, Any]
 ) -> None:
     """Refuse an ensemble whose members differ in what a prediction depends on."""
+    keys = ("channels", "classes", "regions", "region_labels")
     one, other = (
         {
-            **{key: metadata.get(key) for key in ("channels", "classes", "regions", "region_labels")},
+            **{key: metadata.get(key) for key in keys},
             **metadata["preprocessing"],
             "data.patch_size": metadata["config"]["data"]["patch_size"],
         }
