@@ -117,18 +117,18 @@ def test_intensities_fill_the_range_whatever_their_type_or_are_black():
 def test_cases_that_do_not_fit_are_left_out_and_named():
     small = [make_case((12, 12, 12), name=f"small {n}") for n in range(2)]
     cases = [small[0], make_case((240, 240, 240), name="large"), small[1]]
-    assert embed_viewer(small, 2, 10**8).left_out == ""
-    size = sum(measure(pack(case)) for case in small) + len(find_niivue().packed) + 20_000
+    assert embed_viewer(small, 2, 10**8)["left_out"] == ""
+    size = sum(measure(pack(case)) for case in small) + len(find_niivue()["packed"]) + 20_000
     viewer = embed_viewer(cases, 3, size + 12_000)
-    assert [case["title"] for case in viewer.cases] == ["small 0", "small 1"]
-    assert viewer.left_out == "large"
+    assert [case["title"] for case in viewer["cases"]] == ["small 0", "small 1"]
+    assert viewer["left_out"] == "large"
     assert embed_viewer(cases, 3, 1000) is None
 
 
 def test_the_package_has_niivue_as_a_module_and_its_license():
     found = find_niivue()
-    module = gzip.decompress(base64.b64decode(found.packed)).decode()
+    module = gzip.decompress(base64.b64decode(found["packed"])).decode()
     exports = module[module.rindex("export{") :]
     for name in ("Niivue", "NVImage", "SLICE_TYPE", "SHOW_RENDER", "MULTIPLANAR_TYPE"):
         assert name in exports
-    assert "Redistribution and use" in found.license
+    assert "Redistribution and use" in found["license"]

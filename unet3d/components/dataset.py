@@ -17,7 +17,7 @@ from unet3d.data.preprocessing.fingerprint import (
 )
 from unet3d.data.preprocessing.pipeline import Preprocessing, choose_background
 from unet3d.errors import UsageError
-from unet3d.inference.regions import get_region_labels
+from unet3d.inference.write_labels import get_region_labels
 from unet3d.text import NAME_RULE, is_name
 
 SPLITS_FILE = "splits_final.json"

@@ -20,7 +20,6 @@ from unet3d.checkpoint_file import check_format_version
 from unet3d.errors import UsageError, need_packages, summarize_error
 from unet3d.files import read_json
 
-REQUIRED_PACKAGES = ("safetensors", "onnx", "onnxscript", "onnxruntime")
 FORMAT = "unet3d bundle"
 FORMAT_VERSION = 1
 """Raised when an older unet3d could not read a bundle any more."""
@@ -181,8 +180,7 @@ def download_bundle(path: Path) -> Path:
         raise UsageError(f"{name} must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
     with need_packages("hf://", "huggingface_hub", "safetensors"):
         from huggingface_hub import snapshot_download
-    previous_level = logging.root.manager.disable
-    logging.disable(logging.INFO)  # every request is logged
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     try:
         folder = snapshot_download(
             match[1],
@@ -192,8 +190,6 @@ def download_bundle(path: Path) -> Path:
     except Exception as error:  # of the hub, of the network, of the cache
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"hf://{match[1]} cannot be downloaded: {reason}") from error
-    finally:
-        logging.disable(previous_level)
     if not (Path(folder) / DESCRIPTION_FILE).is_file():
         raise UsageError(f"hf://{match[1]} is not a bundle: it has no {DESCRIPTION_FILE}")
     return Path(folder)

@@ -14,7 +14,6 @@ from unet3d.inference.window_order import (
     Span,
     Triple,
     WindowSchedule,
-    compute_span_length,
     make_gaussian_importance,
 )
 
@@ -121,7 +120,7 @@ class Accumulator:
         return logits
 
     def _make_sums(self, rows: Span, columns: Span, classes: int) -> Tensor:
-        shape = map(compute_span_length, self.schedule.get_tile_box(rows, columns))
+        shape = [stop - start for start, stop in self.schedule.get_tile_box(rows, columns)]
         # In float32 also where pure half precision has made half the default dtype.
         return torch.zeros(classes + 1, *shape, dtype=torch.float32, device=self.weights.device)
 

@@ -5,12 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from math import prod
 
-from unet3d.inference.window_order import (
-    Span,
-    WindowSchedule,
-    compute_span_length,
-    compute_window_starts,
-)
+from unet3d.inference.window_order import Span, WindowSchedule, compute_window_starts
 from unet3d.types import Triple
 
 FLOAT = 4
@@ -136,10 +131,11 @@ def _estimate_bytes(
 def _estimate_sums(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
     """Return the bytes of active tiles, the importance map, and rows and columns kept."""
     a, b, c = schedule.order
+    first, last = schedule.column_span
     size, patch = schedule.size, schedule.patch
     numbers = schedule.max_active_voxels * (volume.classes + 1) + prod(patch)
     if size[a] != volume.box[a]:
-        numbers += volume.classes * compute_span_length(schedule.column_span) * size[c]
+        numbers += volume.classes * (last - first) * size[c]
     if size[b] != volume.box[b]:
         numbers += volume.classes * 2 * patch[a] * size[c]
     return FLOAT * numbers
@@ -152,7 +148,7 @@ def _estimate_temporaries(volume: VolumeToSegment, schedule: WindowSchedule) -> 
     """
     _, b, c = schedule.order
     size, patch = schedule.size, schedule.patch
-    rows, columns = (max(map(compute_span_length, spans)) for spans in schedule.tile_spans)
+    rows, columns = (max(stop - start for start, stop in s) for s in schedule.tile_spans)
     window = (volume.channels + volume.classes) * prod(patch)
     part = volume.classes * rows * columns * patch[c]
     length = max(size[c], volume.box[c])

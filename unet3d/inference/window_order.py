@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise, product
+from math import prod
 
 import numpy as np
 
@@ -96,8 +97,8 @@ class WindowSchedule:
         """Return the largest number of voxels in active tiles at any time."""
         change = [0] * (len(self.windows) // self.batch_size + 2)
         for tile in self.tiles:
-            area = compute_span_length(tile.rows) * compute_span_length(tile.columns)
-            voxels = area * self.size[self.order[2]]
+            box = self.get_tile_box(tile.rows, tile.columns)
+            voxels = prod(stop - start for start, stop in box)
             change[tile.first // self.batch_size] += voxels
             change[tile.last // self.batch_size + 1] -= voxels
         return max(accumulate(change))
@@ -160,8 +161,3 @@ def split_at_edges(starts: Sequence[int], patch: int, within: Span) -> list[Span
 def find_windows_over(starts: Sequence[int], patch: int, span: Span) -> list[int]:
     """Return the indices of the windows that cover a span."""
     return [n for n, start in enumerate(starts) if start <= span[0] < start + patch]
-
-
-def compute_span_length(span: Span) -> int:
-    """Return the number of voxels in a span."""
-    return span[1] - span[0]

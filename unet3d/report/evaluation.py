@@ -29,31 +29,20 @@ SCORE_LABELS = {"dice": "Dice", "iou": "IoU", "hd95_mm": "HD95 mm", "surface_dic
 
 def write_csv(cases: Cases, path: Path) -> None:
     """Write one row per case and class; NaN becomes an empty cell."""
+    rows = [(case, *entry) for case, classes in cases.items() for entry in classes.items()]
     with atomic_write(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        header_written = False
-        for case, classes in cases.items():
-            for name, scores in classes.items():
-                if not header_written:
-                    writer.writerow(["case", "class", *map(format_cell, scores)])
-                    header_written = True
-                cells = ["" if math.isnan(v) else v for v in scores.values()]
-                writer.writerow([format_cell(case), format_cell(name), *cells])
+        writer.writerow(["case", "class", *map(format_cell, rows[0][2])])
+        for case, name, scores in rows:
+            cells = ["" if math.isnan(v) else v for v in scores.values()]
+            writer.writerow([format_cell(case), format_cell(name), *cells])
 
 
 def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return a header, one row per class, and one for their mean if there are several."""
     per_class = result["per_class"]
     labels = SCORE_LABELS | {name: name for name in result["mean"] if is_additional(name)}
-    rows = [
-        (
-            "",
-            f"{SCORE_LABELS['dice']} [95 %]",
-            *list(labels.values())[1:],
-            "cases",
-            "absent from one",
-        )
-    ]
+    rows = [("", "Dice [95 %]", *list(labels.values())[1:], "cases", "absent from one")]
     for name, means in per_class.items():
         counts = (means["dice"]["cases"], means["absent_from_one"])
         rows.append((name, *_format_scores(means, labels), *map(str, counts)))

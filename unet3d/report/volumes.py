@@ -78,17 +78,9 @@ class CaseVolumes:
         return replace(self, image=change_image(self.image), layers=layers)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NiivueModule:
-    """A JavaScript module that exports `Niivue`."""
-
-    packed: str  # gzip, in base64
-    license: str
-
-
 @cache
-def find_niivue() -> NiivueModule | None:
-    """Return NiiVue's module, or None without ipyniivue or with one that has no such module."""
+def find_niivue() -> dict[str, str] | None:
+    """Return NiiVue's module, packed by gzip in base64, and its license; None without ipyniivue."""
     try:
         distribution = metadata.distribution("ipyniivue")
     except metadata.PackageNotFoundError:
@@ -99,29 +91,18 @@ def find_niivue() -> NiivueModule | None:
         return None
     packed = gzip.compress(unquote(module[1]).encode(), 9, mtime=0)
     text = distribution.read_text("licenses/LICENSE") or distribution.read_text("LICENSE")
-    return NiivueModule(
-        packed=base64.b64encode(packed).decode("ascii"), license=text or "BSD-2-Clause"
-    )
+    return {"packed": base64.b64encode(packed).decode("ascii"), "license": text or "BSD-2-Clause"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Viewer:
-    """What a page needs to show cases: their packed volumes, and NiiVue."""
-
-    cases: Sequence[Mapping[str, Any]]
-    niivue: NiivueModule
-    left_out: str
-
-
-def embed_viewer(cases: Iterable[CaseVolumes], count: int, budget: int) -> Viewer | None:
-    """Return a viewer of the first cases of `count` that fit into `budget` bytes of a page.
+def embed_viewer(cases: Iterable[CaseVolumes], count: int, budget: int) -> dict[str, Any] | None:
+    """Return NiiVue, and the first cases of `count` that fit into `budget` bytes of a page.
 
     None without NiiVue. Cases are read one at a time, so that only one is in memory.
     """
     niivue = find_niivue()
     if niivue is None:
         return None
-    budget -= len(niivue.packed) + 20_000  # and the script
+    budget -= len(niivue["packed"]) + 20_000  # and the script
     packed, left_out = [], []
     for number, case in enumerate(cases):
         facts = pack_within(case, budget // (count - number))
@@ -130,7 +111,8 @@ def embed_viewer(cases: Iterable[CaseVolumes], count: int, budget: int) -> Viewe
         else:
             packed.append(facts)
             budget -= measure(facts)
-    return Viewer(cases=packed, niivue=niivue, left_out=join_first(left_out)) if packed else None
+    viewer = {"cases": packed, "niivue": niivue, "left_out": join_first(left_out)}
+    return viewer if packed else None
 
 
 def pack_within(case: CaseVolumes, budget: int) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ from unet3d.training.module import SegmentationModule
 from unet3d.training.resume_state import ResumeState
 from unet3d.types import HasRetention
 from unet3d.workflows.comparison import HIDDEN_KEYS
-from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
+from unet3d.workflows.evaluation.options import build_metrics, select_class_metrics
 from unet3d.workflows.memory.estimate import make_figure_title
 
 

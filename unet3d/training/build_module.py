@@ -23,7 +23,7 @@ from unet3d.training.cuda_graph import CudaGraphs, RecordedPass
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.module import SegmentationModule
 from unet3d.training.schedules import build_scheduler
-from unet3d.workflows.evaluation.metrics import build_metrics
+from unet3d.workflows.evaluation.options import build_metrics
 
 
 def build_module(

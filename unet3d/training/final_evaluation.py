@@ -17,7 +17,7 @@ from unet3d.inference.postprocess import keep_largest_component
 from unet3d.text import escape_unprintable, pluralize
 from unet3d.training.run import TrainingRun
 from unet3d.workflows.evaluation.evaluate import run_evaluation
-from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
+from unet3d.workflows.evaluation.options import build_metrics, select_class_metrics
 from unet3d.workflows.evaluation.score_cases import CasePair, Evaluation
 from unet3d.workflows.inference.ensemble import Ensemble, load_ensemble
 from unet3d.workflows.inference.predictor import Predictor, ScanTask

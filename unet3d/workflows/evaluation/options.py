@@ -1,10 +1,12 @@
-"""Build an evaluation from its settings: match the files, name the classes and tolerances."""
+"""Build an evaluation and its metrics from settings: match the files, name the classes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 from unet3d.checkpoint_file import load_checkpoint
+from unet3d.config.instantiate import Factory
 from unet3d.config.settings.evaluation import EvaluationSettings
 from unet3d.data.annotated import read_annotations
 from unet3d.data.formats.labels import list_files_by_name
@@ -12,8 +14,8 @@ from unet3d.data.formats.volumes import is_volume, split_suffix
 from unet3d.data.layouts.groups import read_groups
 from unet3d.data.layouts.label_names import LabelNames, find_label_names
 from unet3d.errors import UsageError
-from unet3d.metric.scores import ClassMetric
-from unet3d.workflows.evaluation.metrics import build_metrics, select_class_metrics
+from unet3d.metric.case_scores import LogitMetric
+from unet3d.metric.scores import SCORES, ClassMetric
 from unet3d.workflows.evaluation.score_cases import CasePair, Evaluation
 
 
@@ -99,11 +101,7 @@ def resolve_classes(settings: EvaluationSettings) -> LabelNames | None:
         )
     if settings.regions is None:
         return names
-    return LabelNames(
-        classes=settings.regions,
-        known_labels=None if names is None else names.known_labels,
-        ignore_labels=() if names is None else names.ignore_labels,
-    )
+    return replace(names or LabelNames(classes={}, known_labels=None), classes=settings.regions)
 
 
 def resolve_ignore_labels(
@@ -120,6 +118,32 @@ def resolve_ignore_labels(
                     "or leave the class out of classes= or regions="
                 )
     return settings.ignore_labels
+
+
+def build_metrics(
+    factories: Mapping[str, Factory], regions: Mapping[str, Sequence[int]] | None
+) -> list[ClassMetric | LogitMetric]:
+    """Build each metric, with the regions if its class takes them."""
+    built: list[ClassMetric | LogitMetric] = []
+    for name, factory in factories.items():
+        takes_regions = "regions" in signature(factory.target).parameters
+        metric = factory(regions=regions) if takes_regions else factory()
+        if not isinstance(metric, ClassMetric | LogitMetric):
+            raise UsageError(
+                f"metrics.{name}: {type(metric).__name__} is not a metric: it needs `scores` and a "
+                "call with two masks, or start, update and finish"
+            )
+        built.append(metric)
+    names = [*SCORES, *(score for m in select_class_metrics(built) for score in m.scores)]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise UsageError(f"metrics: two of them have the score {min(twice)}")
+    return built
+
+
+def select_class_metrics(metrics: Sequence[ClassMetric | LogitMetric]) -> list[ClassMetric]:
+    """Return those that an evaluation of files can compute."""
+    return [metric for metric in metrics if isinstance(metric, ClassMetric)]
 
 
 def resolve_metrics(settings: EvaluationSettings) -> list[ClassMetric]:

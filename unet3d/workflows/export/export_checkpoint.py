@@ -26,18 +26,12 @@ from unet3d.export.program import (
 )
 from unet3d.files import name_file, read_report, shorten_name
 from unet3d.inference.accumulate import Network
-from unet3d.inference.regions import get_region_labels
-from unet3d.inference.write_labels import choose_decision
+from unet3d.inference.write_labels import choose_decision, get_region_labels
 from unet3d.machine import Precision
 from unet3d.report.model_card import make_model_card
 from unet3d.units import MIB
 from unet3d.workflows.export import nnunet_folder
-from unet3d.workflows.export.parity import (
-    TOLERANCE,
-    Parity,
-    compare_outputs,
-    load_sample_patches,
-)
+from unet3d.workflows.export.parity import TOLERANCE, Parity, compare_outputs, load_sample_patches
 from unet3d.workflows.inference.ensemble import (
     TrainedNetwork,
     find_common_mirroring_axes,
@@ -49,8 +43,8 @@ from unet3d.workflows.inference.networks import get_inference_fn, measure_window
 REQUIRED_PACKAGES = {
     "onnx": onnx_format.REQUIRED_PACKAGES,
     "torch_export": (),
-    "nnunet": nnunet_folder.REQUIRED_PACKAGES,
-    "bundle": bundle_format.REQUIRED_PACKAGES,
+    "nnunet": ("dynamic_network_architectures",),
+    "bundle": ("safetensors", *onnx_format.REQUIRED_PACKAGES),
 }
 CPU = torch.device("cpu")
 

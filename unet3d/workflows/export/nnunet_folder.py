@@ -13,12 +13,11 @@ from torch import Tensor
 
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
-from unet3d.inference.regions import get_region_labels
+from unet3d.inference.write_labels import get_region_labels
 from unet3d.model.nnunet_weights import describe_architecture, permute_axes, to_nnunet_weights
 from unet3d.types import NORMALIZATIONS
 from unet3d.workflows.inference.ensemble import TrainedNetwork
 
-REQUIRED_PACKAGES = ("dynamic_network_architectures",)
 CONFIGURATION = "3d_fullres"
 CHECKPOINT = Path("fold_0") / "checkpoint_final.pth"
 

@@ -21,7 +21,6 @@ from unet3d.export.bundle import (
     is_on_hub,
     read_bundle,
 )
-from unet3d.inference.regions import get_region_labels
 from unet3d.types import Triple
 
 
@@ -191,12 +190,11 @@ def check_compatible(
     first_path: Path, first: Mapping[str, Any], second_path: Path, second: Mapping[str, Any]
 ) -> None:
     """Refuse an ensemble whose members differ in what a prediction depends on."""
+    keys = ("channels", "classes", "regions", "region_labels")
     one, other = (
         {
-            **{key: metadata.get(key) for key in ("channels", "classes", "regions")},
+            **{key: metadata.get(key) for key in keys},
             **metadata["preprocessing"],
-            "region_labels": (regions := metadata.get("regions"))
-            and get_region_labels(regions, metadata.get("region_labels")),
             "data.patch_size": metadata["config"]["data"]["patch_size"],
         }
         for metadata in (first, second)

@@ -81,17 +81,15 @@ def plan_outputs(
         raise UsageError(f"output={output} must not be the folder of the images")
     probabilities = folder / "probabilities"
     (probabilities if save_probabilities else folder).mkdir(parents=True, exist_ok=True)
-    tasks = []
-    for scan in scans:
-        suffix = OUTPUT_FORMATS.get(output_format, scan.suffix)
-        tasks.append(
-            ScanTask(
-                scan=scan,
-                labels=output if is_file else folder / f"{scan.name}{suffix}",
-                probabilities=probabilities / f"{scan.name}.nii" if save_probabilities else None,
-            )
+    suffix = OUTPUT_FORMATS.get(output_format)
+    return [
+        ScanTask(
+            scan=scan,
+            labels=output if is_file else folder / f"{scan.name}{suffix or scan.suffix}",
+            probabilities=probabilities / f"{scan.name}.nii" if save_probabilities else None,
         )
-    return tasks
+        for scan in scans
+    ]
 
 
 def summarize_predictor(predictor: Predictor) -> str:

@@ -24,11 +24,7 @@ from unet3d.inference import postprocess
 from unet3d.inference.accumulate import BackgroundTest, list_flips
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
 from unet3d.inference.window_order import WindowSchedule
-from unet3d.inference.write_labels import (
-    Output,
-    choose_decision,
-    segment,
-)
+from unet3d.inference.write_labels import Output, choose_decision, segment
 from unet3d.machine import Precision, get_available_bytes, get_free_bytes
 from unet3d.text import pluralize
 from unet3d.units import MIB, format_bytes

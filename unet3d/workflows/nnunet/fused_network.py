@@ -73,6 +73,7 @@ def _build_engine(network: Any) -> _Engine:
     convs = [*decoder_convs, 1 if residual else len(stages[-1])]
     if not residual and convs != [len(stage) for stage in stages]:
         raise UsageError("fused blocks need as many convolutions in the decoder as in the encoder")
+    first_layers = [stage[0].conv1 if residual else stage[0] for stage in stages]
     drop_path = getattr(stages[0][0], "drop_path", None)
     with torch.device("meta"):
         engine = _Engine(
@@ -82,9 +83,7 @@ def _build_engine(network: Any) -> _Engine:
             convs_per_level=convs,
             residual_blocks=[len(stage) for stage in stages] if residual else None,
             stochastic_depth=0.0 if drop_path is None else drop_path.drop_prob,
-            kernel_size=[stage[0].conv1.conv.kernel_size for stage in stages]
-            if residual
-            else [stage[0].conv.kernel_size for stage in stages],
+            kernel_size=[layer.conv.kernel_size for layer in first_layers],
             pool_kernel=[tuple(stride) for stride in encoder.strides[1:]],
             norm=norm,
             upsampling="transposed",

@@ -37,11 +37,7 @@ TRAINER = (
 THIN_RATIO = 3
 """nnU-Net rotates patches whose first axis is shorter by more than this in plane only, by 180°."""
 
-READERS = {
-    "SimpleITKIO": None,
-    "NibabelIO": None,
-    "NibabelIOWithReorient": "RAS",
-}
+READERS = {"SimpleITKIO": None, "NibabelIO": None, "NibabelIOWithReorient": "RAS"}
 """The orientation that nnU-Net's readers give volumes; None: that of the file."""
 
 SUPPORTED = {
@@ -86,10 +82,6 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
     try:
         axes = get_axes_of_nnunet(plans)
         root = root or _find_raw(plans["dataset_name"], path)
-        if "architecture" not in sizes or "batch_dice" not in sizes:
-            raise UsageError(
-                f"{path} is of an nnU-Net before 2.2: plan again with nnUNetv2_plan_experiment"
-            )
         schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))
         if unknown := [scheme for scheme in schemes if scheme not in METHODS]:
             raise UsageError(f"nnU-Net's {unknown[0][0]} is not available here")
@@ -125,8 +117,8 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{path} does not describe {configuration} as nnU-Net 2.8 does: "
-            f"{type(error).__name__}: {error}"
+            f"{path} does not describe {configuration} as nnU-Net 2.8 does "
+            f"({type(error).__name__}: {error}): plan again with nnUNetv2_plan_experiment"
         ) from None
     splits = path.with_name("splits_final.json")
     return [*overrides, f"data.splits={splits}"] if splits.is_file() else overrides

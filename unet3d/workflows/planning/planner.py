@@ -20,11 +20,7 @@ from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.record import MemoryRecord
 from unet3d.types import Triple
-from unet3d.workflows.memory.strategies import (
-    FUSED_STRATEGIES,
-    LARGEST_TILE_MIB,
-    list_strategies,
-)
+from unet3d.workflows.memory.strategies import FUSED_STRATEGIES, LARGEST_TILE_MIB, list_strategies
 from unet3d.workflows.memory.suggest import check_configured_batch, find_largest_batch
 from unet3d.workflows.planning.topology import (
     Levels,
