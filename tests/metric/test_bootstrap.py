@@ -29,11 +29,6 @@ def test_the_interval_equals_scipys_percentile_bootstrap():
     assert (overall["low"], overall["high"]) == (single["low"], single["high"])
 
 
-def test_intervals_are_reproducible():
-    values = np.random.default_rng(0).random((7, 3))
-    assert compute_bootstrap_means(values) == compute_bootstrap_means(values)
-
-
 def test_one_case_or_group_has_a_mean_but_no_interval():
     (one, none), overall = compute_bootstrap_means(np.array([[0.5, NAN]]))
     assert (one["mean"], one["cases"], none["cases"], overall["mean"]) == (0.5, 1, 0, 0.5)

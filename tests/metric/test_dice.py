@@ -36,16 +36,6 @@ def test_a_class_absent_from_both_is_skipped_and_a_false_positive_scores_zero():
     assert scores["dice"] == 0
 
 
-def test_ignored_voxels_are_not_scored():
-    metric = Dice(["background", "a"])
-    reference = torch.ones(1, 2, 2, 2, dtype=torch.uint8)
-    predicted = torch.ones(1, 2, 2, 2)
-    predicted[0, 0] = 0
-    reference[0, 0] = IGNORE_LABEL
-    metric.update(predicted, reference)
-    assert metric.compute()["dice/a"] == 1
-
-
 def test_a_region_is_scored_as_the_union_of_its_labels():
     metric = Dice(["background", "a", "b", "c"], {"whole": [1, 2, 3], "core": [2, 3]})
     reference = torch.tensor([0, 1, 2, 3]).view(1, 1, 1, 4)
