@@ -1,7 +1,7 @@
 import csv
 import math
 
-from unet3d.report.evaluation import make_score_rows, plot_scores, write_csv
+from unet3d.report.evaluation import make_score_rows, write_csv
 
 NAN = math.nan
 
@@ -48,16 +48,3 @@ def test_the_table_shows_means_intervals_and_counts():
         ("c", "-", "-", "-", "-", "0", "3"),
         ("mean", "0.5000 [0.2500, 0.7500]", "0.5000", "0.50", "0.5000", "", ""),
     ]
-
-
-def test_the_box_plot_grows_with_the_classes_and_allows_classes_without_cases():
-    few = {
-        "x": {"a": make_scores(0.5)},
-        "y": {"a": make_scores(0.0, hd95_mm=9.0, prediction_ml=0.0)},
-    }
-    many = {"x": {f"class {n}": make_scores(NAN if n == 3 else 0.5) for n in range(10)}}
-    figures = [
-        plot_scores(cases, {c: (n,) for n, c in enumerate(cases["x"], start=1)})
-        for cases in (few, many)
-    ]
-    assert figures[1].get_figheight() > 2 * figures[0].get_figheight()

@@ -113,13 +113,6 @@ def test_the_largest_evaluation_fits_into_5_mb():
     assert "2,867 more cases are in evaluation.csv." in page
 
 
-def test_one_case_has_no_interval():
-    result = make_result()
-    for scores in (result["mean"], result["per_class"]["liver"]):
-        scores["dice"] = {"mean": 0.75, "low": math.nan, "high": math.nan, "cases": 1}
-    assert "nan" not in render_result(result)
-
-
 def test_an_evaluation_without_a_scored_case_says_so():
     result = make_result() | {"per_class": {}, "mean": {}, "cases": {}, "worst": []}
     assert "No case could be scored." in check(render_result(result))
