@@ -92,10 +92,3 @@ def test_hard_volumes_have_small_structures_decoys_and_a_misleading_channel(tmp_
     assert np.count_nonzero(bright) == pytest.approx(1488, abs=5)
     second = [image[label == 1].mean() for image, label in zip(images[..., 1], labels, strict=True)]
     np.testing.assert_allclose(second, [-0.9457, -0.5951, -0.9175], atol=2e-3)
-
-
-def test_the_same_seed_makes_the_same_bytes(tmp_path):
-    same, other = (SyntheticHard(str(tmp_path / n), **HARD) for n in "ab")
-    for case, twin in zip(same.list_cases(), other.list_cases(), strict=True):
-        assert case.images[0].read_bytes() == twin.images[0].read_bytes()
-        assert case.label.read_bytes() == twin.label.read_bytes()
