@@ -18,11 +18,6 @@ def test_the_dataset_gives_the_sizes_that_the_settings_leave_open(composed, deca
     assert get_num_outputs(build_network(settings)) == {3}
 
 
-def test_regions_have_one_output_each(composed):
-    settings = composed("data.regions={whole:[1,3],core:[3]}")
-    assert get_num_outputs(build_network(settings)) == {2}
-
-
 def test_a_network_without_pooling_refuses_one_that_was_chosen(composed):
     with pytest.raises(UsageError, match=r"^model=dynunet does not use pool=: remove it$"):
         build_network(composed("model=dynunet", "pool=median"))

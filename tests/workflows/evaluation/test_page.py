@@ -4,14 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
 
 from tests.contract.helpers.datasets import save
 from tests.helpers.browser import needs_browser, open_page
 from unet3d.__main__ import main
-from unet3d.report.slices import get_palette
 from unet3d.workflows.evaluation.page import (
-    ERRORS,
     iter_worst_cases,
     read_result,
     try_write_evaluation_page,
@@ -86,11 +83,3 @@ def test_a_script_in_the_name_of_a_case_is_text(folder):
         assert page.get_by_role("cell", name=name).is_visible()
         assert page.locator("#viewer").get_by_text(name).is_visible()
         assert messages == []
-
-
-def test_errors_have_colors_that_no_class_has():
-    errors = [np.array(to_rgb(c["color"])) for c in ERRORS]
-    classes = [np.array(to_rgb(color)) for color in get_palette(10)]
-    for n, color in enumerate(errors):
-        distances = [np.linalg.norm(color - other) for other in [*classes, *errors[:n]]]
-        assert min(distances) > 0.4

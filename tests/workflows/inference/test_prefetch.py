@@ -51,22 +51,17 @@ def test_the_files_are_those_of_one_scan_after_the_other(predictor, write_scans,
     assert [" to read the next" in summary for summary in summaries] == [True] * 3 + [False]
 
 
-def test_a_scan_that_cannot_be_read_fails_alone(predictor, write_scans):
-    tasks = write_scans(4)
+def test_a_scan_that_cannot_be_read_or_whose_labels_cannot_be_written_fails_alone(
+    predictor, write_scans
+):
+    tasks = write_scans(6)
     file = tasks[1].scan.files[0]
     file.write_bytes(file.read_bytes()[:2000])
-    _, failed = segment(predictor, tasks)
-    assert [name for name, _ in failed] == ["1"]
-    assert [task.done for task in tasks] == [True, False, True, True]
-
-
-def test_labels_that_cannot_be_written_are_reported_for_their_scan(predictor, write_scans):
-    tasks = write_scans(4)
-    for which in (1, 3):  # one of them is the last
+    for which in (3, 5):  # one of them is the last
         tasks[which].labels.mkdir()
     _, failed = segment(predictor, tasks)
-    assert [name for name, _ in failed] == ["1", "3"]
-    assert [task.labels.is_file() for task in tasks] == [True, False, True, False]
+    assert [name for name, _ in failed] == ["1", "3", "5"]
+    assert [task.labels.is_file() for task in tasks] == 3 * [True, False]
 
 
 def test_the_next_scan_is_not_read_where_the_ram_suffices_for_one(

@@ -4,7 +4,6 @@ import pytest
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint
 from unet3d.workflows.planning.dataset_summary import (
     compute_class_volumes,
-    draw_dataset_summary,
     summarize_dataset,
 )
 
@@ -39,8 +38,3 @@ def test_a_summary_counts_the_cases_of_each_class(fingerprints):
         "a: in 2 cases, 15% of the voxels",
         "b: in 1 case, 2.5% of the voxels",
     ]
-
-
-def test_a_dataset_in_which_a_class_is_absent_from_a_case_can_be_drawn(fingerprints, tmp_path):
-    draw_dataset_summary(fingerprints, CLASSES, ["CT"], tmp_path / "summary.png")
-    assert (tmp_path / "summary.png").read_bytes()[:4] == b"\x89PNG"
