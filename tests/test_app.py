@@ -100,20 +100,6 @@ def test_paths_of_any_system_reach_the_config_as_typed(path):
     assert parsed.value() == path
 
 
-@pytest.mark.slow
-def test_paths_may_contain_spaces_commas_equals_and_parentheses(
-    tmp_path, monkeypatch, decathlon_folder
-):
-    monkeypatch.chdir(tmp_path)
-    odd = tmp_path / "my scans, a=b (1) it's"
-    odd.symlink_to(decathlon_folder)
-    run = tmp_path / "a run, x=y (2)"
-    words = ["data=decathlon", f"data.root={odd}", "data.patch_size=[16,16,16]"]
-    words = ["train", *words, "trainer.max_steps=1"]
-    assert main([*words, f"hydra.run.dir={run}"]) == 0
-    assert main([*words, f"init_from={run}/checkpoints/last.ckpt"]) == 0
-
-
 @pytest.fixture
 def sweep(small, tmp_path, monkeypatch):
     """Run a sweep of small runs in an empty working folder; return the exit code."""

@@ -49,13 +49,3 @@ def test_augmentation_is_the_same(half_default):
     torch.set_default_dtype(torch.float32)
     expected = apply_transform(image, label, transform, [24, 24, 24])
     assert all(a.equal(b) for a, b in zip(halved, expected, strict=True))
-
-
-@pytest.mark.parametrize("precision", ["16", "bf16", "bf16-true"])
-def test_half_precision_trains_with_deep_supervision(composed, tmp_path, precision):
-    from unet3d.commands.train import build_training
-
-    options = (f"precision={precision}", "model.deep_supervision=true", "model.depth=4")
-    run = build_training(composed(*options, "trainer.max_steps=2", "fold=none"), tmp_path)
-    run.trainer.fit(run.module, run.data.train_loader)
-    assert run.trainer.global_step == 2

@@ -7,16 +7,13 @@ import pytest
 
 from tests.data.helpers.datasets import make_image, make_label
 from tests.data.helpers.formats import (
-    turn,
     write_itk,
     write_nifti,
     write_numpy,
-    write_series,
     write_tiff,
     write_zarr,
 )
 from unet3d.__main__ import main
-from unet3d.data.formats.volumes import write_labels
 
 STRAIGHT = np.diag([0.75, 0.5, 2.0, 1.0])
 
@@ -44,22 +41,6 @@ def test_check_names_the_format_and_what_it_does_not_hold(tmp_path, capsys, suff
     assert shown["about"].startswith(f"{name}, 12 x 10 x 8 voxels of ")
     hints = ["2 of 2 cases have no voxel spacing: 1 mm is assumed"] if suffix == ".npy" else []
     assert [hint["message"] for hint in shown["hints"]] == hints
-
-
-def test_series_and_segmentations_are_a_dataset(tmp_path, capsys):
-    for n in range(2):
-        folder = tmp_path / "scans" / f"p{n}"
-        image = (make_image(n) * 100).astype(np.int16)
-        write_series(folder, image, turn(0.7, 0.8, 2.5))
-        (tmp_path / "labels").mkdir(exist_ok=True)
-        write_labels(tmp_path / "labels" / f"p{n}.dcm", make_label(n), folder, ["", "a", "b"])
-    words = ["data=pairs", f"data.root={tmp_path}", "data.num_classes=3"]
-    words += ["data.images=scans/*/", "data.labels=labels/*.dcm"]
-    assert main(["check", *words]) == 0
-    assert "2 cases, no errors\nDICOM, 12 x 10 x 8 voxels" in capsys.readouterr().out
-    sorted((tmp_path / "scans" / "p0").iterdir())[3].unlink()
-    assert main(["check", *words]) == 1
-    assert "scans/p0 has slices 2.5 to 5 mm apart" in capsys.readouterr().out
 
 
 @pytest.mark.slow

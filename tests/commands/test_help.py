@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from unet3d.__main__ import main
-from unet3d.config.compose import ComposedConfig, compose_config, list_config_groups
+from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.config.help import READS
 from unet3d.config.settings.data import parse_check
 
@@ -54,16 +54,6 @@ def test_help_and_missing_keys_are_answered_without_heavy_imports(tmp_path):
     assert answers == [[words, code, []] for words, code in ANSWERED.items()], ended.stderr
     first, *_ = ended.stderr.splitlines()
     assert first.startswith("unet3d: checkpoint, input and output must be given: checkpoint=... ")
-
-
-def test_commands_that_compose_a_run_refer_to_the_help_of_train(capsys):
-    assert main(["memory", "--help", "pool=median"]) == 0
-    message = capsys.readouterr().out
-    assert "every option and key of unet3d train is accepted, too" in message
-    groups = " ".join(message.partition("\nconfig groups: ")[2].split())
-    assert "pool=median" in groups
-    assert all(f"{group}=" in groups for group in list_config_groups())
-    assert len(message.splitlines()) < 30
 
 
 def test_the_help_of_check_lists_all_that_check_reads_and_nothing_else(capsys):

@@ -138,13 +138,6 @@ def test_the_site_and_its_index_have_every_page():
     assert not [name for name in OUTSIDE if ROOT / name not in linked]
 
 
-def test_every_package_has_its_line_in_the_layout():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    packages = [p.name for p in (ROOT / "unet3d").iterdir() if (p / "__init__.py").exists()]
-    assert packages
-    assert not [name for name in packages if f"`unet3d/{name}/`" not in text]
-
-
 def test_every_result_has_the_command_that_recreates_it():
     text = (ROOT / "benchmarks" / "README.md").read_text()
     rows = [re.escape(name) for name in re.findall(r"`(\S+\.json)`", text)]

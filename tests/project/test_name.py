@@ -1,11 +1,9 @@
 """The distribution is unet3d-lightning: `unet3d` on package indexes is another project."""
 
 import re
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SHIPPED = ("unet3d", "conf", "docs", "notebooks", "scripts", "container", "data", ".github", ".ci")
 TEXT = ("", ".py", ".md", ".yaml", ".ipynb", ".toml", ".txt", ".sh", ".json")
 
@@ -28,12 +26,3 @@ def test_no_file_tells_anybody_to_install_unet3d_from_an_index():
         if BY_NAME.search(line)
     ]
     assert not lines, "\n".join(lines)
-
-
-def test_every_reference_to_the_distribution_has_its_name():
-    assert PROJECT["name"] == "unet3d-lightning"
-    assert "urls" not in PROJECT
-    extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
-    own = [line.partition("[")[0] for line in extras if line.startswith("unet3d")]
-    checked = re.findall(r"call has,(\S+?)[ )]", (ROOT / "Makefile").read_text())
-    assert {*own, *checked} == {PROJECT["name"]}
