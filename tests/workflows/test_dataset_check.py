@@ -90,15 +90,6 @@ def test_invalid_cases_are_skipped_and_named_and_folds_stay_the_same(
     assert all(f"skipped: {name}: " in summarize_run(run) for name in invalid)
 
 
-def test_an_entry_that_is_not_a_case_stops_a_run_or_is_named(build, tmp_path):
-    write_decathlon(tmp_path, 6)
-    content = json.loads((tmp_path / "dataset.json").read_text())
-    del content["training"][0]["label"]
-    (tmp_path / "dataset.json").write_text(json.dumps(content))
-    assert "training[0]: " in get_error(build)
-    assert "skipped: training[0]: " in summarize_run(build("data.invalid_cases=skip"))
-
-
 def test_a_long_list_of_errors_is_cut(build, tmp_path):
     write_decathlon(tmp_path, 30)
     for file in (tmp_path / "labelsTr").iterdir():
