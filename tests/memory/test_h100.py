@@ -42,10 +42,7 @@ def estimate_again(part, name):
     return describe_errors(estimate, PARTS[part]["rows"][name]["measured"])
 
 
-@pytest.mark.parametrize(
-    ("part", "name"),
-    [*SOME, *(pytest.param(*key, marks=pytest.mark.slow) for key in RECORDED[::4])],
-)
+@pytest.mark.parametrize(("part", "name"), [*SOME, *MORE])
 def test_recorded_errors_are_those_of_this_code(part, name):
     recorded, row = PARTS[part]["rows"][name], estimate_again(part, name)
     assert {key: recorded[key] for key in row} == row
