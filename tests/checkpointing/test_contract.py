@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from tests.contract.helpers.components import saved_bytes
-from unet3d.checkpointing.offload import OffloadActivations
 from unet3d.checkpointing.per_level import PerLevelStrategy
 from unet3d.checkpointing.plain import PlainModules
 from unet3d.checkpointing.recompute import RecomputeBlocks
@@ -69,17 +68,6 @@ def test_recomputed_blocks_are_bitwise_equal_and_save_less_than_half():
     x = torch.randn(2, 1, 16, 16, 16, dtype=torch.float64)
     saved = [saved_bytes(lambda model=model: model(x))[1] for model in (plain, cheaper)]
     assert saved[1] < 0.5 * saved[0]
-
-
-def test_offloading_leaves_any_other_network_bitwise_equal():
-    def build_sequence():
-        torch.manual_seed(0)
-        layers = [nn.Conv3d(1, 4, 3), nn.InstanceNorm3d(4), nn.LeakyReLU(inplace=True)]
-        return nn.Sequential(*layers, nn.Conv3d(4, 4, 3), nn.BatchNorm3d(4), nn.ReLU()).double()
-
-    plain, cheaper = build_sequence(), build_sequence()
-    OffloadActivations(["offload"], ["store_all"], min_mib=0).apply(cheaper)
-    assert_bitwise_equal(plain, cheaper)
 
 
 @pytest.mark.parametrize("strategy", [PlainModules(), RecomputeBlocks()])
@@ -171,18 +159,7 @@ def test_tiles_are_larger_on_a_gpu_and_largest_without_gradients():
                 sizes.append(tiling.choose_tile_bytes(x, None))
                 assert tiling.choose_tile_bytes(x, 5) == 5
     assert sizes == [n * MIB for n in (16, 16, 64, 256)]
-
-
-def test_smaller_tiles_lower_the_estimate_of_a_gpu():
-    def estimate_peak(*overrides):
-        options = ("model=unet_small", "data.patch_size=[160,144,32]", "checkpointing=lean")
-        settings = parse_training(compose_config([*options, *overrides], "train"))
-        return estimate_memory(settings).peak.allocated
-
-    peaks = [estimate_peak(f"checkpointing.tile_mib={n}") for n in (16, 64, 256)]
-    assert peaks == sorted(peaks)
-    assert peaks[0] < 0.9 * peaks[1]
-    assert estimate_peak() == peaks[1]
+    assert PerLevelStrategy(["stream"], ["stream"], 1.5).retention.tile_bytes == 1.5 * MIB
 
 
 @pytest.mark.parametrize("tile_mib", [0, -1, "large", None])

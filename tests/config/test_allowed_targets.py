@@ -1,12 +1,9 @@
 """A checkpoint may only name networks of ours, of MONAI's and of packages that the user names."""
 
 import pytest
-import torch
 
-from unet3d.commands.train import build_training
 from unet3d.config.allowed_targets import LAYOUTS, NETWORKS, check_saved_config
 from unet3d.errors import UsageError
-from unet3d.workflows.inference.ensemble import load_ensemble
 
 
 def check(values, *allow_targets, packages=NETWORKS):
@@ -68,15 +65,3 @@ def test_a_package_of_the_users_is_added_but_not_what_it_imports(tmp_path, monke
         check({"_target_": "my_networks.Net"}, "my_networks")
     with pytest.raises(UsageError, match=r"allow_targets=\[my_package\] adds a package"):
         check({"_target_": "my_networks.Network"})
-
-
-def test_a_checkpoint_of_this_run_may_name_any_class(composed, tmp_path):
-    metadata = build_training(composed(), tmp_path).module.metadata
-    evil = {**metadata["config"], "pool": {"_target_": "posix.getcwd"}}
-    path = tmp_path / "evil.ckpt"
-    torch.save({"unet3d": {**metadata, "config": evil}, "state_dict": {}}, path)
-    with pytest.raises(UsageError, match=r"pool\._target_ names posix\.getcwd"):
-        load_ensemble([path])
-    with pytest.raises(UsageError) as caught:
-        load_ensemble([path], allow_targets=None)
-    assert "names" not in str(caught.value)

@@ -28,14 +28,6 @@ def test_reading_builds_nothing():
         make_factory(lr=1)()
 
 
-def test_arguments_are_plain_and_resolved():
-    config = OmegaConf.create({"size": 3, "group": {**RELU, "sizes": ["${size}", {"a": 1}]}})
-    arguments = read_factory(config, "group").arguments
-    assert arguments["sizes"] == [3, {"a": 1}]
-    assert type(arguments["sizes"]) is list
-    assert type(arguments["sizes"][1]) is dict
-
-
 def test_bound_arguments_replace_others_in_a_copy():
     factory = make_factory(**RELU)
     assert not factory.bind(inplace=False)().inplace

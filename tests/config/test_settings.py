@@ -260,12 +260,6 @@ def test_names_of_a_precision_are_one_experiment():
     assert parse_run({"precision": "bf16-mixed"}).resolved["precision"] == "bf16"
 
 
-def test_the_trainer_gets_no_key_that_lightning_does_not_have():
-    arguments = parse_run().trainer.factory.arguments
-    assert "log_every_n_steps" in arguments
-    assert not {"launch", "timeout_seconds", "cuda_graph"} & set(arguments)
-
-
 def test_a_dataset_without_a_root_has_no_layout():
     data = parse_data(compose_config(["data=nnunet"], "memory").config)
     assert (data.root, data.layout) == (None, None)
@@ -342,5 +336,7 @@ def test_a_saved_network_is_allowed_what_the_caller_allows():
     }
     with pytest.raises(UsageError, match=r"model\._target_ names argparse\.Namespace"):
         parse_saved_network(saved, [])
+    with pytest.raises(UsageError, match=r"pool\._target_ names posix\.getcwd"):
+        parse_saved_network({**saved, "pool": {"_target_": "posix.getcwd"}}, ["argparse"])
     for allowed in (["argparse"], None):
         assert vars(parse_saved_network(saved, allowed).model()) == {}

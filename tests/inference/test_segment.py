@@ -89,16 +89,6 @@ def test_ensembles_flips_batches_and_regions_give_the_same_labels(options):
     check_plans(*UP, step=7, **options)
 
 
-@torch.no_grad()
-def test_probabilities_are_those_of_the_resampled_logits():
-    image, network = torch.randn(2, *UP[0]), torch.nn.Conv3d(2, 3, 3, padding=1)
-    expected = resample_at_once(image, [network], [()], UP[1]).softmax(0).numpy()
-    output = np.zeros((3, *UP[1]), np.float32)
-    softmax = partial(torch.softmax, dim=0)
-    segment(image, [network], list_all_plans(*UP, 3)[0], [Output(softmax, output)], device=CPU)
-    np.testing.assert_allclose(output, expected, atol=1e-6)
-
-
 def test_nan_logits_are_an_error():
     outputs = [Output(argmax_labels, np.zeros(SAME[1], np.uint8))]
     plan = list_all_plans(*SAME, 2)[0]

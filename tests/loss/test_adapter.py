@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.loss.adapter import AdaptedLoss, check_loss, choose_arguments
 from unet3d.types import IGNORE_LABEL
@@ -110,9 +109,3 @@ class TrueLogit(nn.Module):
 def test_a_users_loss_may_take_the_class_of_each_voxel():
     logits, labels = torch.randn(2, 3, 4, 4, 4), torch.full((2, 4, 4, 4), 2)
     torch.testing.assert_close(AdaptedLoss(TrueLogit())(logits, labels), -logits[:, 2].mean())
-
-
-def test_regions_reach_an_adapted_loss(composed, tmp_path):
-    words = ["loss=monai", "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}"]
-    run = build_training(composed(*words), tmp_path)
-    assert run.module.loss.regions == [[1, 2, 3], [2, 3], [3]]

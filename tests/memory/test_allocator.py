@@ -26,14 +26,6 @@ def test_freed_neighbors_merge_and_are_reused():
     assert allocator.reserved == allocator.peak_allocated == 20 * MIB
 
 
-def test_fragments_stay_reserved():
-    allocator = allocate_in("", 5, 5, 5, 5)
-    allocator.free(0)
-    allocator.free(2)
-    allocator.allocate(4, 9 * MIB)  # no hole of 5 MiB is large enough
-    assert (allocator.allocated, allocator.reserved) == (19 * MIB, 40 * MIB)
-
-
 def test_a_replay_returns_the_sizes_of_blocks_with_their_rests():
     result = replay([1, -1, 2, 3], [12 * MIB, 11 * MIB + 512 * 1024, 0])
     assert result.block_sizes == [12 * MIB, 12 * MIB, 0]

@@ -9,12 +9,6 @@ from unet3d.model.unet import UNet3D
 FRACTIONS = [0.9, 0.08, 0.02]
 
 
-def test_a_region_starts_at_its_own_fraction():
-    assert torch.tensor(compute_sigmoid_bias([0.3, 0.001])).sigmoid().tolist() == pytest.approx(
-        [0.3, 0.001]
-    )
-
-
 def test_an_absent_class_starts_low_but_learnable():
     assert compute_softmax_bias([0.9, 0.1, 0.0])[2] == pytest.approx(np.log(1e-4 / 0.9))
     assert compute_sigmoid_bias([0.0])[0] == pytest.approx(np.log(1e-4), abs=1e-3)

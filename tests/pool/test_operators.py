@@ -89,17 +89,6 @@ def test_torch_compile_captures_poolings_of_any_size_without_graph_breaks():
         assert torch.equal(g, g_compiled)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own, on first use
-def test_inductor_compiles_a_layer_around_a_pooling():
-    module = nn.Sequential(nn.ReLU(), MedianPool3d(2), nn.ReLU())
-    x = torch.randn(1, 2, 4, 6, 8)
-    y, g = run_with_gradient(module, x)
-    y_compiled, g_compiled = run_with_gradient(torch.compile(module, fullgraph=True), x)
-    assert torch.equal(y, y_compiled)
-    assert torch.equal(g, g_compiled)
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 def test_fake_tensors_have_the_shapes_and_strides_of_real_ones(pool, layout):
     x = torch.randn(2, 3, 9, 7, 8).contiguous(memory_format=layout)

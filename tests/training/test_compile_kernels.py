@@ -20,7 +20,7 @@ from unet3d.workflows.memory.training_step import make_step_factory
 @pytest.mark.slow
 def test_after_compiling_a_steps_kernels_in_parallel_none_is_left(tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.roofline.helpers.compile_step"],
+        [sys.executable, "-W", "error", "-m", "tests.training.helpers.compile_step"],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
