@@ -23,7 +23,7 @@ def test_freed_neighbors_merge_and_are_reused():
     for key in range(3):
         allocator.free(key)
     allocator.allocate(3, 20 * MIB)
-    assert allocator.reserved == allocator.peak_allocated == 20 * MIB
+    assert allocator.reserved == allocator.allocated == 20 * MIB
 
 
 def test_a_replay_returns_the_sizes_of_blocks_with_their_rests():

@@ -180,7 +180,8 @@ def download_bundle(path: Path) -> Path:
         raise UsageError(f"{name} must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
     with need_packages("hf://", "huggingface_hub", "safetensors"):
         from huggingface_hub import snapshot_download
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
+    previous_level = logging.root.manager.disable
+    logging.disable(logging.INFO)  # every request is logged
     try:
         folder = snapshot_download(
             match[1],
@@ -190,6 +191,8 @@ def download_bundle(path: Path) -> Path:
     except Exception as error:  # of the hub, of the network, of the cache
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"hf://{match[1]} cannot be downloaded: {reason}") from error
+    finally:
+        logging.disable(previous_level)
     if not (Path(folder) / DESCRIPTION_FILE).is_file():
         raise UsageError(f"hf://{match[1]} is not a bundle: it has no {DESCRIPTION_FILE}")
     return Path(folder)

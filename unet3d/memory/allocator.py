@@ -52,7 +52,6 @@ class CachingAllocator:
         self._last_blocks: dict[bool, _Block] = {}  # of expandable segments
         self._top = 0
         self.allocated = self.reserved = 0
-        self.peak_allocated = 0
 
     def allocate(self, key: int, nbytes: int) -> int:
         """Allocate a block and return its size: a large one keeps a rest of up to 1 MiB."""
@@ -68,7 +67,6 @@ class CachingAllocator:
         block.free = False
         self._used_blocks[key] = block
         self.allocated += block.size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block.size
 
     def _take_free_block(self, size: int, small: bool) -> _Block | None:

@@ -72,7 +72,13 @@ def open_image(file: Path) -> Any:
     import nibabel
 
     with describe_read_errors():
-        return nibabel.load(file)
+        try:
+            return nibabel.load(file)
+        except nibabel.filebasedimages.ImageFileError:
+            if file.suffix == ".gz":
+                with gzip.open(file) as stream:
+                    stream.read(1024)  # says why the header cannot be decompressed
+            raise
 
 
 def read_planes(kind: Any, file: Path, header: VolumeHeader) -> np.ndarray:

@@ -16,7 +16,7 @@ from unet3d.data.formats.nifti import get_probability_bytes, open_probability_fi
 from unet3d.data.formats.volumes import check_target, open_header, write_labels
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
-from unet3d.data.preprocessing.pipeline import PreprocessedScan, count_nonfinite
+from unet3d.data.preprocessing.pipeline import PreprocessedScan, count_nonfinite, read_channels
 from unet3d.data.preprocessing.resampling import crop, reorient
 from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
@@ -153,9 +153,9 @@ class Predictor:
                 f"preprocessing needs {format_bytes(needed)} of RAM, "
                 f"{format_bytes(ram)} are available: {self._ram_advice}"
             )
-        scan = self.ensemble.preprocessing.preprocess_scan(task.scan.files)
-        self._check_channels(", ".join(file.name for file in task.scan.files), len(scan.image))
-        return scan
+        channels, affine = read_channels(task.scan.files)
+        self._check_channels(", ".join(file.name for file in task.scan.files), len(channels))
+        return self.ensemble.preprocessing.preprocess_channels(channels, affine)
 
     def prepare_array(self, channels: np.ndarray, affine: np.ndarray) -> PreparedScan:
         """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
