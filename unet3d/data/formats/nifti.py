@@ -70,11 +70,12 @@ class Nifti:
 def open_image(file: Path) -> Any:
     """Open an image: its header is read, its voxels are not."""
     import nibabel
+    from nibabel.filebasedimages import ImageFileError
 
     with describe_read_errors():
         try:
             return nibabel.load(file)
-        except nibabel.filebasedimages.ImageFileError:
+        except ImageFileError:
             if file.suffix == ".gz":
                 with gzip.open(file) as stream:
                     stream.read(1024)  # says why the header cannot be decompressed
