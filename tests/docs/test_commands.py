@@ -9,6 +9,7 @@ The blocks of a page run one after the other in one folder, as a reader would wo
                                          written, and values that differ by over 1 % fail
 """
 
+import json
 import os
 import re
 import shlex
@@ -251,7 +252,11 @@ def reader(small, known, tmp_path, monkeypatch, decathlon_folder, plans, capsys)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "Task04_Hippocampus").symlink_to(decathlon_folder)
-    (tmp_path / "data" / NAME).symlink_to(tmp_path / "nnUNet_raw" / NAME)
+    planned = "Dataset004_Hippocampus"  # as pages call it
+    (tmp_path / "data" / planned).symlink_to(tmp_path / "nnUNet_raw" / NAME)
+    (tmp_path / "nnUNet_preprocessed" / planned).symlink_to(plans.parent)
+    splits = plans.with_name("splits_final.json")
+    splits.write_text(json.dumps(2 * json.loads(splits.read_text())))  # a page trains fold 1
     trace = estimate.trace_step
 
     def trace_once(settings, precision, **options):
