@@ -6,6 +6,7 @@ import torch
 
 from tests.contract.helpers.datasets import save
 from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import UsageError
 from unet3d.inference.write_labels import argmax_labels
 from unet3d.workflows.export.parity import (
     NUM_PATCHES,
@@ -32,15 +33,21 @@ UNCHANGED = Preprocessing(num_classes=2, normalize=("none",), crop="none")
 
 @pytest.mark.parametrize(("num_files", "numbers"), [(1, [0, 0, 0]), (2, [0, 0, 1]), (5, [0, 1, 2])])
 def test_three_patches_come_from_any_number_of_scans(write_volumes, num_files, numbers):
-    images = select_varied_patches(write_volumes(num_files), UNCHANGED, (12, 12, 12), 1)
+    images = select_varied_patches(write_volumes(num_files), UNCHANGED, (12, 12, 12), ["T1"])
     assert [round(float(image.max()) / 100) for image in images] == numbers
     assert all(image.shape == (1, 12, 12, 12) for image in images)
 
 
 def test_a_volume_smaller_than_the_patch_is_padded(write_volumes):
-    images = select_varied_patches(write_volumes(1), UNCHANGED, (40, 12, 24), 1)
+    images = select_varied_patches(write_volumes(1), UNCHANGED, (40, 12, 24), ["T1"])
     assert all(image.shape == (1, 40, 12, 24) for image in images)
     assert not images[0][:, :8].any()
+
+
+def test_a_missing_channel_is_named_before_it_is_normalized(write_volumes):
+    each = Preprocessing(num_classes=2, normalize=("none", "zscore"))
+    with pytest.raises(UsageError, match=r"0\.nii has 1 channels, .* takes 2: T1, T2"):
+        select_varied_patches(write_volumes(1), each, (12, 12, 12), ["T1", "T2"])
 
 
 def test_noise_replaces_a_dataset_that_is_gone(tmp_path):

@@ -104,9 +104,15 @@ class Preprocessing:
         """Return all settings as plain values."""
         return {k: to_lists(v) for k, v in asdict(self).items()}
 
-    def preprocess_scan(self, files: Sequence[Path]) -> PreprocessedScan:
-        """Preprocess the channels of a case, from one file or one file each."""
-        return self.preprocess_channels(*read_channels(files))
+    def preprocess_scan(self, files: Sequence[Path], names: Sequence[str] = ()) -> PreprocessedScan:
+        """Preprocess the channels of a case, from one file or one file each.
+
+        `names` are those that a network takes; (): the headers were checked.
+        """
+        channels, affine = read_channels(files)
+        if names:
+            check_channels(", ".join(file.name for file in files), len(channels), names)
+        return self.preprocess_channels(channels, affine)
 
     def preprocess_channels(self, channels: np.ndarray, affine: np.ndarray) -> PreprocessedScan:
         """Preprocess channels (C, D, H, W) in the array axes of their file."""
@@ -177,6 +183,14 @@ def find_background(channels: np.ndarray, background: Background) -> list[float]
         (find_border_value(channel) or 0.0) if value == AUTO else float(value)
         for channel, value in zip(channels, values, strict=True)
     ]
+
+
+def check_channels(source: str, count: int, names: Sequence[str]) -> None:
+    """Refuse another number of channels than a network takes; `source` names what has them."""
+    if count != len(names):
+        raise UsageError(
+            f"{source} has {count} channels, but the network takes {len(names)}: {', '.join(names)}"
+        )
 
 
 def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:

@@ -93,12 +93,12 @@ def load_sample_patches(
     preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
     if scans is not None:
         cases = [scan.files for scan in find_scans(scans, channels)]
-        images = select_varied_patches(cases, preprocessing, patch_size, len(channels))
+        images = select_varied_patches(cases, preprocessing, patch_size, channels)
         return images, f"{NUM_PATCHES} patches of {scans}"
     root = Path(str(metadata["config"]["data"]["root"]))
     try:
         cases = list_training_images(metadata["config"]["data"], root, allow_targets)
-        images = select_varied_patches(cases, preprocessing, patch_size, len(channels))
+        images = select_varied_patches(cases, preprocessing, patch_size, channels)
         return images, f"{NUM_PATCHES} patches of {root}"
     except Exception as error:  # the dataset may have been moved, changed or damaged
         generator = torch.Generator().manual_seed(0)
@@ -124,7 +124,7 @@ def select_varied_patches(
     cases: Sequence[Sequence[Path]],
     preprocessing: Preprocessing,
     patch_size: Triple,
-    channels: int,
+    channels: Sequence[str],
 ) -> list[Tensor]:
     """Return patches of the first volumes, from each those that vary most among the candidates.
 
@@ -134,12 +134,7 @@ def select_varied_patches(
     images: list[np.ndarray] = []
     chosen = list(cases)[:NUM_PATCHES]
     for index, files in enumerate(chosen):
-        image = preprocessing.preprocess_scan(files).image
-        if len(image) != channels:
-            raise UsageError(
-                f"{', '.join(f.name for f in files)} has {len(image)} channels, but the network "
-                f"takes {channels}"
-            )
+        image = preprocessing.preprocess_scan(files, channels).image
         slack = np.subtract(image.shape[1:], patch_size)
         positions = rng.integers(np.maximum(slack, 0) + 1, size=(NUM_CANDIDATES, 3))
         starts = np.where(slack > 0, positions, slack // 2).tolist()

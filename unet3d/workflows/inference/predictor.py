@@ -16,7 +16,7 @@ from unet3d.data.formats.nifti import get_probability_bytes, open_probability_fi
 from unet3d.data.formats.volumes import check_target, open_header, write_labels
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
-from unet3d.data.preprocessing.pipeline import PreprocessedScan, count_nonfinite, read_channels
+from unet3d.data.preprocessing.pipeline import PreprocessedScan, check_channels, count_nonfinite
 from unet3d.data.preprocessing.resampling import crop, reorient
 from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
@@ -153,13 +153,12 @@ class Predictor:
                 f"preprocessing needs {format_bytes(needed)} of RAM, "
                 f"{format_bytes(ram)} are available: {self._ram_advice}"
             )
-        channels, affine = read_channels(task.scan.files)
-        self._check_channels(", ".join(file.name for file in task.scan.files), len(channels))
-        return self.ensemble.preprocessing.preprocess_channels(channels, affine)
+        ensemble = self.ensemble
+        return ensemble.preprocessing.preprocess_scan(task.scan.files, ensemble.channels)
 
     def prepare_array(self, channels: np.ndarray, affine: np.ndarray) -> PreparedScan:
         """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
-        self._check_channels("the image", len(channels))
+        check_channels("the image", len(channels), self.ensemble.channels)
         for name, channel in zip(self.ensemble.channels, channels, strict=True):
             if count := count_nonfinite(channel):
                 raise UsageError(
@@ -168,14 +167,6 @@ class Predictor:
                 )
         scan = self.ensemble.preprocessing.preprocess_channels(channels, affine)
         return self.plan(None, scan)
-
-    def _check_channels(self, name: str, count: int) -> None:
-        channels = self.ensemble.channels
-        if count != len(channels):
-            raise UsageError(
-                f"{name} has {count} channels, but the network takes {len(channels)}: "
-                f"{', '.join(channels)}"
-            )
 
     def plan(self, task: ScanTask | None, scan: PreprocessedScan) -> PreparedScan:
         """Plan the segmentation of a preprocessed scan, within the free memory."""
