@@ -107,10 +107,11 @@ class TrainingPatches(Dataset[PatchSample]):
         points = volume.foreground_points if is_foreground else ()
         if not len(points):
             return [int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack]
-        starts = np.flatnonzero(np.diff(points[:, 0], prepend=-1, append=-1))  # of each class
         # The class is drawn first, so that small classes are not rare.
-        c = rng.integers(len(starts) - 1)
-        center = points[rng.integers(starts[c], starts[c + 1]), 1:].tolist()
+        classes = sorted(volume.summary.classes)
+        c = classes[rng.integers(len(classes))]
+        rows = np.searchsorted(points[:, 0], np.array([c, c + 1], points.dtype))
+        center = points[rng.integers(*rows), 1:].tolist()
         first = [x - p // 2 for x, p in zip(center, self.patch_size, strict=True)]
         return [min(max(f, 0), s) if s > 0 else s // 2 for f, s in zip(first, slack, strict=True)]
 
