@@ -65,14 +65,13 @@ def run_app(command: str, args: Sequence[str]) -> int:
     report = report_errors(debug="debug=true" in args, command=command, args=args)
     with report as outcome, jobs.prepare(args) as run_with_hydra:
         run_with_hydra()
-    code = outcome.code
     if jobs.sweeping and jobs.codes:
         jobs.print_summary()
     for folder in jobs.sweep_folders:
         import_command("compare").print_sweep_summary(folder)
-    failures = [c for c in [code, *jobs.codes] if c]
+    failures = [code for code in [outcome.code, *jobs.codes] if code]
     if not failures or INTERRUPTED in jobs.codes:
-        return code
+        return outcome.code
     return failures[0] if len(jobs.codes) < 2 else 1
 
 

@@ -27,10 +27,11 @@ from unet3d.errors import UsageError
 from unet3d.types import CROPS, NORMALIZATIONS, ORIENTATIONS, Triple
 
 LABELS = list_of(integer(">= 0"), "a list of labels")
+ONE_OR_MORE = one_or_list_of(integer(">= 0"))
 IGNORED = Kind(
     "an int >= 0 or a list of these",
-    lambda value: value == [] or one_or_list_of(integer(">= 0")).accepts(value),
-    one_or_list_of(integer(">= 0")).convert,
+    lambda value: value == [] or ONE_OR_MORE.accepts(value),
+    ONE_OR_MORE.convert,
 )
 ORIENTATION = Kind(
     "one of L R, one of P A and one of I S, such as RAS",
