@@ -80,8 +80,7 @@ def avg_pool3d_backward(
 
 @avg_pool3d_backward.register_fake
 def _(grad: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
-    *_, channels_last = options
-    return make_empty_like(shape, grad, channels_last)
+    return make_empty_like(shape, grad, options[-1])  # channels_last
 
 
 def _context(ctx, inputs: tuple, output: Tensor) -> None:

@@ -47,8 +47,7 @@ def pool_scatter(
 
 @pool_scatter.register_fake
 def _(grad: Tensor, codes: Tensor, pool: str, shape: Sequence[int], *options: Any) -> Tensor:
-    *_, channels_last = options
-    return make_empty_like(shape, grad, channels_last)
+    return make_empty_like(shape, grad, options[-1])  # channels_last
 
 
 @custom_op("unet3d::pool_gather")
