@@ -126,22 +126,26 @@ def check_pooling(
     if pool == "approx_median":
         saved = {"x": x, "tau": TAU}
     grad = kernels.backward(grad_output, pool, windows, x.shape, is_channels_last(x), **saved)
-    differences = 0
-    if pool in ("median", "max"):
-        expected, indices = {"median": median, "max": maximum}[pool](x, windows)
-        expected_codes = encode(indices, choose_code(pool, windows), windows, x.shape)
-        differences = int((codes != expected_codes).sum())
-        expected_grad = scatter_gradient(grad_output, indices, windows, x.shape)
-    elif pool == "avg":
-        expected = average(x, windows)
-        expected_grad = average_gradient(grad_output, x.shape, windows)
-    else:
-        expected = approx_median(x, windows, TAU)
-        expected_grad = approx_median_gradient(grad_output, x, windows, TAU)
+    expected, expected_grad, expected_codes = compute_reference(x, grad_output, pool, windows, TAU)
+    differences = 0 if expected_codes is None else int((codes != expected_codes).sum())
     # approx_median uses exp2, which GPUs approximate, and divides by tau.
     tolerance = 4 * torch.finfo(dtype).eps + (2e-5 if pool == "approx_median" else 0)
     row = compare(tolerance, {"output": (y, expected), "gradient": (grad, expected_grad)})
     return row | ({"different_codes": differences, "good": False} if differences else {})
+
+
+def compute_reference(
+    x: Tensor, grad: Tensor, pool: str, windows: PoolWindows, tau: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the output of a pooling, the gradient of its input, and its codes if it has any."""
+    if pool in ("median", "max"):
+        y, indices = {"median": median, "max": maximum}[pool](x, windows)
+        codes = encode(indices, choose_code(pool, windows), windows, x.shape)
+        return y, scatter_gradient(grad, indices, windows, x.shape), codes
+    if pool == "avg":
+        return average(x, windows), average_gradient(grad, x.shape, windows), None
+    y = approx_median(x, windows, tau)
+    return y, approx_median_gradient(grad, x, windows, tau), None
 
 
 def compare(tolerance: float, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:

@@ -5,19 +5,10 @@ A separate program, run with TRITON_INTERPRET=1: Triton reads that when kernels 
 
 import torch
 
+from scripts.gpu.kernels import compute_reference
 from tests.pool.helpers.volumes import DTYPES, make_volume
-from unet3d.pool.argmax_codes import choose_code, encode
 from unet3d.pool.kernels import cuda
 from unet3d.pool.layout import is_channels_last
-from unet3d.pool.reference import (
-    approx_median,
-    approx_median_gradient,
-    average,
-    average_gradient,
-    maximum,
-    median,
-)
-from unet3d.pool.selection import scatter_gradient
 from unet3d.pool.windows import PoolWindows
 
 CASES = [  # (window, size)
@@ -40,15 +31,9 @@ def check(pool: str, x: torch.Tensor, windows: PoolWindows) -> None:
     g = cuda.backward(upper, pool, windows, x.shape, last, codes, x, 0.3)
     eps = torch.finfo(x.dtype).eps  # the interpreter truncates to bfloat16
     tolerance = {"rtol": 2 * eps, "atol": 4 * eps, "equal_nan": True}
+    expected, g_expected, expected_codes = compute_reference(x, upper, pool, windows, 0.3)
     if pool in ("median", "max"):
-        expected, indices = {"median": median, "max": maximum}[pool](x, windows)
-        assert torch.equal(codes, encode(indices, choose_code(pool, windows), windows, x.shape))
-        g_expected = scatter_gradient(upper, indices, windows, x.shape)
-    elif pool == "avg":
-        expected, g_expected = average(x, windows), average_gradient(upper, x.shape, windows)
-    else:
-        expected = approx_median(x, windows, 0.3)
-        g_expected = approx_median_gradient(upper, x, windows, 0.3)
+        assert torch.equal(codes, expected_codes)
     torch.testing.assert_close(y, expected, **tolerance)
     if x.isfinite().all() or pool in ("median", "max"):
         torch.testing.assert_close(g, g_expected, **tolerance)
