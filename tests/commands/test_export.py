@@ -11,7 +11,6 @@ import onnxruntime
 import pytest
 import torch
 
-from tests.commands.helpers.checkpoints import checkpoints
 from unet3d.__main__ import main
 from unet3d.export import onnx_format
 from unet3d.workflows.export import export_checkpoint
@@ -22,12 +21,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 TINY = ["model.width=4", "model.depth=2", "pool=median"]
 ALONE = "import sys; sys.modules['unet3d'] = None\n"  # as where it is not installed
-
-
-@pytest.fixture(scope="module")
-def checkpoint(small, tmp_path_factory):
-    """Return a function that makes checkpoints as a run saves them."""
-    return checkpoints(tmp_path_factory.mktemp("runs"), [*small, *TINY])
 
 
 @pytest.fixture(scope="module")

@@ -26,12 +26,6 @@ MARGIN = 1e-4
 
 
 @pytest.fixture(scope="module")
-def checkpoint(small, tmp_path_factory):
-    """Return a function that makes checkpoints as a run saves them."""
-    return checkpoints(tmp_path_factory.mktemp("runs"), [*small, *TINY])
-
-
-@pytest.fixture(scope="module")
 def scan(tmp_path_factory):
     """Return a scan with oblique axes in another order, an empty border and anisotropic voxels."""
     path = tmp_path_factory.mktemp("scans") / "a.nii.gz"

@@ -19,12 +19,6 @@ pytestmark = pytest.mark.slow
 TINY = ["model.width=2", "model.depth=2"]
 
 
-@pytest.fixture(scope="session")
-def checkpoint(small, tmp_path_factory):
-    """Return a function that makes checkpoints as a run saves them."""
-    return checkpoints(tmp_path_factory.mktemp("runs"), [*small, *TINY])
-
-
 @pytest.fixture
 def images(tmp_path):
     """Return a function that writes scans."""
