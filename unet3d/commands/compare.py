@@ -39,10 +39,6 @@ class CompareSettings:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the comparison; return 1 if an argument is not a run."""
-    if not composed.config.runs:
-        raise UsageError(
-            "no runs are given: unet3d compare RUN ..., each a run folder or a folder of runs"
-        )
     settings = read_settings(CompareSettings, composed.config)
     for path in settings.runs:
         if not path.exists():
