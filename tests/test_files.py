@@ -90,7 +90,7 @@ def test_a_killed_process_holds_nothing_even_if_it_has_forked(tmp_path):
     code = (
         "import os, sys, time; from pathlib import Path; from unet3d.files import lock_folder\n"
         "with lock_folder(Path(sys.argv[1])):\n"
-        "    if os.fork():  # a data worker outlives its parent for seconds\n"
+        "    if not os.fork():  # a data worker outlives its parent for seconds\n"
         "        print('held', flush=True)\n"
         "    time.sleep(30)\n"
     )
