@@ -92,7 +92,9 @@ def test_nnunet_trains_resumes_and_predicts_with_both_trainers(tmp_path):
     program = Path(__file__).parent / "helpers" / "train.py"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(program), str(tmp_path)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, encoding="utf-8", timeout=300
+    )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     starts = ("network:", "predicts", "equal", "init_from r", "exit")
     assert [line for line in ended.stdout.splitlines() if line.startswith(starts)] == [
