@@ -1,4 +1,4 @@
-"""Benchmarks in their shortest form: times of a step and of the start, and stopped runs."""
+"""Benchmarks in their shortest form: times of a step and of the start."""
 
 import json
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from scripts.bench.start import COMMANDS, time_process
 
 pytestmark = pytest.mark.slow
 
@@ -26,18 +28,16 @@ def run(tmp_path):
     return run
 
 
-def test_a_run_is_timed_up_to_its_first_step(run):
-    result = run("scripts.bench.start", "--runs", "1")
-    train = result["commands"]["unet3d train, to its first step"]
-    phases = train["median_seconds_by_phase"]
-    assert list(phases) == [
+def test_a_run_is_timed_up_to_its_first_step(tmp_path):
+    timing = time_process(COMMANDS["unet3d train, to its first step"], tmp_path)
+    assert list(timing.phases) == [
         "python",
         "imports",
         "build, with the memory estimate",
         "first validation volume",
         "first step",
     ]
-    assert 0 < sum(phases.values()) <= train["median_seconds"] + 0.01
+    assert 0 < sum(timing.phases.values()) <= timing.wall
 
 
 def test_steps_are_timed_in_turns(run):
@@ -46,9 +46,3 @@ def test_steps_are_timed_in_turns(run):
     assert set(rows) == {"plain modules", "fused", "lean"}
     assert rows["plain modules"]["time_ratio"] == 1
     assert all(row["median_seconds"] > 0 for row in rows.values())
-
-
-def test_runs_that_are_killed_and_stopped_end_like_uninterrupted_ones(run):
-    rows = run("scripts.chaos", "--stops", "2", "--steps", "60")["rows"]
-    assert [row["ranks"] for row in rows] == [1, 2]
-    assert all(row["identical"] for row in rows)

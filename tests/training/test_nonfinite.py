@@ -17,7 +17,9 @@ from unet3d.training.nonfinite import (
 
 
 def build(composed, tmp_path, *overrides):
-    return build_training(composed("fold=none", "model.norm=batch", *overrides), tmp_path)
+    return build_training(
+        composed("fold=none", "model.norm=batch", "model.width=4", *overrides), tmp_path
+    )
 
 
 def fit(run):

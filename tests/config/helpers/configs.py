@@ -41,7 +41,10 @@ SHRUNK = {
     "segresnet_ds": ["model.init_filters=4", "model.blocks_down=[1,1,2]", "model.dsdepth=2"],
     "attention_unet": ["model.channels=[4,8,8]"],
     "unetr": ["model.feature_size=4", "model.hidden_size=24", "model.mlp_dim=24"],
-    "swin_unetr": ["model.feature_size=12", "model.norm_name=batch", "data.patch_size=[32,32,32]"],
+    "swin_unetr": [
+        *("model.feature_size=12", "model.depths=[2,1,1,1]", "model.window_size=4"),
+        *("model.norm_name=batch", "data.patch_size=[32,32,32]"),
+    ],
     "basic_unet": ["model.features=[4,4,8,8,8,4]", "data.patch_size=[32,32,32]"],
     "mednext": ["model.init_filters=4", "data.patch_size=[32,32,32]"],
 }
