@@ -164,5 +164,6 @@ def test_wandb_has_one_run_without_gaps_of_one_that_was_killed_and_resumed(
 
 def find_steps(files):
     """Return the steps of rows in files of W&B, whose format is protocol buffers."""
-    pattern = re.compile(rb"trainer/global_step\x82\x01.(\d+)", re.DOTALL)
-    return {int(step) for path in files for step in pattern.findall(path.read_bytes())}
+    pattern = re.compile(rb"trainer/global_step\x82\x01(.)(\d+)", re.DOTALL)
+    found = [row for path in files for row in pattern.findall(path.read_bytes())]
+    return {int(digits[: length[0]]) for length, digits in found}  # what follows may be a digit
