@@ -34,7 +34,7 @@ def plot_curves(curves: Sequence[tuple[str, Points, Any]], y_label: str) -> "Fig
     """Plot points over steps; a curve is its name, points and color."""
     from matplotlib.figure import Figure
 
-    figure, rows = Figure(figsize=(7, 3.4)), 0
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
     axes = figure.subplots()
     for name, points, color in curves:
         marker = "o" if len(points) < 12 else ""
@@ -42,12 +42,9 @@ def plot_curves(curves: Sequence[tuple[str, Points, Any]], y_label: str) -> "Fig
         axes.plot(xs, ys, color=color, marker=marker, markersize=4, label=escape_mathtext(name))
     axes.set(xlabel="step", ylabel=y_label)
     axes.set_xlim(left=0)
-    axes.ticklabel_format(axis="y", scilimits=(-2, 4))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if len(curves) > 1:
         columns = max(1, 90 // (5 + max(len(name) for name, *_ in curves)))
-        rows = -(-len(curves) // columns)
-        figure.legend(loc="lower center", ncols=columns, fontsize=9, frameon=False)
-    figure.subplots_adjust(left=0.11, right=0.98, top=0.93, bottom=0.17 + 0.065 * rows)
+        figure.legend(loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
     return figure
