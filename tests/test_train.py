@@ -123,16 +123,19 @@ def test_pure_fp16_trains_fifty_steps_without_nan(composed, tmp_path):
 
 
 def test_the_default_run_learns_every_class(tmp_path, monkeypatch):
-    """`make train`, but shorter: Dice starts below 0.6 and ends above 0.8."""
+    """`make train`, but shorter, at a seed that missed a class before heads had a prior bias.
+
+    Dice starts below 0.5 and ends above 0.8.
+    """
     monkeypatch.chdir(tmp_path)
-    short = ["data.batch_size=1", "trainer.max_epochs=4", "trainer.enable_progress_bar=false"]
-    assert main(["train", "seed=1", *short, "hydra.run.dir=run", "trainer.accelerator=cpu"]) == 0
+    overrides = ["seed=1", "trainer.max_epochs=12", "trainer.enable_progress_bar=false"]
+    assert main(["train", *overrides, "hydra.run.dir=run", "trainer.accelerator=cpu"]) == 0
     report = read_report(tmp_path / "run")
     assert all("still rising" in warning for warning in report["warnings"])  # it is cut short
     for name in ("ball", "tube", "box"):
         assert report["metrics"][f"val/dice/{name}"] > 0.6
     dice = [s.value for s in read_events(tmp_path / "run").Scalars("val/dice")]
-    assert dice[0] < 0.6
+    assert dice[0] < 0.5
     assert dice[-1] > 0.8
     assert (tmp_path / "data" / "synthetic").is_dir()
 
