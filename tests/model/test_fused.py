@@ -3,7 +3,7 @@
 import copy
 import gc
 import weakref
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -116,25 +116,37 @@ def assert_close(a, b):
 
 
 def assert_equal_steps(plain, fused, x, labels):
-    expected, state = run_two_steps(plain, x, labels)
-    results, fused_state = run_two_steps(fused, x, labels)
-    for a, b in zip(results, expected, strict=True):
+    assert_equal_results(run_two_steps(plain, x, labels), run_two_steps(fused, x, labels))
+
+
+def assert_equal_results(plain, fused):
+    for a, b in zip(fused[0], plain[0], strict=True):
         assert_close(a, b)
-    assert list(state) == list(fused_state)
-    for name, value in state.items():
-        torch.testing.assert_close(fused_state[name], value, rtol=1e-9, atol=1e-11)
+    assert list(plain[1]) == list(fused[1])
+    for name, value in plain[1].items():
+        torch.testing.assert_close(fused[1][name], value, rtol=1e-9, atol=1e-11)
+
+
+@cache
+def run_plain(network, size):
+    """Return the results of plain modules, with which every policy is compared."""
+    return run_two_steps(make_pair(FUSED, **NETWORKS[network])[0], *make_batch(SIZES[size]))
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_fused_blocks_have_the_gradients_and_state_of_plain_modules(network, size):
-    assert_equal_steps(*make_pair(FUSED, **NETWORKS[network]), *make_batch(SIZES[size]))
+    _, fused = make_pair(FUSED, **NETWORKS[network])
+    results = run_two_steps(fused, *make_batch(SIZES[size]))
+    assert_equal_results(run_plain(network, size), results)
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, MIXED], ids=lambda p: f"{p.encoders}-{p.decoders}")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_tiles_have_the_same_gradients_under_every_policy(network, policy, small_tiles):
-    assert_equal_steps(*make_pair(policy, **NETWORKS[network]), *make_batch(SIZES["odd"]))
+    _, fused = make_pair(policy, **NETWORKS[network])
+    results = run_two_steps(fused, *make_batch(SIZES["odd"]))
+    assert_equal_results(run_plain(network, "odd"), results)
 
 
 @pytest.mark.parametrize("size", ["odd", "long H"])
