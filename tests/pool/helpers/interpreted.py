@@ -45,10 +45,11 @@ def main() -> None:
     torch.manual_seed(0)
     for number, (window, size) in enumerate(CASES):
         windows = PoolWindows.from_args(*window)
-        for pool in ("median", "max", "avg", "approx_median"):
+        for index, pool in enumerate(("median", "max", "avg", "approx_median")):
             if pool == "approx_median" and windows.elements > 18:
                 continue  # takes seconds in the interpreter
-            for last in (False, True):
+            layouts = (False, True) if number % 4 == 0 else ((number + index) % 2 == 1,)
+            for last in layouts:
                 n = number + last
                 dtype = DTYPES[n % 3]
                 kind = KINDS[n % 5] if pool in ("median", "max") else "random"

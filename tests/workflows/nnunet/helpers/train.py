@@ -66,6 +66,14 @@ def write_dataset(folder: Path) -> None:
     (folder / "dataset.json").write_text(json.dumps(content))
 
 
+def narrow(planned: Path, written: Path) -> None:
+    """Write plans for a quarter of the channels."""
+    plans = json.loads(planned.read_text())
+    network = plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
+    network["features_per_stage"] = [n // 4 for n in network["features_per_stage"]]
+    written.write_text(json.dumps(plans))
+
+
 def train(trainer: str, checkpoint: Path | None) -> Path:
     """Train an epoch of two steps, after those of a checkpoint; return the checkpoint."""
     from nnunetv2.run.run_training import get_trainer_from_args
@@ -144,7 +152,7 @@ def main() -> None:
     extract_fingerprints([1], num_processes=1)
     plan_experiments([1], experiment_planner_class_name="nnUNetPlannerResEncM")
     plans = root / "preprocessed" / NAME
-    (plans / "nnUNetResEncUNetMPlans.json").rename(plans / "nnUNetPlans.json")
+    narrow(plans / "nnUNetResEncUNetMPlans.json", plans / "nnUNetPlans.json")
     preprocess([1], configurations=["3d_fullres"], num_processes=[1])
     ours = train("nnUNetTrainerLean", None)
     theirs = train("nnUNetTrainer", ours)
