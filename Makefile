@@ -22,19 +22,18 @@ endif
 # One process per core; the slowest tests are listed at the end.
 PYTEST := -m pytest -n auto --dist worksteal --durations=25
 
-.PHONY: train test slow check format lint types layers docs gpu long clean
+.PHONY: train test check format lint types layers docs gpu long clean
 
 train: $(TRAIN_NEEDS)
 	$(RUN) train.py $(ARGS)
 
+TESTS = not gpu and not slow and not long
 test: $(TEST_NEEDS)
-	$(TEST) $(PYTEST) -m "not gpu and not slow" $(ARGS)
+	$(TEST) $(PYTEST) -m "$(TESTS)" $(ARGS)
 
-# What CI runs: `make test`, the slow tests, and everything that needs no run.
-check: lint types layers docs test slow
-
-slow: $(TEST_NEEDS)
-	$(TEST) $(PYTEST) -m "slow and not gpu" $(ARGS)
+# What CI runs: `make test` with the slow tests, and everything that needs no run.
+check: TESTS = not gpu and not long
+check: lint types layers docs test
 
 lint: $(TEST_NEEDS)
 	$(TEST) -m ruff format --check .
@@ -50,8 +49,9 @@ layers: $(TEST_NEEDS)
 docs: $(TEST_NEEDS)
 	NO_MKDOCS_2_WARNING=1 $(TEST) -m mkdocs build --strict --quiet
 
-# Runs that are killed and stopped again and again: five minutes. Results: benchmarks/.
+# Tests marked `long`, and runs that are killed and stopped again and again: seven minutes.
 long: $(TEST_NEEDS)
+	$(TEST) $(PYTEST) -m long
 	$(TEST) -m scripts.chaos
 
 gpu: $(TEST_NEEDS)

@@ -121,7 +121,8 @@ def train_two(context: Context, name: str, *overrides: str) -> dict[str, Any]:
     words = [
         *("trainer.devices=2", f"data.layout.size={size}", f"data.patch_size={size}"),
         *("data.layout.num_cases=6", "data.num_workers=0", "memory.estimate=false"),
-        *("trainer.max_steps=6", *overrides),
+        *("trainer.max_steps=6", "evaluation.enabled=false", *overrides),
+        *(["model.width=2"] if context.tiny else []),
     ]
     report, code = run_training(context, f"nccl-{name}", words)
     return {"good": code == 0 and report["steps"] == 6, "exit_code": code}

@@ -35,8 +35,9 @@ VARIED = {
     "unet_cicek2016": ["pool=avg", "model.depth=3", "model.norm=none", "model.upsampling=nearest"],
     "unet_nnunet": ["pool=max", "model.depth=3", "model.kernel_size=[[1,3,3],3,3]"],
 }
+MARKS = {"unet_tiny": (), "swin_unetr": pytest.mark.long}
 MODELS = [
-    pytest.param(option, marks=() if option == "unet_tiny" else pytest.mark.slow)
+    pytest.param(option, marks=MARKS.get(option, pytest.mark.slow))
     for option in list_options("model")
 ]
 

@@ -79,6 +79,7 @@ def rehearsed(tmp_path_factory):
     return content["parts"]
 
 
+@pytest.mark.long
 def test_a_rehearsal_measures_all_parts_on_a_cpu(rehearsed):
     assert {part["state"] for part in rehearsed.values()} == {"done"}
     assert rehearsed["forum"]["rows"]["small, plain modules"]["step_seconds"] > 0
