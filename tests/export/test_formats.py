@@ -35,7 +35,7 @@ VARIED = {
     "unet_cicek2016": ["pool=avg", "model.depth=3", "model.norm=none", "model.upsampling=nearest"],
     "unet_nnunet": ["pool=max", "model.depth=3", "model.kernel_size=[[1,3,3],3,3]"],
 }
-MARKS = {"unet_tiny": (), "swin_unetr": pytest.mark.long}
+MARKS = {"unet_tiny": (), "unetr": pytest.mark.long, "swin_unetr": pytest.mark.long}
 MODELS = [
     pytest.param(option, marks=MARKS.get(option, pytest.mark.slow))
     for option in list_options("model")

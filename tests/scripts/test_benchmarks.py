@@ -9,7 +9,7 @@ import pytest
 
 from scripts.bench.start import COMMANDS, time_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 
