@@ -8,13 +8,16 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hydra._internal import config_loader_impl as hydra_loader
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
@@ -60,11 +63,12 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:2:16:8"  # torch's own; importing
 
 @pytest.fixture(scope="session", autouse=True)
 def compose_once():
-    """Let Hydra load and merge the same files once: composing took a quarter of the tests' time."""
-    load = ConfigRepository.load_config
+    """Let Hydra read, list and merge the same files once: it took a quarter of the tests' time."""
+    load, create = ConfigRepository.load_config, hydra_loader.create_defaults_list
     merge = ConfigLoaderImpl._compose_config_from_defaults_list
     loaded: dict[tuple[str, int], ConfigResult | None] = {}
-    merged: dict[str, tuple[list[Any], DictConfig]] = {}
+    lists: dict[str, DefaultsList] = {}  # kept, so that each list has its own id
+    merged: dict[int, DictConfig] = {}
 
     def load_or_reuse(repo: ConfigRepository, config_path: str) -> ConfigResult | None:
         folders = [Path(s.path) for s in repo.get_sources() if s.scheme() == "file"]
@@ -79,15 +83,26 @@ def compose_once():
             loaded[key] = load(repo, config_path)
         return loaded[key]
 
+    def create_or_reuse(
+        repo: Any, config_name: str, overrides_list: list[Any], **options: bool
+    ) -> DefaultsList:
+        folders = [Path(s.path) for s in repo.get_sources() if s.scheme() == "file"]
+        files = [(file, file.stat().st_mtime_ns) for f in folders for file in f.rglob("*.yaml")]
+        given = Overrides(repo=repo, overrides_list=overrides_list)
+        groups = (given.override_choices, given.append_group_defaults, given.deletions)
+        key = str((config_name, groups, options, files))
+        if key not in lists:
+            lists[key] = create(repo, config_name, overrides_list, **options)
+        return replace(lists[key], config_overrides=given.config_overrides)
+
     def merge_or_copy(loader: ConfigLoaderImpl, defaults: list[Any], repo: Any) -> DictConfig:
-        files = [repo.load_config(default.config_path) for default in defaults]
-        key = str((defaults, [id(file) for file in files]))
-        if key not in merged:
-            merged[key] = files, merge(loader, defaults, repo)  # kept: each has its own id
-        return deepcopy(merged[key][1])
+        if id(defaults) not in merged:
+            merged[id(defaults)] = merge(loader, defaults, repo)
+        return deepcopy(merged[id(defaults)])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConfigRepository, "load_config", load_or_reuse)
+        patch.setattr(hydra_loader, "create_defaults_list", create_or_reuse)
         patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_or_copy)
         yield
 
