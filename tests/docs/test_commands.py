@@ -10,6 +10,7 @@ The blocks of a page run one after the other in one folder, as a reader would wo
 """
 
 import json
+import locale
 import os
 import re
 import shlex
@@ -268,7 +269,8 @@ def reader(small, known, tmp_path, monkeypatch, decathlon_folder, plans, capsys)
     monkeypatch.setattr(run_page, "to_svg", lambda figure: "")
     alone = lambda *settings: (estimate.estimate_memory(*settings), [])  # noqa: E731
     monkeypatch.setattr(memory, "estimate_with_savings", alone)
-    return Reader(small, monkeypatch, capsys)
+    yield Reader(small, monkeypatch, capsys)
+    locale.setlocale(locale.LC_CTYPE, "")  # reading a volume of docs/how-to/formats.md sets ASCII
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
