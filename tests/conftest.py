@@ -70,9 +70,11 @@ def compose_once():
     lists: dict[str, DefaultsList] = {}  # kept, so that each list has its own id
     merged: dict[int, DictConfig] = {}
 
+    def list_folders(repo: Any) -> list[Path]:
+        return [Path(s.path) for s in repo.get_sources() if s.scheme() == "file"]
+
     def load_or_reuse(repo: ConfigRepository, config_path: str) -> ConfigResult | None:
-        folders = [Path(s.path) for s in repo.get_sources() if s.scheme() == "file"]
-        files = [folder / f"{config_path}.yaml" for folder in folders]
+        files = [folder / f"{config_path}.yaml" for folder in list_folders(repo)]
         if found := next((file for file in files if file.is_file()), None):
             key = (str(found), found.stat().st_mtime_ns)
         elif config_path.startswith("hydra/"):
@@ -86,8 +88,11 @@ def compose_once():
     def create_or_reuse(
         repo: Any, config_name: str, overrides_list: list[Any], **options: bool
     ) -> DefaultsList:
-        folders = [Path(s.path) for s in repo.get_sources() if s.scheme() == "file"]
-        files = [(file, file.stat().st_mtime_ns) for f in folders for file in f.rglob("*.yaml")]
+        files = [
+            (file, file.stat().st_mtime_ns)
+            for f in list_folders(repo)
+            for file in f.rglob("*.yaml")
+        ]
         given = Overrides(repo=repo, overrides_list=overrides_list)
         groups = (given.override_choices, given.append_group_defaults, given.deletions)
         key = str((config_name, groups, options, files))

@@ -133,20 +133,22 @@ def run_plain(network, size):
     return run_two_steps(make_pair(FUSED, **NETWORKS[network])[0], *make_batch(SIZES[size]))
 
 
+def assert_equal_to_plain(network, policy, size):
+    _, fused = make_pair(policy, **NETWORKS[network])
+    results = run_two_steps(fused, *make_batch(SIZES[size]))
+    assert_equal_results(run_plain(network, size), results)
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_fused_blocks_have_the_gradients_and_state_of_plain_modules(network, size):
-    _, fused = make_pair(FUSED, **NETWORKS[network])
-    results = run_two_steps(fused, *make_batch(SIZES[size]))
-    assert_equal_results(run_plain(network, size), results)
+    assert_equal_to_plain(network, FUSED, size)
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, MIXED], ids=lambda p: f"{p.encoders}-{p.decoders}")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_tiles_have_the_same_gradients_under_every_policy(network, policy, small_tiles):
-    _, fused = make_pair(policy, **NETWORKS[network])
-    results = run_two_steps(fused, *make_batch(SIZES["odd"]))
-    assert_equal_results(run_plain(network, "odd"), results)
+    assert_equal_to_plain(network, policy, "odd")
 
 
 @pytest.mark.parametrize("size", ["odd", "long H"])

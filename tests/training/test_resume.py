@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from itertools import cycle
 
 import pytest
 import torch
@@ -129,8 +128,12 @@ MIDDLE, LAST = ("on_train_batch_end", 2), ("on_train_batch_end", 6)
 VALIDATIONS = [("on_validation_start", 1), ("on_validation_batch_end", 0)]
 MOMENTS = [LAST, ("on_validation_start", 0), ("on_validation_batch_end", 1), *VALIDATIONS]
 
-PAIRS = list(zip(cycle(list_options("optimizer")), list_options("scheduler"), strict=False))
-"""Every optimizer and every schedule."""
+OPTIMIZERS, SCHEDULERS = list_options("optimizer"), list_options("scheduler")
+PAIRS = [
+    (OPTIMIZERS[n % len(OPTIMIZERS)], SCHEDULERS[n % len(SCHEDULERS)])
+    for n in range(max(len(OPTIMIZERS), len(SCHEDULERS)))
+]
+"""Every optimizer and every schedule, whichever are more."""
 SHORTER = {
     "step": ["scheduler.step_size=2"],
     "warm_restarts": ["scheduler.T_0=2"],
