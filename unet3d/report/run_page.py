@@ -105,7 +105,10 @@ def make_headline(
 def draw_curves(
     curves: Mapping[str, Points], result: Mapping[str, Any] | None
 ) -> dict[str, object]:
-    """Return charts of the loss, the Dice of validations, HD95 and the learning rate."""
+    """Return charts of the loss, the Dice of validations, HD95 and the learning rate.
+
+    A single point is no chart: the table of the page has its value.
+    """
     prefix = "val/dice/"
     names = [name.removeprefix(prefix) for name in curves if name.startswith(prefix)]
     classes = {name: [n] for n, name in enumerate(names, start=1)}
@@ -124,7 +127,7 @@ def draw_curves(
             for name, key in keys.items()
             if curves.get(key)
         ]
-        if shown:
+        if any(len(points) > 1 for _, points, _ in shown):
             drawn[heading] = to_svg(plot_curves(shown, unit))
     return drawn
 
