@@ -17,8 +17,14 @@ NETWORKS = sorted(
     for path in (get_config_dir() / "model").glob("*.yaml")
     if "_target_: monai." in path.read_text()
 )
-LARGE = ("mednext", "swin_unetr", "unetr")
-EACH = [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in NETWORKS]
+SLOW = pytest.mark.slow
+
+
+def mark_large(**marks):
+    marks = {"mednext": SLOW, "swin_unetr": SLOW, "unetr": SLOW, **marks}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in NETWORKS]
+
+
 DEEP = {
     "dynunet": [
         *("+model.deep_supervision=true", "+model.deep_supr_num=2", "model.filters=[4,8,8,8]"),
@@ -30,7 +36,7 @@ DEEP = {
 }
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", mark_large())
 def test_each_network_trains(unet3d, name):
     assert unet3d(f"model={name}", *SHRUNK[name], "memory.estimate=true") == 0
 
@@ -49,7 +55,7 @@ def train_two_steps(model, size):
     return [*results, *model.state_dict().values()]
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", mark_large(swin_unetr=pytest.mark.long))
 def test_blocks_and_offload_change_no_bit_of_loss_gradients_and_buffers(composed, name):
     results = []
     for strategy in (

@@ -2,11 +2,13 @@
 
 import os
 import time
+from dataclasses import replace
 from threading import Event, current_thread, main_thread
 
 import pytest
 import torch
 
+from tests.workflows.inference.conftest import build_predictor
 from unet3d.memory.peak import CLEAR_REFS, PeakMeter
 from unet3d.units import MIB
 from unet3d.workflows.inference.segment_scans import segment_scans
@@ -95,7 +97,8 @@ def test_an_interruption_does_not_wait_for_the_next_scan(predictor, write_scans,
 
 
 @pytest.mark.skipif(not os.access(CLEAR_REFS, os.W_OK), reason="the peak cannot be measured")
-def test_the_peak_is_within_the_forecast_of_both_scans(predictor, write_scans):
+def test_the_peak_is_within_the_forecast_of_both_scans(ensemble, write_scans):
+    predictor = build_predictor(replace(ensemble, patch_size=(32, 32, 32)))
     tasks = write_scans(3, shape=(128, 128, 128))
     predictor.ram = 2**40
     segment(predictor, tasks[:1])  # what the first case loads stays
