@@ -6,7 +6,7 @@ import torch
 from unet3d.data.augmentation.spatial import SpatialTransform, apply_transform, make_affine_matrix
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.deep_supervision import resize_labels
-from unet3d.loss.dice_ce import DiceCE
+from unet3d.loss.overlap import DiceCE
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float16], ids=str)

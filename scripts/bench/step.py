@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.bench.results import ROOT, make_parser, write_results
 from unet3d.inference.sliding_window import SlidingWindow
-from unet3d.loss.dice_ce import DiceCE
+from unet3d.loss.overlap import DiceCE
 from unet3d.memory.autocast import AUTOCAST_TYPES
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate, estimate_step

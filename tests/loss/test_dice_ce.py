@@ -4,7 +4,7 @@ import torch
 from tests.loss.helpers.reference import dice_bce, dice_ce
 from unet3d.errors import UsageError
 from unet3d.loss import dice_terms
-from unet3d.loss.dice_ce import DiceCE
+from unet3d.loss.overlap import DiceCE
 from unet3d.types import IGNORE_LABEL
 
 

@@ -7,10 +7,8 @@ from monai.losses.cldice import soft_skel
 
 from unet3d.errors import UsageError
 from unet3d.loss.adapter import AdaptedLoss
-from unet3d.loss.dice_ce import DiceCE
-from unet3d.loss.generalized_dice import GeneralizedDice
+from unet3d.loss.overlap import DiceCE, GeneralizedDice, Tversky
 from unet3d.loss.skeleton_recall import SkeletonRecall, dilate, skeletonize
-from unet3d.loss.tversky import Tversky
 from unet3d.types import IGNORE_LABEL
 
 REGIONS = {"whole": (1, 2, 3), "core": (2, 3)}

@@ -9,9 +9,8 @@ from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.loss import dice_terms
 from unet3d.loss.adapter import AdaptedLoss
-from unet3d.loss.dice_ce import DiceCE
+from unet3d.loss.overlap import DiceCE, Tversky
 from unet3d.loss.partial_labels import PartialLabels
-from unet3d.loss.tversky import Tversky
 from unet3d.types import IGNORE_LABEL
 
 UNKNOWN = {254: (2, 3), 253: (1,)}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scripts.gpu.operations import OperationCounter
-from unet3d.loss.dice_ce import DiceCE
+from unet3d.loss.overlap import DiceCE
 from unet3d.simulated_cuda import simulate_cuda
 
 

@@ -16,7 +16,7 @@ from tests.memory.helpers.oracle import Memory, estimate, measure
 from unet3d.config.compose import compose_config, list_options
 from unet3d.config.settings.training import parse_training
 from unet3d.inference.sliding_window import SlidingWindow
-from unet3d.loss.dice_ce import DiceCE
+from unet3d.loss.overlap import DiceCE
 from unet3d.machine import Precision
 from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
 

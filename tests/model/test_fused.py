@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from unet3d.config.compose import get_config_dir
-from unet3d.loss.dice_ce import DiceCE
+from unet3d.loss.overlap import DiceCE
 from unet3d.model.blocks import Strided
 from unet3d.model.fused import node, tiled_conv, tiling
 from unet3d.model.fused.kernels import cpu

@@ -10,7 +10,7 @@ from unet3d.commands.train import build_training
 from unet3d.components.network import build_network
 from unet3d.config.compose import get_config_dir
 from unet3d.errors import UsageError
-from unet3d.loss.dice_ce import DiceCE
+from unet3d.loss.overlap import DiceCE
 
 NETWORKS = sorted(
     path.stem

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from unet3d.errors import UsageError
 from unet3d.loss.deep_supervision import average_levels
-from unet3d.loss.dice_ce import DiceCE
 from unet3d.loss.dice_terms import sum_classes
+from unet3d.loss.overlap import DiceCE
 from unet3d.types import IGNORE_LABEL
 
 SPACE = (-3, -2, -1)
@@ -57,7 +57,7 @@ class SkeletonRecall(nn.Module):
 
     def _compute_one(self, logits: Tensor, labels: Tensor) -> Tensor:
         options = self.dice_ce
-        table, batch = options.voxel_loss.region_table, options.batch_dice
+        table, batch = options.voxel_loss.region_table, options.batch
         sums = sum_classes(logits, self.keep_tube(labels), table, batch=batch)
         overlap, _, reference = options.voxel_loss.select_foreground(sums)
         recall = (overlap + options.smooth) / (reference + options.smooth)
