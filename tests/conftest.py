@@ -22,10 +22,10 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.data.layouts.synthetic import Synthetic
+from unet3d.training.config import TrainConfig, read_training
 
-Compose = Callable[..., TrainingSettings]
+Compose = Callable[..., TrainConfig]
 
 
 COLLECTED: Counter[str] = Counter()
@@ -160,8 +160,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def composed(small: list[str]) -> Compose:
     """Compose and parse train.yaml with overrides, as `unet3d train` does."""
 
-    def compose_settings(*overrides: str, base: Sequence[str] = small) -> TrainingSettings:
-        return parse_training(compose_config([*base, *overrides], "train"))
+    def compose_settings(*overrides: str, base: Sequence[str] = small) -> TrainConfig:
+        return read_training(compose_config([*base, *overrides], "train"))
 
     return compose_settings
 

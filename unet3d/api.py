@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.commands.train import train as run_training
-from unet3d.config.comments import to_yaml_literal
-from unet3d.config.compose import replace_values
-from unet3d.config.settings.evaluation import parse_evaluation
-from unet3d.config.settings.training import parse_training
+from unet3d.config.compose import replace_values, to_yaml_literal
 from unet3d.config.validate import compose_call
 from unet3d.errors import UsageError
 from unet3d.machine import read_process_rank, select_gpu
+from unet3d.training.config import read_training
 from unet3d.training.preflight import count_local_processes
 from unet3d.training.run import TrainingResult, join_run
 from unet3d.workflows.evaluation.evaluate import EvaluationResult, run_evaluation
-from unet3d.workflows.evaluation.options import build_evaluation
+from unet3d.workflows.evaluation.options import build_evaluation, read_config
 from unet3d.workflows.nnunet.plans import expand_plans
 
 PathLike = str | Path
@@ -55,10 +53,10 @@ def train(
         given = expand_plans(given, log)
     directory = None if config_dir is None else Path(config_dir).expanduser()
     composed, run_folder = compose_call("train", given, directory)
-    settings = parse_training(composed)
-    select_gpu(settings.trainer.accelerator)
+    settings = read_training(composed)
+    select_gpu(settings.step.accelerator)
     process = read_process_rank(settings.trainer.launch)
-    if count_local_processes(settings.trainer, process) > 1:
+    if count_local_processes(settings, process) > 1:
         raise UsageError(
             "unet3d.train is one process: for several, run `unet3d train`, or start your script "
             "with torchrun and give trainer=torchrun"
@@ -134,7 +132,7 @@ def evaluate(
     required = [f"{key}=null" for key in ("predictions", "references", "output")]
     chosen = [f"metrics=[{','.join(metrics)}]"] if metrics else []
     composed, _ = compose_call("evaluate", [*required, *chosen])
-    settings = parse_evaluation(replace_values(composed, values))
+    settings = read_config(replace_values(composed, values))
     given = [f"{k}={to_yaml_literal(v)}" for k, v in values.items() if v is not None and v != []]
     command = replace(composed.composition, overrides=(*given, *chosen)).format_command()
     return run_evaluation(build_evaluation(replace(settings, command=command)))

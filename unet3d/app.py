@@ -135,8 +135,8 @@ def read_plans(words: Sequence[str]) -> Sequence[str]:
 @contextmanager
 def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[list[str]]:
     """Hold the lock of a sweep's folder; yield the arguments with the folder that it has got."""
-    from unet3d.config.settings.training import INPUT_KEYS
-    from unet3d.config.values import read
+    from unet3d.config.fields import read
+    from unet3d.training.config import INPUT_KEYS
     from unet3d.training.run_folder import SWEEP_MARKERS, hold_folder
 
     words = [arg for arg in args if "=" in arg and not arg.startswith("-")]

@@ -15,6 +15,9 @@ from uuid import uuid4
 
 from unet3d.errors import UsageError
 
+TRAINING_FILES = ("report.json", "curves.json")
+"""What training writes, and no evaluation."""
+
 MAX_NAME_BYTES = 255
 """What file systems allow."""
 

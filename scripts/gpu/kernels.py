@@ -14,7 +14,6 @@ from torch import Tensor
 from scripts.bench.pool import Case, measure
 from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import parse_training
 from unet3d.doctor.benchmark import compare_gradients
 from unet3d.machine import get_cpu_model
 from unet3d.pool.argmax_codes import choose_code, encode
@@ -30,6 +29,7 @@ from unet3d.pool.reference import (
 )
 from unet3d.pool.selection import scatter_gradient
 from unet3d.pool.windows import PoolWindows
+from unet3d.training.config import read_training
 
 TAU = 0.1
 POOLS = ("median", "max", "avg", "approx_median")
@@ -99,8 +99,8 @@ def check_gradients(context: Context, strategy: str) -> dict[str, Any]:
     accelerator = "gpu" if context.cuda else "cpu"
     words = ["model=unet_tiny" if context.tiny else "model=unet_small", "data.num_classes=5"]
     words += ["data.patch_size=[32,32,32]", f"trainer.accelerator={accelerator}"]
-    settings = parse_training(compose_config(words, "train"))
-    row = compare_gradients(settings, strategy, context.device)
+    settings = read_training(compose_config(words, "train"))
+    row = compare_gradients(settings.step, strategy, context.device)
     return row | {"good": row["ok"]}
 
 

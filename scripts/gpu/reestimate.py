@@ -25,8 +25,8 @@ from scripts.gpu.steps import (
     list_tile_steps,
 )
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import parse_training
 from unet3d.memory.estimate import MemoryEstimate
+from unet3d.training.config import read_training
 from unet3d.workflows.memory.estimate import estimate_memory
 
 Estimator = Callable[[], MemoryEstimate]
@@ -51,7 +51,7 @@ def list_estimators(parts: dict[str, Any]) -> dict[tuple[str, str], Estimator]:
 
 
 def estimate_config(words: list[str]) -> MemoryEstimate:
-    return estimate_memory(parse_training(compose_config(words, "train")))
+    return estimate_memory(read_training(compose_config(words, "train")).step)
 
 
 def assume_gpu(parts: dict[str, Any]) -> AbstractContextManager:

@@ -19,8 +19,8 @@ import torch
 
 from scripts.gpu.operations import Operation, count_operations
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.machine import Precision
+from unet3d.training.config import TrainConfig, read_training
 from unet3d.workflows.memory.strategies import resolve_strategy
 from unet3d.workflows.memory.training_step import make_step_factory
 
@@ -194,11 +194,11 @@ def compute_host_ms(operation: Operation) -> float:
     return operation.launches * (TRITON_LAUNCH_US if is_triton else TORCH_LAUNCH_US) / 1e3
 
 
-def model_training_time(settings: TrainingSettings, gpu: GpuSpec) -> StepTimeModel:
+def model_training_time(settings: TrainConfig, gpu: GpuSpec) -> StepTimeModel:
     """Count the operations of a step, and model what they take the GPU and the host."""
-    precision = Precision(settings.precision, settings.precision)
-    settings = resolve_strategy(settings, precision, cuda=True)
-    operations = count_operations(make_step_factory(settings, precision, cuda=True))
+    precision = Precision(settings.step.precision, settings.step.precision)
+    step = resolve_strategy(settings.step, precision, cuda=True)
+    operations = count_operations(make_step_factory(step, precision, cuda=True))
     return model_step_time(operations, gpu, tf32=settings.tf32)
 
 
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help="settings of `unet3d train`")
     parser.add_argument("--gpu", choices=GPUS, default="h100")
     options = parser.parse_args(arguments)
-    settings = parse_training(compose_config(options.overrides, "train"))
+    settings = read_training(compose_config(options.overrides, "train"))
     print(json.dumps(step_time_to_dict(model_training_time(settings, GPUS[options.gpu]))))
 
 

@@ -20,12 +20,13 @@ from scripts.bench.step import (
     set_tile_size,
 )
 from scripts.gpu.rows import Context, Row
+from unet3d.components.step import StepConfig
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.machine import resolve_precision
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.record import MemoryRecord
+from unet3d.training.config import read_training
 from unet3d.units import CUDA_CONTEXT_BYTES, MIB
 from unet3d.workflows.memory.estimate import estimate_memory
 from unet3d.workflows.memory.measure import measure_phases
@@ -92,11 +93,11 @@ def compare_configuration(context: Context, overrides: list[str]) -> dict[str, A
     """Compare one configuration; on a CPU, errors mean nothing."""
     accelerator = "gpu" if context.cuda else "cpu"
     words = [*overrides, "data.num_classes=5", f"trainer.accelerator={accelerator}"]
-    settings = parse_training(compose_config(words, "train"))
-    predicted = estimate_memory(settings)
+    settings = read_training(compose_config(words, "train"))
+    predicted = estimate_memory(settings.step)
     context.free_memory()
     before = torch.cuda.memory_allocated() if context.cuda else 0
-    step = build_configured_step(context, settings)
+    step = build_configured_step(context, settings.step)
     row = describe_peaks(measure_peaks(context, step), predicted)
     del step
     context.synchronize()
@@ -105,11 +106,11 @@ def compare_configuration(context: Context, overrides: list[str]) -> dict[str, A
     return row | {"left_by_libraries_bytes": left}
 
 
-def build_configured_step(context: Context, settings: TrainingSettings) -> TrainingStep:
+def build_configured_step(context: Context, config: StepConfig) -> TrainingStep:
     """Build the step of a config on the device."""
     device = context.device.type
-    precision = resolve_precision(settings.precision, device)
-    return make_step_factory(settings, precision, cuda=context.cuda, device=device)()
+    precision = resolve_precision(config.precision, device)
+    return make_step_factory(config, precision, cuda=context.cuda, device=device)()
 
 
 def measure_peaks(context: Context, step: TrainingStep) -> dict[str, MemoryRecord]:
@@ -255,10 +256,10 @@ def forum(context: Context) -> dict[str, Row]:
 
 def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
     """Measure a step of experiment=forum_<name>: pure fp16 with SGD."""
-    settings = parse_training(compose_config([f"experiment=forum_{name}"], "train"))
-    predicted = estimate_memory(settings)
+    settings = read_training(compose_config([f"experiment=forum_{name}"], "train"))
+    predicted = estimate_memory(settings.step)
     context.free_memory()
-    step = build_configured_step(context, settings)
+    step = build_configured_step(context, settings.step)
     return describe_peaks(measure_peaks(context, step), predicted) | time_step(context, step)
 
 

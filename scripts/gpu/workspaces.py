@@ -24,8 +24,8 @@ from scripts.gpu.kernels import DTYPES
 from scripts.gpu.rows import Context, Row
 from scripts.gpu.steps import build_configured_step, get_forum_size, get_width
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import parse_training
 from unet3d.memory.cuda_libraries import CONVOLUTIONS
+from unet3d.training.config import read_training
 from unet3d.workflows.memory.training_step import NullListener, TrainingStep
 
 HISTORY = 10_000
@@ -161,8 +161,8 @@ def record_network(context: Context, make: Factory, precision: str) -> dict[str,
 
 def record_forum_run(context: Context) -> dict[str, Any]:
     """Record a step of experiment=forum_small: pure fp16 with SGD."""
-    settings = parse_training(compose_config(["experiment=forum_small"], "train"))
-    return record_step(context, build_configured_step(context, settings))
+    settings = read_training(compose_config(["experiment=forum_small"], "train"))
+    return record_step(context, build_configured_step(context, settings.step))
 
 
 def record_dynunet(context: Context) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from unet3d.checkpointing.per_level import PerLevelStrategy
 from unet3d.checkpointing.plain import PlainModules
 from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.config.compose import compose_config, get_config_dir
-from unet3d.config.settings.training import parse_training
 from unet3d.errors import UsageError
 from unet3d.model.fused import host_offload, tiling
 from unet3d.model.unet import UNet3D
 from unet3d.simulated_cuda import simulate_cuda
+from unet3d.training.config import read_training
 from unet3d.units import MIB
 from unet3d.workflows.memory.estimate import estimate_memory
 
@@ -133,8 +133,8 @@ def test_offloading_leaves_little_of_any_network_on_a_gpu():
 
     def estimate_kept_activations(*overrides):
         words = ["model=dynunet", "model.filters=[32,32,32]", "data.patch_size=[64,64,64]"]
-        settings = parse_training(compose_config([*words, *overrides], "memory"))
-        return estimate_memory(settings).kinds["saved activations"]
+        settings = read_training(compose_config([*words, *overrides], "memory"))
+        return estimate_memory(settings.step).kinds["saved activations"]
 
     assert estimate_kept_activations("checkpointing=offload") < estimate_kept_activations() / 3
 

@@ -10,9 +10,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from unet3d.__main__ import main
-from unet3d.config.compose import ComposedConfig, compose_config
+from unet3d.commands.check import CheckConfig
+from unet3d.config.compose import compose_config
+from unet3d.config.fields import read_settings
 from unet3d.config.help import READS
-from unet3d.config.settings.data import parse_check
+from unet3d.data.config import read_data
 
 HEAVY = ("torch", "lightning", "monai", "nibabel", "scipy", "matplotlib")
 
@@ -66,7 +68,7 @@ def test_the_help_of_check_lists_all_that_check_reads_and_nothing_else(capsys):
     read = [*READS["check"], "read_voxels", "workers", "format", "output"]
     config = OmegaConf.masked_copy(composed.config, [key for key in read if key != "experiment"])
     # An unlisted key that it reads would be missing.
-    parse_check(ComposedConfig(config=config, composition=composed.composition))
+    read_settings(CheckConfig, config, data=read_data(config))
 
 
 @pytest.mark.parametrize(

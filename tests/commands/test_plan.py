@@ -7,8 +7,8 @@ import yaml
 
 from tests.data.helpers.datasets import make_image, make_label, save_volume, write_nnunet
 from unet3d.__main__ import main
-from unet3d.config.settings.training import parse_training
 from unet3d.config.validate import compose_call
+from unet3d.training.config import read_training
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 from unet3d.workflows.memory.estimate import estimate_memory
 
@@ -68,7 +68,7 @@ def test_a_constant_nonzero_border_is_planned_as_background(tmp_path, monkeypatc
 def test_a_plan_is_estimated_to_fit_the_budget(plan, tmp_path):
     assert plan("budget_gib=0.611", "data.spacing_mm=[0.5,0.5,1]") == 0
     planned, _ = compose_call("train", ["experiment=planned"])
-    peak = estimate_memory(parse_training(planned)).peak
+    peak = estimate_memory(read_training(planned).step).peak
     assert 0 < peak.reserved <= 0.611 * GIB - CUDA_CONTEXT_BYTES
     assert prod(experiment(tmp_path)["data"]["patch_size"]) < 32**3
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from unet3d.__main__ import main
-from unet3d.commands.search import Range, parse_search
+from unet3d.commands.search import Range, read_config
 from unet3d.config.compose import compose_config
 from unet3d.errors import UsageError
 from unet3d.training.callbacks.trial_report import TrialPruned
@@ -102,9 +102,10 @@ def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, mon
     monkeypatch.setattr("unet3d.commands.search.train", train)
     needed = {}
 
-    def predict(settings):
-        needed[settings.resolved["model"]["width"]] = settings
-        return {4: 2**20, 8: 2**30}[settings.resolved["model"]["width"]]
+    def predict(step):
+        width = step.network.model.arguments["width"]
+        needed[width] = step
+        return {4: 2**20, 8: 2**30}[width]
 
     monkeypatch.setattr("unet3d.commands.search.predict_bytes", predict)
     assert search("budget_gib=0.5", "trials=24", "startup=6") == 0
@@ -148,7 +149,7 @@ def test_a_metric_that_no_trial_logs_leaves_no_study(search, tmp_path, capsys):
 
 
 def parse(*words):
-    return parse_search(compose_config(words, "search"))
+    return read_config(compose_config(words, "search"))
 
 
 def test_settings_of_a_trial_are_those_of_a_run_with_values_of_a_space(tmp_path):
@@ -160,7 +161,7 @@ def test_settings_of_a_trial_are_those_of_a_run_with_values_of_a_space(tmp_path)
     assert space["model.width"].is_integer
     trial = settings.make_trial({"pool": "median", "model.width": 4})
     assert trial.resolved["pool"]["_target_"].endswith("MedianPool3d")
-    assert (trial.resume, trial.precision) == ("auto", "bf16")
+    assert (trial.resume, trial.step.precision) == ("auto", "bf16")
     assert trial.composition.choices["optimizer"] == "sgd"
     assert "trials" not in trial.resolved
 

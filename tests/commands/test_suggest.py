@@ -5,7 +5,7 @@ import yaml
 
 from unet3d.__main__ import main
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import parse_training
+from unet3d.training.config import read_training
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 from unet3d.workflows.memory.estimate import estimate_memory
 
@@ -30,8 +30,8 @@ def test_a_plan_is_the_first_suggestion_for_the_same_data_budget_and_network(
     suggest, decathlon_folder, tmp_path
 ):
     words = [*NETWORK, "data=decathlon", f"data.root={decathlon_folder}"]
-    fused = parse_training(compose_config([*words, "data.batch_size=2"], "train"))
-    needed = estimate_memory(fused).peak.reserved + CUDA_CONTEXT_BYTES
+    fused = read_training(compose_config([*words, "data.batch_size=2"], "train"))
+    needed = estimate_memory(fused.step).peak.reserved + CUDA_CONTEXT_BYTES
     for budget, strategy in ((needed, "fused"), (needed - 1, "skips")):  # fused fits one then
         words += [f"budget_gib={budget / GIB}"]
         first, *_ = suggest(*words)

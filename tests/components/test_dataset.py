@@ -6,12 +6,12 @@ from tests.config.helpers.configs import with_values
 from unet3d.components.dataset import (
     build_layout,
     build_preprocessing,
-    complete_settings,
+    complete_step,
     get_network_sizes,
     resolve_dataset,
 )
-from unet3d.config.settings.data import parse_data
 from unet3d.data.case import DatasetDescription
+from unet3d.data.config import read_data
 from unet3d.errors import UsageError
 
 UNKNOWN = {"root": "/no/such", "num_classes": None, "in_channels": None}
@@ -23,7 +23,7 @@ REGIONS = {"whole": (1, 2), "core": (2,)}
 def parse(**values):
     """Parse the group `data` with other values."""
     data = {f"data.{key}": value for key, value in (UNKNOWN | values).items()}
-    return parse_data(with_values("train", data).config)
+    return read_data(with_values("train", data).config)
 
 
 def describe(channels=("MRI",), classes=("background", "a", "b"), **others):
@@ -62,15 +62,13 @@ def test_outputs_are_classes_or_regions_and_classes_without_a_name_are_numbered(
     assert resolve_dataset(parse(regions={"b": [2]}), describe()).num_outputs == 1
 
 
-def test_the_dataset_completes_the_settings_the_loss_and_their_record(composed):
-    settings = composed("data=nnunet", "data.root=/no/such", base=[])
+def test_the_dataset_completes_the_settings_and_the_loss(composed):
+    settings = composed("data=nnunet", "data.root=/no/such", base=[]).step
     complete = resolve_dataset(settings.data, describe(regions=REGIONS)).complete(settings)
     assert (complete.data.in_channels, complete.data.num_classes) == (1, 3)
     assert complete.data.regions == REGIONS
     regions = {"whole": [1, 2], "core": [2]}
     assert complete.loss.arguments["regions"] == regions
-    assert complete.resolved["loss"]["regions"] == regions
-    assert complete.resolved["data"]["regions"] == regions
     assert settings.loss.arguments["regions"] is None
 
 
@@ -106,13 +104,13 @@ def test_settings_that_give_both_sizes_need_no_dataset(composed):
     assert get_network_sizes(parse(**both)) == (2, 4)
     regions = {"whole": [1, 3], "core": [3]}
     assert get_network_sizes(parse(**both, regions=regions)) == (2, 2)
-    settings = composed("data.root=/no/such", base=[])
-    assert complete_settings(settings) is settings
+    settings = composed("data.root=/no/such", base=[]).step
+    assert complete_step(settings) is settings
 
 
 def test_one_size_alone_is_completed_by_the_dataset(composed, decathlon_folder):
     overrides = ["data=decathlon", f"data.root={decathlon_folder}", "data.in_channels=1"]
-    settings = complete_settings(composed(*overrides, base=[]))
+    settings = complete_step(composed(*overrides, base=[]).step)
     assert get_network_sizes(settings.data) == (1, 3)
 
 

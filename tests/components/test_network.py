@@ -15,13 +15,13 @@ def get_num_outputs(network):
 def test_the_dataset_gives_the_sizes_that_the_settings_leave_open(composed, decathlon_folder):
     settings = composed("data=decathlon", f"data.root={decathlon_folder}", base=[])
     assert settings.data.num_classes is None
-    assert get_num_outputs(build_network(settings)) == {3}
+    assert get_num_outputs(build_network(settings.step)) == {3}
 
 
 def test_a_network_without_pooling_refuses_one_that_was_chosen(composed):
     with pytest.raises(UsageError, match=r"^model=dynunet does not use pool=: remove it$"):
-        build_network(composed("model=dynunet", "pool=median"))
-    build_network(composed("model=dynunet"))
+        build_network(composed("model=dynunet", "pool=median").step)
+    build_network(composed("model=dynunet").step)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_a_network_without_pooling_refuses_one_that_was_chosen(composed):
 )
 def test_parts_that_cannot_be_frozen_are_refused(composed, freeze, message):
     with pytest.raises(UsageError, match=message):
-        build_network(composed(f"freeze={freeze}"))
+        build_network(composed(f"freeze={freeze}").step)
 
 
 def test_frozen_batch_norms_keep_their_statistics(composed):
-    network = build_network(composed("freeze=[encoder.0,decoder]", "model.norm=batch"))
+    network = build_network(composed("freeze=[encoder.0,decoder]", "model.norm=batch").step)
     network = copy.deepcopy(network).train()
     before = {name: b.clone() for name, b in network.named_buffers() if "running" in name}
     x = torch.randn(2, 1, 16, 16, 16)

@@ -9,7 +9,7 @@ from unet3d.machine import Precision
 
 def build(settings, precision):
     """Build the optimizer of one parameter."""
-    factory = make_optimizer_factory(settings, Precision(precision, precision))
+    factory = make_optimizer_factory(settings.step.optimizer, Precision(precision, precision))
     return factory([nn.Parameter(torch.zeros(1))])
 
 
@@ -32,5 +32,6 @@ def test_epsilon_is_large_enough_for_weights_in_fp16(composed):
 
 
 def test_a_bad_argument_is_refused_before_the_dataset_is_read(composed):
+    settings = composed("optimizer.lr=-1")
     with pytest.raises(UsageError, match=r"^optimizer \(_target_: torch\.optim\.AdamW\): .*-1"):
-        make_optimizer_factory(composed("optimizer.lr=-1"), Precision("32", "32"))
+        make_optimizer_factory(settings.step.optimizer, Precision("32", "32"))

@@ -3,10 +3,10 @@
 import pytest
 
 from unet3d.config.comments import (
-    collect_comments,
+    collect_keys,
     list_option_help,
     list_parent_files,
-    parse_comments,
+    read_keys,
 )
 from unet3d.config.compose import Composition, get_config_dir
 
@@ -20,15 +20,20 @@ def user_dir(tmp_path):
     return tmp_path / "conf"
 
 
-def test_a_comment_belongs_to_the_key_on_its_line(tmp_path):
+def test_a_key_has_its_value_and_the_comment_on_its_line(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text(
         "# The file.\na: 1 # first\nb: # second\n  c: '#3' # third # and more\n  d: '# none'\n"
     )
-    assert parse_comments(file) == {"a": "first", "b": "second", "b.c": "third # and more"}
-    assert parse_comments(file, "group.")["group.b.c"] == "third # and more"
+    assert read_keys(file) == {
+        "a": (1, "first"),
+        "b": ({"c": "#3", "d": "# none"}, "second"),
+        "b.c": ("#3", "third # and more"),
+        "b.d": ("# none", ""),
+    }
+    assert read_keys(file, "group.")["group.a"] == (1, "first")
     file.write_text("")
-    assert parse_comments(file) == {}
+    assert read_keys(file) == {}
 
 
 def test_an_option_follows_the_files_that_it_extends(user_dir):
@@ -42,11 +47,11 @@ def test_an_option_follows_the_files_that_it_extends(user_dir):
 
 def test_comments_of_a_users_option_win_over_those_that_it_extends(user_dir):
     composition = Composition(command="memory", choices={"model": "mine"})
-    comments = collect_comments(composition, [get_config_dir(), user_dir])
-    assert comments["model.width"] == "my channels"
-    assert comments["model.depth"]  # of unet_tiny
-    assert comments["view"].startswith("what to show: peak, layers")  # of the command
-    assert comments["seed"]  # of train.yaml, which the command extends
+    keys = collect_keys(composition, [get_config_dir(), user_dir])
+    assert keys["model.width"] == (3, "my channels")
+    assert keys["model.depth"].comment  # of unet_tiny
+    assert keys["view"].comment.startswith("what to show: peak, layers")  # of the command
+    assert keys["seed"].comment  # of train.yaml, which the command extends
 
 
 def test_options_are_listed_with_their_first_comment_and_the_selected_one_is_marked(user_dir):

@@ -1,7 +1,6 @@
 """A command's config is read once, into frozen settings; a wrong value is one line."""
 
 import re
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -9,28 +8,35 @@ from pathlib import Path
 import pytest
 
 from tests.config.helpers.configs import with_values
-from unet3d.commands.lr import parse_lr
-from unet3d.commands.plan import parse_planning
-from unet3d.config.compose import compose_config
-from unet3d.config.settings.data import parse_check, parse_data
-from unet3d.config.settings.evaluation import parse_evaluation
-from unet3d.config.settings.inference import parse_export, parse_inference
-from unet3d.config.settings.memory import parse_memory, parse_suggest
-from unet3d.config.settings.network import parse_network, parse_saved_network
-from unet3d.config.settings.training import parse_training
+from unet3d.commands import plan
+from unet3d.commands.check import CheckConfig
+from unet3d.commands.export import ExportConfig
+from unet3d.commands.lr import LRConfig
+from unet3d.commands.memory import MemoryConfig
+from unet3d.commands.predict import PredictConfig
+from unet3d.commands.suggest import SuggestConfig
+from unet3d.components.step import WindowConfig
+from unet3d.config.compose import compose_config, format_overrides
+from unet3d.config.fields import read_settings
+from unet3d.data.config import read_data
 from unet3d.errors import UsageError
+from unet3d.model.config import read_network, read_saved_network
+from unet3d.training.config import read_training
 from unet3d.units import GIB
+from unet3d.workflows.evaluation import options
 
 PARSERS = {
-    "check": parse_check,
-    "evaluate": parse_evaluation,
-    "export": parse_export,
-    "lr": parse_lr,
-    "memory": parse_memory,
-    "plan": parse_planning,
-    "predict": parse_inference,
-    "suggest": parse_suggest,
-    "train": parse_training,
+    "check": lambda c: read_settings(CheckConfig, c.config, data=read_data(c.config)),
+    "evaluate": options.read_config,
+    "export": lambda c: read_settings(ExportConfig, c.config),
+    "lr": lambda c: read_settings(LRConfig, c.config, training=read_training(c)),
+    "memory": lambda c: read_settings(MemoryConfig, c.config, training=read_training(c)),
+    "plan": plan.read_config,
+    "predict": lambda c: read_settings(
+        PredictConfig, c.config, windows=read_settings(WindowConfig, c.config)
+    ),
+    "suggest": lambda c: read_settings(SuggestConfig, c.config, training=read_training(c)),
+    "train": read_training,
 }
 
 
@@ -47,8 +53,8 @@ parse_run = partial(parse, "train")
         ("train", "data.background", (0,)),
         ("train", "data.normalize", ("auto",)),
         ("train", "data.skip_invalid_cases", False),
-        ("train", "strategy", "fused"),
-        ("train", "lr_factors", {}),
+        ("train", "step.strategy", "fused"),
+        ("train", "step.lr_factors", {}),
         ("train", "trainer.max_epochs", 20),
         ("evaluate", "checkpoints", ()),
         ("predict", "memory_bytes", None),
@@ -71,11 +77,11 @@ def test_a_default(command, field, expected):
         ("train", "data.background", [-1, "auto"], "data.background", (-1, "auto")),
         ("train", "data.normalize", ["ct", "none"], "data.normalize", ("ct", "none")),
         ("train", "data.foreground_fraction", 1, "data.foreground_fraction", 1.0),
-        ("train", "precision", "32-true", "precision", "32"),
+        ("train", "precision", "32-true", "step.precision", "32"),
         ("train", "fold", "none", "fold", None),
         ("train", "seed", 2**32 - 1, "seed", 2**32 - 1),
-        ("train", "lr_factors", {"encoder": 2}, "lr_factors", {"encoder": 2.0}),
-        ("train", "trainer.accelerator", "gpu", "trainer.accelerator", "cuda"),
+        ("train", "lr_factors", {"encoder": 2}, "step.lr_factors", {"encoder": 2.0}),
+        ("train", "trainer.accelerator", "gpu", "step.accelerator", "cuda"),
         ("train", "trainer.max_steps", 1, "trainer.max_epochs", None),
         ("train", "trainer.max_time", "00:01:30:05", "trainer.max_epochs", None),
         ("train", "trainer.max_time", "01:01:30:05", "trainer.max_seconds", 91805.0),
@@ -246,10 +252,10 @@ def test_a_preset_has_nnunets_network_and_the_memory_that_it_needs():
 
 def test_settings_do_not_change_with_the_config_that_they_were_read_from():
     composed = with_values("train", {})
-    settings = parse_training(composed)
+    settings = read_training(composed)
     composed.config.optimizer.lr = 7
     composed.config.augmentation.scale = [0, 9]
-    assert settings.optimizer.arguments["lr"] == 3e-3
+    assert settings.step.optimizer.arguments["lr"] == 3e-3
     assert settings.resolved["optimizer"]["lr"] == 3e-3
     assert settings.augmentation.arguments["scale"] == [0.7, 1.4]
 
@@ -261,44 +267,48 @@ def test_names_of_a_precision_are_one_experiment():
 
 
 def test_a_dataset_without_a_root_has_no_layout():
-    data = parse_data(compose_config(["data=nnunet"], "memory").config)
+    data = read_data(compose_config(["data=nnunet"], "memory").config)
     assert (data.root, data.layout) == (None, None)
-    settings = parse_training(compose_config(["data=nnunet"], "memory"))
+    settings = read_training(compose_config(["data=nnunet"], "memory"))
     assert settings.resolved["data"]["layout"] == "???"
 
 
-def test_overrides_are_added_after_the_users_own_and_checked():
-    composed = compose_config(["data.batch_size=3", "experiment=forum_small"], "memory")
-    settings = parse_training(composed)
-    variant = settings.with_overrides("precision=bf16", "data.batch_size=5")
-    assert (variant.precision, variant.data.batch_size) == ("bf16", 5)
-    assert variant.network.name == "naive_small"
-    assert variant.composition.command == "memory"
-    assert variant.composition.is_overridden("precision")
-    assert (settings.precision, settings.data.batch_size) == ("16-true", 3)
-    with pytest.raises(UsageError, match=r"data\.batch_size must be an int >= 1, got 0"):
-        settings.with_overrides("data.batch_size=0")
+def read_step(*overrides):
+    return read_training(compose_config(overrides, "train")).step
 
 
-@pytest.mark.parametrize("strategy", ["none", "lean"])
-def test_another_strategy_is_what_the_command_line_would_have_selected(strategy):
-    variant = parse_run({"checkpointing.encoders": ["stream"]}).with_strategy(strategy)
-    selected = parse_training(compose_config([f"checkpointing={strategy}"], "train"))
-    assert variant.strategy == strategy
-    assert variant.composition.overrides == ()
-    assert replace(variant, composition=selected.composition) == selected
+@pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        ([], {"checkpointing": "none"}),
+        (["checkpointing.encoders=[stream]"], {"checkpointing": "lean"}),
+        ([], {"checkpointing": "lean", "checkpointing.tile_mib": 8}),
+        (["model=dynunet"], {"checkpointing": "blocks"}),
+        ([], {"precision": "bf16", "compile": True}),
+        ([], {"data.batch_size": 9, "data.patch_size": (16, 8, 8)}),
+        (["model=unetr"], {"data.patch_size": (16, 32, 16)}),  # an argument of it follows
+        ([], {"model.width": 4, "model.kernel_size": [[3, 3, 1], 3, 3]}),
+        ([], {"pool": "approx_median"}),
+        (["model=naive_small"], {"model": "unet_small"}),
+    ],
+)
+def test_a_changed_step_is_what_the_command_line_would_have_given(given, changes):
+    groups = [word for word in given if "." not in word.partition("=")[0]]
+    typed = read_step(*groups, *format_overrides(changes).split(" "))
+    assert read_step(*given).vary(changes) == typed
 
 
-def test_another_batch_size_changes_nothing_else():
-    settings = parse_run()
-    variant = settings.with_batch_size(9)
-    assert variant.data.batch_size == variant.resolved["data"]["batch_size"] == 9
-    assert variant.with_batch_size(settings.data.batch_size) == settings
+def test_a_change_leaves_the_rest_as_it_was_and_can_be_undone():
+    step = read_step("loss.dice=0.5", "data=nnunet", "data.regions={a:[1]}")
+    changed = step.vary({"data.batch_size": 9})
+    assert (changed.data.batch_size, step.data.batch_size) == (9, 2)
+    assert changed.loss.arguments["dice"] == 0.5
+    assert changed.vary({"data.batch_size": 2}) == step
 
 
 def compose_network(*overrides):
     composed = compose_config(overrides, "train")
-    return parse_network(composed.config, composed.composition)
+    return read_network(composed.config, composed.composition)
 
 
 def test_channels_and_outputs_that_the_config_leaves_open_are_bound_in_a_copy():
@@ -335,8 +345,8 @@ def test_a_saved_network_is_allowed_what_the_caller_allows():
         "allow_targets": ["argparse"],
     }
     with pytest.raises(UsageError, match=r"model\._target_ names argparse\.Namespace"):
-        parse_saved_network(saved, [])
+        read_saved_network(saved, [])
     with pytest.raises(UsageError, match=r"pool\._target_ names posix\.getcwd"):
-        parse_saved_network({**saved, "pool": {"_target_": "posix.getcwd"}}, ["argparse"])
+        read_saved_network({**saved, "pool": {"_target_": "posix.getcwd"}}, ["argparse"])
     for allowed in (["argparse"], None):
-        assert vars(parse_saved_network(saved, allowed).model()) == {}
+        assert vars(read_saved_network(saved, allowed).model()) == {}

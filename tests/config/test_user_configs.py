@@ -3,9 +3,9 @@
 import pytest
 
 from unet3d.config.instantiate import read_factory
-from unet3d.config.settings.training import parse_training
 from unet3d.config.validate import compose_call
 from unet3d.errors import UsageError
+from unet3d.training.config import read_training
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_an_option_may_configure_hydra_loggers_and_the_trainer(compose, tmp_path
     assert config.data.root == "/scans"
     composed, folder = compose_call("train", ["experiment=x"], tmp_path / "conf")
     assert folder == tmp_path / "runs"
-    assert parse_training(composed).trainer.factory.arguments["profiler"] == "simple"
+    assert read_training(composed).trainer.factory.arguments["profiler"] == "simple"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_an_option_may_configure_hydra_loggers_and_the_trainer(compose, tmp_path
         ("defaults: [{override /model: nothing}]", r"no option model=nothing\. Options: atten"),
         ("data: {bach_size: 3}", r"^no key 'data\.bach_size'; did you mean batch_size\?"),
         ("sed: 1", r"^no key or group 'sed'; did you mean seed\?"),
-        ("data: {num_workers: many}", r"^data\.num_workers must be a number, as in data\.num_wor"),
+        ("optimizer: {lr: high}", r"^optimizer\.lr must be a number, as in optimizer\.lr=0\.003"),
         ("evaluation: [1]", r"'experiment/x': .*Cannot merge DictConfig with ListConfig$"),
     ],
 )

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 import pytest
 from omegaconf import OmegaConf
 
-from unet3d.config.instantiate import Factory
-from unet3d.config.values import (
+from unet3d.config.fields import (
     DURATION,
     format_duration,
     integer,
@@ -19,6 +18,7 @@ from unet3d.config.values import (
     read_as,
     read_settings,
 )
+from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError
 from unet3d.types import Triple
 

@@ -16,7 +16,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -257,11 +256,10 @@ def reader(small, known, tmp_path, monkeypatch, decathlon_folder, plans, capsys)
     splits.write_text(json.dumps(2 * json.loads(splits.read_text())))  # a page trains fold 1
     trace = estimate.trace_step
 
-    def trace_once(settings, precision, **options):
-        without_command = replace(settings, composition=None, resolved={})
-        key = f"{without_command} {precision} {options}"
+    def trace_once(step, precision, **options):
+        key = f"{step} {precision} {options}"
         if key not in known:
-            known[key] = trace(settings, precision, **options)
+            known[key] = trace(step, precision, **options)
         return known[key]
 
     monkeypatch.setattr(estimate, "trace_step", trace_once)

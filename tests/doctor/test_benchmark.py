@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from unet3d.__main__ import main
-from unet3d.commands.doctor import DoctorSettings
+from unet3d.commands.doctor import DoctorConfig
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import parse_training
-from unet3d.config.values import read_settings
+from unet3d.config.fields import read_settings
 from unet3d.doctor import benchmark
+from unet3d.training.config import read_training
 
 TINY = [
     *("data.patch_size=[8,8,8]", "model.depth=2", "model.width=4", "data.batch_size=1"),
@@ -83,8 +83,8 @@ def test_wrong_gradients_are_a_failure_and_what_there_is_no_time_for_is_named(
 def test_a_job_is_recognized_by_its_overrides():
     def has_job(*overrides):
         composed = compose_config(["benchmark=true", *overrides], "doctor")
-        training = parse_training(composed)
-        return read_settings(DoctorSettings, composed.config, training=training).has_job
+        training = read_training(composed)
+        return read_settings(DoctorConfig, composed.config, training=training).has_job
 
     assert not has_job("seconds=10", "trainer.accelerator=cpu")
     assert has_job("model=unet_tiny")

@@ -64,7 +64,7 @@ def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
 @pytest.mark.slow
 def test_a_batch_that_does_not_fit_comes_with_one_that_does(inspect, gpu, monkeypatch):
     # Each candidate is estimated, which takes seconds: one is enough here.
-    candidates = [("data.batch_size=3000",)]
+    candidates = [{"data.batch_size": 3000}]
     monkeypatch.setattr(oom_advice, "_list_candidates", lambda settings: candidates)
     _, run, problems = inspect("data.batch_size=6000", "memory.if_too_large=error")
     assert problems[0].is_fatal

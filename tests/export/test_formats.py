@@ -61,7 +61,7 @@ def test_every_network_has_equal_outputs_in_both_formats(composed, tmp_path, opt
     settings = composed(f"model={option}", *overrides, "data.in_channels=2")
     takes_any_size = option.startswith(("unet_", "naive_"))
     patch = (17, 16, 19) if takes_any_size else tuple(settings.data.patch_size)
-    model = randomize_norms(build_network(settings))
+    model = randomize_norms(build_network(settings.step))
     graph = export_program(to_plain_operators(model), 2, patch)
     batches = [torch.randn(1, 2, *patch), torch.randn(3, 2, *patch)]
     for ending, (write, open_session) in FORMATS.items():

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from unet3d.__main__ import main
+from unet3d.config.compose import format_overrides
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.batch_search import BatchExtrapolation
 from unet3d.training.module import SegmentationModule
@@ -25,24 +26,24 @@ GIB = 2**30
 @pytest.fixture
 def request_(composed):
     words = "model.width=16", "model.depth=2", "data.patch_size=[32,32,32]"
-    return composed(*words, "trainer.accelerator=auto")
+    return composed(*words, "trainer.accelerator=auto").step
 
 
 @pytest.mark.parametrize("precision", ["32", "16"])
 def test_two_traces_determine_every_batch_size(composed, precision):
-    request = composed(f"precision={precision}", "model.depth=2", "trainer.accelerator=auto")
+    request = composed(f"precision={precision}", "model.depth=2", "trainer.accelerator=auto").step
     extrapolation = BatchExtrapolation(
-        *(estimate_memory(request.with_batch_size(n)) for n in (2, 3))
+        *(estimate_memory(request.vary({"data.batch_size": n})) for n in (2, 3))
     )
     assert extrapolation.affine
     for batch in (5, 11):
-        traced = estimate_memory(request.with_batch_size(batch))
+        traced = estimate_memory(request.vary({"data.batch_size": batch}))
         peak = extrapolation.peak(batch)
         assert peak == traced.peak
 
 
 def test_a_search_limited_to_a_batch_of_two_tries_one_where_two_do_not_fit(request_):
-    peaks = [estimate_memory(request_.with_batch_size(n)).peak for n in (1, 2)]
+    peaks = [estimate_memory(request_.vary({"data.batch_size": n})).peak for n in (1, 2)]
     for peak, limit, expected in (
         (peaks[1], 2, (2, peaks[1])),
         (peaks[1], 1, (1, peaks[0])),
@@ -70,7 +71,7 @@ def test_suggest_says_when_nothing_fits(capsys):
 
 
 def test_recomputing_every_block_costs_a_third_more_work(request_):
-    plain, recomputed = (count_flops(request_, f"checkpointing={s}") for s in ("none", "blocks"))
+    plain, recomputed = (count_flops(request_, s) for s in ("none", "blocks"))
     assert 0.25 < recomputed / plain - 1 < 0.36
 
 
@@ -97,7 +98,9 @@ def test_a_run_estimated_to_run_out_of_memory_is_warned_of_with_fixes_that_fit(r
     lines = format_oom_warning(estimate, request_, total)
     assert lines[0].startswith("estimated to run out of memory")
     fixes = find_fixes(request_, total)
-    assert [fix.overrides[0] in line for fix, line in zip(fixes, lines[2:], strict=True)] == 3 * [1]
+    assert [
+        format_overrides(fix.changes) in line for fix, line in zip(fixes, lines[2:], strict=True)
+    ] == 3 * [1]
     assert all(fix.reserved + CUDA_CONTEXT_BYTES <= total for fix in fixes)
     assert format_oom_warning(estimate, request_, total + 1) == []
 
@@ -107,15 +110,17 @@ def test_a_cpu_run_estimated_to_run_out_of_memory_warns_or_stops_if_configured(
     composed, monkeypatch
 ):
     monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: CUDA_CONTEXT_BYTES)
-    settings = composed("model.depth=2", "model.convs_per_level=1")
-    estimate, cpu = estimate_memory(settings), torch.device("cpu")
-    lines = oom_advice.check_memory(estimate, settings, cpu)
-    assert lines[0].startswith("estimated to run out of memory")
-    ignoring = settings.with_overrides("memory.if_too_large=ignore")
-    assert oom_advice.check_memory(estimate, ignoring, cpu) == []
-    stopping = settings.with_overrides("memory.if_too_large=error")
+    step = composed("model.depth=2", "model.convs_per_level=1").step
+    estimate = estimate_memory(step)
+
+    def check(if_too_large):
+        options = {"if_too_large": if_too_large, "sweeping": False}
+        return oom_advice.check_memory(estimate, step, torch.device("cpu"), **options)
+
+    assert check("warn")[0].startswith("estimated to run out of memory")
+    assert check("ignore") == []
     with pytest.raises(DoesNotFitError, match="estimated to run out of memory"):
-        oom_advice.check_memory(estimate, stopping, cpu)
+        check("error")
 
 
 def test_the_module_that_ran_out_is_named(request_):
@@ -205,9 +210,11 @@ def test_the_command_to_resume_changes_how_a_step_is_computed_but_no_result(
     """With other blocks a step rounds differently: such a run is not resumed."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
+    settings = composed("model.depth=2", f"checkpointing={strategy}")
     message = format_oom_report(
         torch.OutOfMemoryError("x"),
-        settings=composed("model.depth=2", f"checkpointing={strategy}"),
+        config=settings.step,
+        composition=settings.composition,
         model=torch.nn.Identity(),
         phase="backward",
         device=gpu,

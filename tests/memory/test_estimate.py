@@ -7,10 +7,10 @@ import torch
 
 from unet3d.__main__ import main
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import parse_training
 from unet3d.memory.plots import compute_kinds_over_time, plot_layers
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.tables import format_measured
+from unet3d.training.config import read_training
 from unet3d.units import MIB
 from unet3d.workflows.memory.estimate import estimate_memory, estimate_with_savings
 
@@ -18,7 +18,9 @@ from unet3d.workflows.memory.estimate import estimate_memory, estimate_with_savi
 @pytest.fixture(scope="module")
 def forum():
     return estimate_memory(
-        parse_training(compose_config(["experiment=forum_small", "memory.estimate=false"], "train"))
+        read_training(
+            compose_config(["experiment=forum_small", "memory.estimate=false"], "train")
+        ).step
     )
 
 
@@ -38,7 +40,7 @@ def test_the_peak_includes_workspaces_and_most_activations_are_at_full_resolutio
 
 def test_gradients_are_freed_before_the_next_forward(composed):
     words = "model.width=32", "data.patch_size=[8,8,8]", "data.batch_size=1"
-    estimate = estimate_memory(composed(*words))
+    estimate = estimate_memory(composed(*words).step)
     phases = {p.phase: p for p in estimate.trace.phases}
     gradient_bytes = {
         phase: sum(
@@ -54,23 +56,23 @@ def test_gradients_are_freed_before_the_next_forward(composed):
 
 def test_accumulation_clipping_and_momentum_are_part_of_the_step(composed):
     sgd = "optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false"
-    assert "optimizer state" not in estimate_memory(composed(*sgd)).kinds
-    twice = estimate_memory(composed("trainer.accumulate_grad_batches=2"))
+    assert "optimizer state" not in estimate_memory(composed(*sgd).step).kinds
+    twice = estimate_memory(composed("trainer.accumulate_grad_batches=2").step)
     forwards = [p for p in twice.trace.phases if p.phase == "forward"]
     assert len(forwards) == 4  # two micro-batches in each of two steps
 
 
 def test_accelerator_cpu_gives_an_estimate_for_a_cpu(composed):
     for accelerator, has_allocator in (("cpu", False), ("auto", True)):
-        peak = estimate_memory(composed(f"trainer.accelerator={accelerator}")).peak
+        peak = estimate_memory(composed(f"trainer.accelerator={accelerator}").step).peak
         assert (peak.reserved is not None) is has_allocator
 
 
 def test_savings_are_ranked_by_size(composed):
     words = ["data.patch_size=[64,160,160]", "model.width=32", "model.depth=2"]
     request = composed("trainer.accelerator=auto", *words)
-    estimate, savings = estimate_with_savings(request)
-    assert estimate.peak == estimate_memory(request).peak
+    estimate, savings = estimate_with_savings(request.step)
+    assert estimate.peak == estimate_memory(request.step).peak
     strategies = {f"checkpointing={name}" for name in ("skips", "lean", "leanest")}
     assert {override for override, _ in savings} == strategies | {"precision=bf16"}
     assert savings[0][1] >= savings[1][1] > 0

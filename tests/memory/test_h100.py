@@ -11,8 +11,8 @@ from scripts.gpu.reestimate import assume_gpu, list_estimators
 from scripts.gpu.report import BENCHMARKS
 from scripts.gpu.steps import describe_errors
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import parse_training
 from unet3d.memory.cuda_libraries import get_backward_workspaces, get_forward_workspace
+from unet3d.training.config import read_training
 from unet3d.units import MIB
 from unet3d.workflows.memory.estimate import estimate_memory
 
@@ -64,9 +64,9 @@ RUN = (
     ],
 )
 def test_runs_with_lightning_have_the_estimated_peak(row, override, reserved_error):
-    settings = parse_training(compose_config([*RUN, override], "train"))
+    settings = read_training(compose_config([*RUN, override], "train"))
     with assume_gpu(PARTS):
-        peak = estimate_memory(settings).peak
+        peak = estimate_memory(settings.step).peak
     measured = PARTS["lightning"]["rows"][row]["peak"]
     assert peak.allocated == pytest.approx(measured["allocated"], rel=0.001)
     error = 100 * (peak.reserved / measured["reserved"] - 1)

@@ -17,10 +17,10 @@ def test_a_real_step_has_the_rows_of_the_estimate(composed):
         calls.append(1)
         return len(calls), 0
 
-    model = build_network(request)
+    model = build_network(request.step)
     with LayerRecorder(read).record(model) as recorder:
         model(torch.randn(2, 1, 16, 16, 16)).sum().backward()
-    estimated = estimate_memory(request).layers
+    estimated = estimate_memory(request.step).layers
     for phase in ("forward", "backward"):
         rows = [
             [(r.name, r.type) for r in rs if r.phase == phase]
@@ -36,6 +36,6 @@ def test_the_estimate_is_near_the_measurement_on_a_gpu(composed):
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated()
-    real, estimated = measure_step(request), estimate_memory(request)
+    real, estimated = measure_step(request.step), estimate_memory(request.step)
     assert estimated.peak.allocated == pytest.approx(real.peak.allocated - before, rel=0.05)
     assert len(real.layers) >= 10

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from tests.config.helpers.configs import SHRUNK
 from tests.memory.helpers.oracle import Memory, estimate, measure
 from unet3d.config.compose import compose_config, list_options
-from unet3d.config.settings.training import parse_training
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.overlap import DiceCE
 from unet3d.machine import Precision
+from unet3d.training.config import read_training
 from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
 
 Join = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -86,8 +86,8 @@ def mark_larger_networks(case: tuple[str, ...]) -> Any:
 def compared(request: pytest.FixtureRequest) -> tuple[Memory, Memory]:
     """Return the estimated and the measured memory of a case."""
     torch.set_num_threads(1)
-    settings = parse_training(compose_config([*SMALL, *request.param], "train"))
-    make_step = make_step_factory(settings, Precision("32", "32"), cuda=False)
+    settings = read_training(compose_config([*SMALL, *request.param], "train"))
+    make_step = make_step_factory(settings.step, Precision("32", "32"), cuda=False)
     return estimate(make_step), measure(make_step)
 
 

@@ -65,7 +65,7 @@ def test_blocks_and_offload_change_no_bit_of_loss_gradients_and_buffers(composed
     ):
         torch.manual_seed(0)
         settings = composed(f"model={name}", *SHRUNK[name], *DEEP.get(name, []))
-        model = build_network(settings).double().train()
+        model = build_network(settings.step).double().train()
         if strategy is not None:
             strategy.apply(model)
         torch.manual_seed(1)  # stochastic depth
@@ -78,7 +78,7 @@ def test_blocks_and_offload_change_no_bit_of_loss_gradients_and_buffers(composed
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_blocks_hold_most_parameters_of_a_network(composed, name):
-    model = build_network(composed(f"model={name}", *SHRUNK[name]))
+    model = build_network(composed(f"model={name}", *SHRUNK[name]).step)
     blocks = [block for _, block in find_blocks(model)]
     assert len({id(block) for block in blocks}) == len(blocks)
     assert {type(block).__name__ for block in blocks} <= set(MONAI_BLOCKS)

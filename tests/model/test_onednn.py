@@ -57,6 +57,6 @@ def test_other_convolutions_are_left_to_pytorch(x):
 
 def test_a_step_of_one_volume_has_no_matrix_products_of_windows(composed):
     settings = composed("data.batch_size=1", "model.width=16", "data.patch_size=[32,32,32]")
-    settings = settings.with_overrides("data.num_classes=3", "data.in_channels=1")
-    step = make_step_factory(settings, Precision("32", "32"), cuda=False)()
+    config = settings.step.vary({"data.num_classes": 3, "data.in_channels": 1})
+    step = make_step_factory(config, Precision("32", "32"), cuda=False)()
     assert not SLOW & list_operations(lambda: step.train(NullListener()))

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -5,9 +7,9 @@ from tests.config.helpers.configs import SHRUNK
 from tests.data.helpers.datasets import write_nnunet
 from unet3d.commands.train import build_training
 from unet3d.components.dataset import ResolvedDataset
-from unet3d.config.settings.training import TrainingSettings
 from unet3d.training.build_callbacks import select_hparams
 from unet3d.training.build_module import make_config_record
+from unet3d.training.config import TrainConfig
 from unet3d.training.trainer import seed_run
 
 
@@ -42,7 +44,7 @@ def test_auto_is_recorded_as_the_strategy_that_it_selected(composed, tmp_path):
     run = build_training(composed("checkpointing=auto"), tmp_path)
     assert run.notes == ["checkpointing=auto: using fused"]
     assert run.config["checkpointing"]["encoders"] == ["store_last"]
-    assert run.settings.strategy == "fused"
+    assert run.settings.step.strategy == "fused"
 
 
 def test_a_strategy_that_was_not_requested_is_noted(composed, tmp_path):
@@ -63,8 +65,8 @@ FACTS = ResolvedDataset(
 
 
 def test_the_record_of_a_config_has_what_the_dataset_says(composed):
-    settings: TrainingSettings = composed("model=dynunet", "data=decathlon", base=[])
-    record = make_config_record(FACTS.complete(settings))
+    settings: TrainConfig = composed("model=dynunet", "data=decathlon", base=[])
+    record = make_config_record(replace(settings, step=FACTS.complete(settings.step)))
     assert record["data"]["num_classes"] == 3
     assert record["data"]["in_channels"] == 2
     assert record["data"]["ignore_label"] == [9]

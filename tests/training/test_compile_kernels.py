@@ -39,7 +39,7 @@ def test_collected_launches_do_not_run():
 def test_launches_of_a_step_are_listed_for_every_network(composed):
     for words in ([], ["checkpointing=none"], ["model=dynunet", "model.filters=[2,4,4]"]):
         settings = composed(*words, "data.num_classes=3", "data.in_channels=1")
-        step = make_step_factory(settings, Precision("16", "16"), cuda=True)
+        step = make_step_factory(settings.step, Precision("16", "16"), cuda=True)
         names = {item.kernel.fn.__name__ for item in list_launches(step)}
         assert "sum_terms_kernel" in names  # of the loss
         assert ("normalize_kernel" in names) is (words == [])
@@ -49,12 +49,12 @@ def test_launches_of_a_step_are_listed_for_every_network(composed):
 def prepare(composed):
     """Prepare the kernels of a run; return what is printed."""
     settings = composed("data.num_classes=3", "data.in_channels=1")
-    network = build_network(settings)
-    settings.checkpointing().apply(network)
+    network = build_network(settings.step)
+    settings.step.checkpointing().apply(network)
 
     def run(device):
         lines, precision = [], Precision("16", "16")
-        prepare_kernels(settings, precision, torch.device(device), network, lines.append)
+        prepare_kernels(settings.step, precision, torch.device(device), network, lines.append)
         return lines
 
     return run

@@ -147,8 +147,8 @@ def test_validation_uses_the_memory_of_the_recording(composed, tmp_path, monkeyp
     ],
 )
 def test_what_cannot_be_recorded_is_known_before(composed, overrides, several_processes, reason):
-    settings = composed(*overrides)
-    obstacle = find_cuda_graph_obstacle(settings, "cuda", several_processes=several_processes)
+    config = composed(*overrides).step
+    obstacle = find_cuda_graph_obstacle(config, "cuda", several_processes=several_processes)
     assert obstacle is None if reason is None else obstacle.startswith(reason)
 
 

@@ -73,7 +73,7 @@ def test_pretrained_weights_keep_their_bias_but_a_new_head_starts_at_the_class_f
 def test_the_bias_draws_no_random_number(composed, tmp_path):
     run = build_training(composed(), tmp_path)
     state = torch.random.get_rng_state()
-    initialize_head_bias(run.module.model, run.settings, run.dataset, run.data.train_loader)
+    initialize_head_bias(run.module.model, run.settings.step, run.dataset, run.data.train_loader)
     assert torch.random.get_rng_state().equal(state)
 
 

@@ -6,7 +6,6 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import Precision
 from unet3d.training import machine_checks as machine
 from unet3d.training.preflight import (
-    check_batch_fits,
     check_cudnn,
     estimate_batch_bytes,
     estimate_checkpoint_bytes,
@@ -65,10 +64,11 @@ def test_a_full_disk_stops_a_run_before_its_data_is_read(composed, tmp_path, mon
 @pytest.mark.parametrize(
     "words", [["data.patch_size=[4096,4096,4096]"], ["data.batch_size=2000000000"]]
 )
-def test_a_batch_that_never_fits_ends_a_run_before_its_data_is_read(composed, tmp_path, words):
-    settings = composed(*words, "data.root=/no/such/folder/is/read")
+def test_a_step_that_fits_nowhere_ends_a_run_before_its_data_is_read(composed, tmp_path, words):
+    cache = tmp_path / "cache"
     with pytest.raises(DoesNotFitError, match=r"lower data\.batch_size or data\.patch_size"):
-        check_batch_fits(settings)
+        build_training(composed(*words, f"data.cache={cache}"), tmp_path)
+    assert not cache.exists()
 
 
 def test_a_cudnn_that_torch_avoids_is_reported_for_plain_modules_in_half_precision():

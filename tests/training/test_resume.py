@@ -16,9 +16,9 @@ from tests.helpers.training import fit
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.commands.train import build_training
 from unet3d.config.compose import compose_config, list_options
-from unet3d.config.settings.training import parse_training
 from unet3d.errors import Interrupted
 from unet3d.stop_signals import SignalListener
+from unet3d.training.config import read_training
 from unet3d.training.resume import resolve_start
 
 pytestmark = pytest.mark.slow
@@ -115,7 +115,7 @@ def uninterrupted(tmp_path_factory, small):
     def run(*options):
         if options not in results:
             folder = tmp_path_factory.mktemp("uninterrupted")
-            request = parse_training(compose_config([*small, *LONG, *options], "train"))
+            request = read_training(compose_config([*small, *LONG, *options], "train"))
             _, done = train(request, folder)
             assert done
             results[options] = read_results(folder)

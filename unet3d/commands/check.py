@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Annotated, Literal
 
 from unet3d.app import Progress
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.data import parse_check
+from unet3d.config.fields import integer, read_settings
+from unet3d.data.config import DataConfig, read_data
 from unet3d.data.findings import Finding, count_findings, group_equal
 from unet3d.data.layouts.groups import describe_groups
 from unet3d.files import write_output
@@ -15,11 +18,27 @@ from unet3d.text import escape_unprintable, join_first, pluralize
 from unet3d.workflows.dataset_check import DatasetCheckResult, check_dataset
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig:
+    """Which dataset to check, and how thoroughly."""
+
+    data: DataConfig
+    read_voxels: bool
+    workers: Annotated[int | None, integer(">= 1")]  # None: one per core
+    format: Literal["table", "json"]
+    output: Path | None
+
+
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Check everything, then print the findings."""
-    settings = parse_check(composed)
+    settings = read_settings(CheckConfig, composed.config, data=read_data(composed.config))
     with Progress("cases") as progress:
-        report = check_dataset(settings, progress)
+        report = check_dataset(
+            settings.data,
+            read_voxels=settings.read_voxels,
+            workers=settings.workers,
+            progress=progress,
+        )
     as_json = settings.format == "json"
     text = check_report_to_json(report) if as_json else format_check_report(report)
     write_output(text, settings.output)

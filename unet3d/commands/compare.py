@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.values import read_settings
+from unet3d.config.fields import read_settings
 from unet3d.errors import UsageError
 from unet3d.files import write_output
 from unet3d.report.comparison_page import plot_runs

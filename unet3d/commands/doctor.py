@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 import torch
 
 from unet3d import __version__
-from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.config.values import number, read_settings
+from unet3d.config.compose import ComposedConfig, compose_config
+from unet3d.config.fields import number, read_settings
 from unet3d.doctor.benchmark import (
     describe_machine,
     list_failures,
@@ -27,6 +26,7 @@ from unet3d.doctor.inspect import (
 from unet3d.doctor.system import DiskSpace
 from unet3d.files import write_output
 from unet3d.machine import resolve_device
+from unet3d.training.config import TrainConfig, read_training
 from unet3d.training.machine_checks import Problem
 from unet3d.units import format_bytes
 
@@ -40,10 +40,10 @@ BENCHMARK_JOB = ("experiment=forum_small", "model=unet_small", "precision=16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorSettings:
+class DoctorConfig:
     """Which run to check this machine for."""
 
-    training: TrainingSettings
+    training: TrainConfig
     format: Literal["table", "json"]
     output: Path | None
     benchmark: bool
@@ -58,7 +58,7 @@ class DoctorSettings:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the report; return 1 if something would certainly stop the run."""
-    settings = read_settings(DoctorSettings, composed.config, training=parse_training(composed))
+    settings = read_settings(DoctorConfig, composed.config, training=read_training(composed))
     if settings.benchmark:
         return print_benchmark(settings)
     machine = inspect_machine(settings.training, folder)
@@ -73,15 +73,22 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     return 1 if any(problem.is_fatal for problem in problems) else 0
 
 
-def print_benchmark(settings: DoctorSettings) -> int:
+def print_benchmark(settings: DoctorConfig) -> int:
     """Measure, and write the file; return 1 if something did not run as it should."""
     training = settings.training
-    device = resolve_device(training.trainer.accelerator)
+    device = resolve_device(training.step.accelerator)
     if device == "cuda" and not settings.has_job:
-        training = training.with_overrides(*BENCHMARK_JOB)
+        training = read_training(compose_config(BENCHMARK_JOB, "doctor"))
     machine = describe_machine(torch.device(device))
     file = settings.output or Path(make_file_name(machine))
-    result = run_benchmark(training, machine, file, seconds=settings.seconds, log=print)
+    result = run_benchmark(
+        training.step,
+        machine,
+        file,
+        overrides=training.composition.overrides,
+        seconds=settings.seconds,
+        log=print,
+    )
     if result["skipped"]:
         print(f"no time for {', '.join(result['skipped'])}: raise seconds=")
     print(f"wrote {file}: attach it to an issue to report a problem or a new GPU")

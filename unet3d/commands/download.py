@@ -5,8 +5,8 @@ from pathlib import Path
 
 from unet3d.app import Progress
 from unet3d.config.compose import ComposedConfig
+from unet3d.config.fields import read_settings
 from unet3d.config.validate import suggest_name
-from unet3d.config.values import read_settings
 from unet3d.data.layouts.download import download, extract, get_task_urls
 from unet3d.errors import UsageError
 

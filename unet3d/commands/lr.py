@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal, cast
 
 from unet3d.commands.train import build_training
 from unet3d.config.compose import ComposedConfig
+from unet3d.config.fields import integer, number, read_settings
 from unet3d.config.instantiate import Factory
-from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.config.values import integer, number, read_settings
 from unet3d.errors import RunError, UsageError
 from unet3d.files import write_figure, write_output
 from unet3d.report.lr_curve import LRCurve
 from unet3d.stop_signals import SignalListener
 from unet3d.text import format_columns
 from unet3d.training.callbacks.lr_range_test import LRRangeTest
+from unet3d.training.config import TrainConfig, read_training
 from unet3d.training.run import explain_errors
 
 ROWS = 10
@@ -27,32 +27,28 @@ MIN_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class LRSettings:
+class LRConfig:
     """The range of learning rates to test."""
 
-    training: TrainingSettings
+    training: TrainConfig
     min_lr: Annotated[float, number("above 0")]
     max_lr: Annotated[float, number("above 0")]
     steps: Annotated[int, integer(f">= {MIN_STEPS}")]
     format: Literal["table", "json", "png"]
     output: Path | None
 
-
-def parse_lr(composed: ComposedConfig) -> LRSettings:
-    """Check and parse the config."""
-    settings = read_settings(LRSettings, composed.config, training=parse_training(composed))
-    if settings.min_lr >= settings.max_lr:
-        raise UsageError(
-            f"min_lr must be below max_lr, got {settings.min_lr:g} and {settings.max_lr:g}"
-        )
-    if settings.format == "png" and settings.output is None:
-        raise UsageError("format=png needs output=FILE.png")
-    return settings
+    def __post_init__(self):
+        if self.min_lr >= self.max_lr:
+            raise UsageError(
+                f"min_lr must be below max_lr, got {self.min_lr:g} and {self.max_lr:g}"
+            )
+        if self.format == "png" and self.output is None:
+            raise UsageError("format=png needs output=FILE.png")
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train with a rising rate, and print the loss and a suggestion."""
-    settings = parse_lr(composed)
+    settings = read_settings(LRConfig, composed.config, training=read_training(composed))
     curve = try_learning_rates(settings)
     if settings.format == "json":
         write_output(json.dumps(curve.to_dict()), settings.output)
@@ -65,7 +61,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     return 0
 
 
-def try_learning_rates(settings: LRSettings) -> LRCurve:
+def try_learning_rates(settings: LRConfig) -> LRCurve:
     """Train with a learning rate that rises; nothing of the run is kept."""
     test = LRRangeTest(min_lr=settings.min_lr, max_lr=settings.max_lr, steps=settings.steps)
     training = limit_to_steps(settings.training, settings.steps)
@@ -81,7 +77,7 @@ def try_learning_rates(settings: LRSettings) -> LRCurve:
     return test.curve
 
 
-def limit_to_steps(settings: TrainingSettings, steps: int) -> TrainingSettings:
+def limit_to_steps(settings: TrainConfig, steps: int) -> TrainConfig:
     """Return the settings of a run of `steps` alone: without validation, files and schedule."""
     trainer = settings.trainer
     return replace(
@@ -90,7 +86,7 @@ def limit_to_steps(settings: TrainingSettings, steps: int) -> TrainingSettings:
         loggers={},
         scheduler=Factory("scheduler", {"_target_": "unet3d.training.schedules.Constant"}),
         resume=None,
-        ema_decay=None,
+        step=replace(settings.step, ema_decay=None),
         trainer=replace(
             trainer,
             factory=trainer.factory.bind(limit_val_batches=0, num_sanity_val_steps=0),

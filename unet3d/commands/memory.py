@@ -1,11 +1,15 @@
 """`unet3d memory`: estimate the memory of the configured training step without running it."""
 
 import json
+import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.memory import MemorySettings, parse_memory
+from unet3d.config.fields import Kind, one_of, read_settings
+from unet3d.errors import UsageError
 from unet3d.files import write_figure, write_output
 from unet3d.memory.cuda_libraries import assume_cudnn
 from unet3d.memory.estimate import MemoryEstimate
@@ -21,15 +25,49 @@ from unet3d.memory.tables import (
     summarize_compiled,
     summarize_estimate,
 )
+from unet3d.training.config import TrainConfig, read_training
+from unet3d.types import Triple
 from unet3d.workflows.memory.estimate import estimate_with_savings, make_figure_title
 from unet3d.workflows.memory.measure import Measurement, measure_step
 from unet3d.workflows.memory.strategies import resolve_fused
 from unet3d.workflows.memory.variants import estimate_variants
 
+VARIABLE_SETTINGS = (
+    *("resolution", "batch", "padding", "kernel"),
+    *("channels", "pool", "precision", "checkpointing"),
+)
+VERSION = Kind(  # YAML takes it for a number: 9.10 would be 9.1
+    "a version with three parts, such as 9.10.2",
+    lambda v: isinstance(v, str) and bool(re.match(r"\d+\.\d+", v)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """Which estimate to show, and how."""
+
+    training: TrainConfig
+    view: Literal["peak", "layers", "timeline"]
+    format: Literal["table", "json", "png"]
+    output: Path | None
+    volume: Triple | None  # of a validation case; None: data.patch_size
+    measure: bool
+    vary: Annotated[str | None, one_of(VARIABLE_SETTINGS)]
+    cudnn: Annotated[str | None, VERSION]  # to estimate for; None: the installed one
+
+    def __post_init__(self):
+        is_figure = self.format == "png"
+        if self.vary is None and self.view == "timeline" and not is_figure:
+            raise UsageError("view=timeline is a figure: add format=png output=FILE.png")
+        if self.vary is None and self.view == "peak" and is_figure:
+            raise UsageError("format=png draws view=timeline or view=layers: select one of them")
+        if is_figure and self.output is None:
+            raise UsageError("format=png needs output=FILE.png")
+
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print one estimate, or those of a varied setting."""
-    settings = parse_memory(composed)
+    settings = read_settings(MemoryConfig, composed.config, training=read_training(composed))
     with assume_cudnn(settings.cudnn):
         if settings.vary is None:
             print_estimate(settings)
@@ -38,13 +76,13 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     return 0
 
 
-def print_estimate(settings: MemorySettings) -> None:
+def print_estimate(settings: MemoryConfig) -> None:
     """Print or draw one estimate."""
-    training = settings.training
-    estimate, savings = estimate_with_savings(training, settings.volume)
-    measurement = measure_step(training) if settings.measure else None
+    step = settings.training.step
+    estimate, savings = estimate_with_savings(step, settings.volume)
+    measurement = measure_step(step) if settings.measure else None
     summary = summarize_estimate(estimate, savings)
-    if training.compile:
+    if step.compile:
         summary = f"{summarize_compiled(estimate)} {summary}"
     if settings.format == "table":
         tables = format_tables(estimate, measurement, settings.view)
@@ -52,7 +90,7 @@ def print_estimate(settings: MemorySettings) -> None:
         return
     if settings.format == "json":
         content = estimate_to_dict(estimate)
-        if training.compile:
+        if step.compile:
             content["compiled_range_bytes"] = get_compiled_range(estimate)
         if measurement is not None:
             phases = measurement.phases.items()
@@ -61,7 +99,7 @@ def print_estimate(settings: MemorySettings) -> None:
         write_output(json.dumps(content), settings.output)
     elif settings.output is not None:  # a figure
         draw = plot_timeline if settings.view == "timeline" else plot_layers
-        title = make_figure_title(resolve_fused(training))
+        title = make_figure_title(resolve_fused(step))
         write_figure(draw(estimate, title), settings.output, dpi=110)
         print(settings.output, file=sys.stderr)
     print(summary, file=sys.stderr)
@@ -79,18 +117,18 @@ def format_tables(estimate: MemoryEstimate, measurement: Measurement | None, vie
     return "\n\n".join(tables)
 
 
-def print_variants(settings: MemorySettings, vary: str) -> None:
+def print_variants(settings: MemoryConfig, vary: str) -> None:
     """Print how memory depends on one setting."""
-    training = settings.training
+    step = settings.training.step
     variants = []
-    for variant in estimate_variants(training, vary, measure=settings.measure):
+    for variant in estimate_variants(step, vary, measure=settings.measure):
         if isinstance(variant.estimate, str):
             print(f"{variant.label}: {variant.estimate}", file=sys.stderr)
         else:
             variants.append((variant.label, variant.estimate, variant.measured))
     if settings.format == "png" and settings.output is not None:
         bars = [(label, estimate) for label, estimate, _ in variants]
-        title = f"vary={vary}, model={training.network.name}"
+        title = f"vary={vary}, model={step.network.name}"
         write_figure(plot_variants(bars, title), settings.output, dpi=110)
         print(settings.output, file=sys.stderr)
     elif settings.format == "json":

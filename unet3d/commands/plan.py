@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from unet3d.config.compose import ComposedConfig, compose_config
-from unet3d.config.settings.memory import BUDGET
-from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.config.values import Kind, is_text, one_of, read, read_as, read_settings
+from unet3d.config.compose import ComposedConfig, compose_config, format_overrides
+from unet3d.config.fields import Kind, is_text, one_of, read, read_as, read_settings
 from unet3d.data.preprocessing.resampling import get_plane_names
 from unet3d.errors import UsageError
 from unet3d.files import write_text
+from unet3d.training.config import TrainConfig, read_training
 from unet3d.units import format_bytes
-from unet3d.workflows.memory.suggest import get_budget_bytes
+from unet3d.workflows.memory.suggest import BUDGET, get_budget_bytes
 from unet3d.workflows.planning.dataset_summary import draw_dataset_summary, summarize_dataset
 from unet3d.workflows.planning.experiment import (
     MAX_STEPS,
@@ -41,18 +40,18 @@ NAME = Kind(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanningSettings:
+class PlanConfig:
     """What to plan, and the name of the experiment to write."""
 
-    training: TrainingSettings
+    training: TrainConfig
     budget_gib: float | None  # None: the memory of this machine's GPU
     name: Annotated[str, NAME]
     overwrite: bool
     measure_time: bool
 
 
-def parse_planning(composed: ComposedConfig) -> PlanningSettings:
-    """Check and parse the config; a preset has its own network, and a budget of its own."""
+def read_config(composed: ComposedConfig) -> PlanConfig:
+    """Read the config; a preset has its own network, and a budget of its own."""
     config, overrides = composed.config, composed.composition.overrides
     preset = read_as(config, "", "preset", Annotated[str | None, one_of(tuple(PRESET_GIB))])
     if preset is not None:
@@ -66,39 +65,41 @@ def parse_planning(composed: ComposedConfig) -> PlanningSettings:
         budget = PRESET_GIB[preset]
     else:
         raise UsageError("budget_gib must be given: GPU memory in GiB, or auto")
-    return read_settings(
-        PlanningSettings, config, training=parse_training(composed), budget_gib=budget
-    )
+    return read_settings(PlanConfig, config, training=read_training(composed), budget_gib=budget)
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Inspect the data, search, and write the experiment with a figure of the dataset."""
-    settings = parse_planning(composed)
-    training = settings.training
+    settings = read_config(composed)
+    training, is_given = settings.training, settings.training.composition.is_overridden
+    step, fold = training.step, training.fold
     path = Path("conf") / "experiment" / f"{settings.name}.yaml"
     if path.exists() and not settings.overwrite:
         raise UsageError(f"{path} exists: choose another name=, or set overwrite=true")
     budget = get_budget_bytes(settings.budget_gib)
-    dataset = inspect_dataset(training)
+    dataset = inspect_dataset(training.data, fold, is_given)
     axes = get_plane_names(training.data.orientation)
     summary = summarize_dataset(dataset.fingerprints, dataset.classes, axes)
     print(*(f"skipped: {reason}" for reason in dataset.skipped), summary, sep="\n")
-    plan = make_plan(training, dataset, budget)
-    lines = [*summarize_plan(plan, budget), *explain_limits(training, plan)]
-    if values := find_constant_border(dataset, training):
+    plan = make_plan(step, dataset, budget, is_given)
+    lines = [*summarize_plan(plan, budget), *explain_limits(plan, is_given)]
+    if values := find_constant_border(dataset, is_given):
         span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in values))
         lines += [
             f"volumes have a constant border ({span}): the plan sets data.background=auto, so that",
             "crop and normalization leave it out",
         ]
     lines += [*dataset.notes, *filter(None, [dataset.too_few])]
-    lines += summarize_schedule(training, plan)
+    lines += summarize_schedule(plan, fold)
     if settings.measure_time:
-        lines.append(format_step_time(measure_step_time(training, plan)))
+        lines.append(format_step_time(measure_step_time(step, plan)))
     path.parent.mkdir(parents=True, exist_ok=True)
     comments = ["@package _global_", *summary.splitlines(), *lines]
     header = "".join(f"# {line}\n" for line in comments)
-    write_text(path, header + render_experiment(training, dataset, plan))
+    experiment = render_experiment(
+        training.composition, dataset, plan, precision=step.precision, fold=fold
+    )
+    write_text(path, header + experiment)
     figure = path.with_suffix(".png")
     draw_dataset_summary(dataset.fingerprints, dataset.classes, dataset.channels, figure)
     print(*lines, "", f"wrote {path} and {figure}", sep="\n")
@@ -110,18 +111,18 @@ def summarize_plan(plan: TrainingPlan, budget: int) -> list[str]:
     """Return the plan as lines of text."""
     windows = " ".join("x".join(map(str, window)) for window in plan.levels.pool_windows)
     spacing, median = join_by_x(plan.spacing_mm), join_by_x(plan.median_shape)
-    reserved = format_bytes(plan.peak.reserved or 0)
+    reserved, strategy = format_bytes(plan.peak.reserved or 0), format_overrides(plan.strategy)
     return [
         f"spacing {spacing} mm; the median case has {median} voxels",
-        f"patch {join_by_x(plan.patch_size)}, batch {plan.batch_size}, {' '.join(plan.strategy)}",
+        f"patch {join_by_x(plan.patch_size)}, batch {plan.batch_size}, {strategy}",
         f"{len(plan.levels.kernels)} levels, pooling {windows}",
         f"a step is estimated to reserve {reserved} of {format_bytes(budget)}",
     ]
 
 
-def summarize_schedule(settings: TrainingSettings, plan: TrainingPlan) -> list[str]:
+def summarize_schedule(plan: TrainingPlan, fold: int | None) -> list[str]:
     """Say how long a run is, and how often it is validated."""
-    patches, epochs = plan_schedule(settings, plan)
+    patches, epochs = plan_schedule(plan, fold)
     frequency = "every epoch" if epochs == 1 else f"every {epochs} epochs"
     return [f"{MAX_STEPS:,} steps; an epoch has {patches} patches per case; validation {frequency}"]
 

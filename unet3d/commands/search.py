@@ -17,16 +17,16 @@ import yaml
 
 from unet3d.commands.compare import print_sweep_summary
 from unet3d.commands.train import train
-from unet3d.config.comments import to_yaml_literal
-from unet3d.config.compose import ComposedConfig, compose_config
-from unet3d.config.settings.training import TrainingSettings, parse_training
-from unet3d.config.values import integer, is_number, number, read, read_settings
+from unet3d.components.step import StepConfig
+from unet3d.config.compose import ComposedConfig, compose_config, to_yaml_literal
+from unet3d.config.fields import integer, is_number, number, read, read_settings
 from unet3d.errors import DoesNotFitError, RunError, UsageError, need_packages, summarize_error
 from unet3d.report.run_report import write_report
 from unet3d.stop_signals import SignalListener
 from unet3d.text import format_columns, pluralize
 from unet3d.training.build_callbacks import check_search_monitor
 from unet3d.training.callbacks.trial_report import TrialPruned, TrialReport
+from unet3d.training.config import TrainConfig, read_training
 from unet3d.training.run_folder import TRAINING_MARKERS, open_run_folder, write_records
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
 from unet3d.workflows.memory.estimate import estimate_memory
@@ -59,7 +59,7 @@ Dimension = Range | tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchSettings:
+class SearchConfig:
     """What to vary, and how long to search."""
 
     overrides: tuple[str, ...]  # of every trial
@@ -78,17 +78,17 @@ class SearchSettings:
         """Return the first value of each key, or the lowest of its range."""
         return {k: d.low if isinstance(d, Range) else d[0] for k, d in self.space.items()}
 
-    def make_trial(self, values: Mapping[str, Any]) -> TrainingSettings:
+    def make_trial(self, values: Mapping[str, Any]) -> TrainConfig:
         """Return the settings of a trial with these values, which goes on where it was stopped."""
         own = [f"{key}={value}" for key, value in values.items()]
         composed = compose_config([*self.overrides, *own], "train")
-        return replace(parse_training(composed), resume="auto")
+        return replace(read_training(composed), resume="auto")
 
 
-def parse_search(composed: ComposedConfig) -> SearchSettings:
+def read_config(composed: ComposedConfig) -> SearchConfig:
     """Check and parse the config of `unet3d search`."""
     config = composed.config
-    training = parse_training(composed)
+    training = read_training(composed)
     if training.trainer.several_processes:
         raise UsageError("search trains each trial in one process: set trainer.devices=1")
     if training.fold is None:
@@ -99,7 +99,7 @@ def parse_search(composed: ComposedConfig) -> SearchSettings:
     overrides = tuple(w for w in words if re.split("[.=]", w.lstrip("+~"))[0] not in OWN_KEYS)
     space = _parse_space(read(config, "space"))
     settings = read_settings(
-        SearchSettings, config, overrides=overrides, space=space, seed=training.seed
+        SearchConfig, config, overrides=overrides, space=space, seed=training.seed
     )
     for key, values in settings.space.items():  # what no run takes is refused before the first
         for value in (values.low,) if isinstance(values, Range) else values:
@@ -145,7 +145,7 @@ def _is_range(given: dict[str, Any]) -> bool:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train trial after trial, print and write what they reached, and compare their runs."""
-    settings = parse_search(composed)
+    settings = read_config(composed)
     check_search_monitor(settings.make_trial(settings.first_values), settings.monitor)
     with open_run_folder(  # a search goes on with what its folder holds
         folder, resume="auto", composition=composed.composition, log=print
@@ -156,7 +156,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         return search(settings, own)
 
 
-def search(settings: SearchSettings, folder: Path) -> int:
+def search(settings: SearchConfig, folder: Path) -> int:
     """Train trial after trial in a folder that is locked."""
     trials = run_trials(settings, folder)
     complete = [trial for trial in trials if trial["state"] == "complete"]
@@ -171,7 +171,7 @@ def search(settings: SearchSettings, folder: Path) -> int:
     return 1 if any(trial["state"] == "fail" for trial in trials) else 0
 
 
-def run_trials(settings: SearchSettings, folder: Path) -> list[dict[str, Any]]:
+def run_trials(settings: SearchConfig, folder: Path) -> list[dict[str, Any]]:
     """Train until there are enough trials; return all of them."""
     with open_study(settings, folder) as study:
         while (trial := next_trial(study, settings)) is not None:
@@ -189,7 +189,7 @@ def run_trials(settings: SearchSettings, folder: Path) -> list[dict[str, Any]]:
 
 
 def run_trial(
-    study: Any, trial: Any, settings: SearchSettings, values: dict[str, Any], folder: Path
+    study: Any, trial: Any, settings: SearchConfig, values: dict[str, Any], folder: Path
 ) -> str:
     """Train one trial, unless it is estimated to need too much memory; return how it ended."""
 
@@ -202,7 +202,7 @@ def run_trial(
     try:
         run_settings = settings.make_trial(values)
         if settings.budget_gib is not None:
-            needed = predict_bytes(run_settings)
+            needed = predict_bytes(run_settings.step)
             trial.set_user_attr("predicted_gib", needed / GIB)
             if needed / GIB > settings.budget_gib:
                 print(f"not trained: a step is estimated to need {format_bytes(needed)}")
@@ -220,16 +220,16 @@ def run_trial(
     return "COMPLETE"
 
 
-def predict_bytes(settings: TrainingSettings) -> int:
+def predict_bytes(step: StepConfig) -> int:
     """Return the bytes that a run is estimated to need of its device."""
-    estimate = estimate_memory(settings, validates=False)
-    if settings.trainer.accelerator == "cpu":
+    estimate = estimate_memory(step, validates=False)
+    if step.accelerator == "cpu":
         return estimate.peak.allocated or 0
     return get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
 
 
 @contextmanager
-def open_study(settings: SearchSettings, folder: Path) -> Generator[Any]:
+def open_study(settings: SearchConfig, folder: Path) -> Generator[Any]:
     """Open the study of a folder, or begin it; refuse to go on with another search."""
     with need_packages("search", "optuna"):
         import optuna
@@ -266,7 +266,7 @@ def open_study(settings: SearchSettings, folder: Path) -> Generator[Any]:
         storage.engine.dispose()
 
 
-def next_trial(study: Any, settings: SearchSettings) -> Any | None:
+def next_trial(study: Any, settings: SearchConfig) -> Any | None:
     """Return a trial that was interrupted, or a new one; None if there are enough."""
     import optuna
 
@@ -280,7 +280,7 @@ def next_trial(study: Any, settings: SearchSettings) -> Any | None:
     return study.ask() if len(trials) < settings.trials else None
 
 
-def draw_values(trial: Any, settings: SearchSettings) -> dict[str, Any]:
+def draw_values(trial: Any, settings: SearchConfig) -> dict[str, Any]:
     """Return the value of each key in a trial."""
     values: dict[str, Any] = {}
     for key, dimension in settings.space.items():
@@ -298,7 +298,7 @@ def get_results(study: Any, trial: Any) -> dict[int, float]:
     return study.get_trials(deepcopy=False)[trial.number].intermediate_values
 
 
-def finish_trial(study: Any, trial: Any, settings: SearchSettings, outcome: str) -> None:
+def finish_trial(study: Any, trial: Any, settings: SearchConfig, outcome: str) -> None:
     """Note how a trial has ended, with its best value."""
     import optuna
 
@@ -326,7 +326,7 @@ def list_trials(study: Any) -> list[dict[str, Any]]:
     ]
 
 
-def make_rows(settings: SearchSettings, trials: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+def make_rows(settings: SearchConfig, trials: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return a header, and one row per trial."""
     rows = [("trial", "state", *settings.space, settings.monitor, "validations", "predicted GiB")]
     for trial in trials:

@@ -5,6 +5,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from unet3d.components.dataset import build_layout, resolve_dataset
 from unet3d.components.network import build_network
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.settings.training import TrainingSettings, parse_training
 from unet3d.errors import DoesNotFitError, RunError, UsageError
 from unet3d.machine import ProcessRank, read_process_rank, resolve_precision
 from unet3d.report.run_report import format_report_table
@@ -21,6 +21,7 @@ from unet3d.stop_signals import SignalListener
 from unet3d.training.build_callbacks import build_callbacks
 from unet3d.training.build_module import build_module, make_config_record, make_metadata
 from unet3d.training.compile_kernels import prepare_kernels
+from unet3d.training.config import TrainConfig, read_training
 from unet3d.training.cuda_graph import choose_graphs
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import leave_process_group
@@ -57,7 +58,7 @@ ALREADY_FINISHED = (
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train in one process or several."""
-    settings = parse_training(composed)
+    settings = read_training(composed)
     process = read_process_rank(settings.trainer.launch)
     if process.world_size > 1 and composed.composition.folder_has_time:
         raise UsageError(
@@ -65,7 +66,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             "time-stamped run folder: set hydra.run.dir=... (and resume=auto to resume after an "
             "interruption)"
         )
-    processes = count_local_processes(settings.trainer, process)
+    processes = count_local_processes(settings, process)
     if processes > 1:
         composition = settings.composition
         extra = ["memory.if_too_large=error"] if composition.sweeping else []
@@ -76,7 +77,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 
 def build_training(
-    settings: TrainingSettings,
+    settings: TrainConfig,
     folder: Path,
     signals: SignalListener | None = None,
     process: ProcessRank | None = None,
@@ -85,12 +86,13 @@ def build_training(
     """Build what a run consists of, in the order in which data flows; `callbacks` come last."""
     process = process or ProcessRank()
     device = find_device(settings, process)
-    precision = resolve_precision(settings.precision, device.type)
+    precision = resolve_precision(settings.step.precision, device.type)
 
     # The dataset's channels and classes.
     layout = build_layout(settings.data)
     dataset = resolve_dataset(settings.data, layout.describe())
-    settings, notes = choose_strategy(dataset.complete(settings), precision, device)
+    step, notes = choose_strategy(dataset.complete(settings.step), precision, device)
+    settings = replace(settings, step=step)
     augment = settings.augmentation()
     data = VolumeDataModule(
         settings, layout, dataset, augment=augment, device=device, process=process
@@ -102,11 +104,11 @@ def build_training(
     limits = StoppingLimits(
         max_steps=settings.trainer.max_steps, max_seconds=settings.trainer.max_seconds
     )
-    graphs, graph_notes = choose_graphs(settings, device, process)
+    graphs, graph_notes = choose_graphs(step, device, process)
     module = build_module(
         settings,
         precision,
-        build_network(settings),
+        build_network(step),
         dataset,
         spacing_mm=data.spacing_mm,
         fraction_done=limits.fraction_done,
@@ -137,7 +139,7 @@ def build_training(
     if data.val_loader is None:
         trainer.limit_val_batches = 0
     module.metadata = make_metadata(config, dataset, data)
-    bias_notes = initialize_head_bias(module.model, settings, dataset, data.train_loader)
+    bias_notes = initialize_head_bias(module.model, step, dataset, data.train_loader)
     estimate, memory_notes = estimate_run_memory(settings, precision, module.model, data)
     watching.set_estimate(estimate)
     return TrainingRun(
@@ -157,7 +159,7 @@ def build_training(
 
 
 def train(
-    settings: TrainingSettings,
+    settings: TrainConfig,
     folder: Path,
     signals: SignalListener,
     process: ProcessRank | None = None,
@@ -169,7 +171,7 @@ def train(
 
     Where checkpointing=auto runs out of memory, go on with a leaner strategy.
     """
-    is_auto, report = settings.strategy == "auto", None
+    is_auto, report = settings.step.strategy == "auto", None
     while report is None:
         run = build_training(settings, folder, signals, process, callbacks)
         start = resolve_start(run)
@@ -181,7 +183,7 @@ def train(
                 return make_result(run, report)
             break
         write_config(run)
-        prepare_kernels(run.settings, run.precision, run.device, run.module.model, log=log)
+        prepare_kernels(run.settings.step, run.precision, run.device, run.module.model, log=log)
         checkpoint = None if start.checkpoint is None else str(start.checkpoint.absolute())
         try:
             with report_early_end(run, log), explain_errors(run, start.checkpoint, signals):

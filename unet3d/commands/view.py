@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.values import integer, read_settings
+from unet3d.config.fields import integer, read_settings
 from unet3d.workflows.view import write_view_page
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unet3d.config.settings.data import DataSettings
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import StepConfig
 from unet3d.data.annotated import Annotations, read_annotations
 from unet3d.data.case import Case, DatasetDescription, DatasetLayout
+from unet3d.data.config import DataConfig
 from unet3d.data.layouts.groups import LikelyGroups, find_likely_groups, read_groups
 from unet3d.data.layouts.splits import read_folds
 from unet3d.data.preprocessing.fingerprint import (
@@ -40,9 +40,9 @@ class ResolvedDataset:
         """Return the number of the network's outputs: regions have one each, no background."""
         return len(self.classes if self.regions is None else self.regions)
 
-    def complete(self, settings: TrainingSettings) -> TrainingSettings:
-        """Return the settings with what is resolved here."""
-        return settings.with_dataset(
+    def complete(self, step: StepConfig) -> StepConfig:
+        """Return the settings of a step with what is resolved here."""
+        return step.with_data(
             in_channels=len(self.channels),
             num_classes=len(self.classes),
             regions=self.regions,
@@ -52,14 +52,14 @@ class ResolvedDataset:
         )
 
 
-def build_layout(data: DataSettings) -> DatasetLayout:
+def build_layout(data: DataConfig) -> DatasetLayout:
     """Build the layout, which finds the dataset's cases."""
     if data.layout is None:
         raise UsageError("data.root must be given: the dataset's folder")
     return data.layout()
 
 
-def resolve_dataset(data: DataSettings, description: DatasetDescription) -> ResolvedDataset:
+def resolve_dataset(data: DataConfig, description: DatasetDescription) -> ResolvedDataset:
     """Complete the settings by what the dataset says; refuse contradictions."""
     num_classes = data.num_classes or len(description.classes)
     in_channels = data.in_channels or len(description.channels)
@@ -99,20 +99,20 @@ def resolve_dataset(data: DataSettings, description: DatasetDescription) -> Reso
     )
 
 
-def complete_settings(settings: TrainingSettings) -> TrainingSettings:
+def complete_step(step: StepConfig) -> StepConfig:
     """Complete the settings by what the dataset says of channels and classes.
 
     Settings that say both stay as they are: their dataset need not exist, unless they name classes
     that cases annotate.
     """
-    data = settings.data
+    data = step.data
     needs_classes = data.annotated is not None and not data.unknown_classes
     if data.num_classes is None or data.in_channels is None or needs_classes:
-        return resolve_dataset(data, build_layout(data).describe()).complete(settings)
-    return settings
+        return resolve_dataset(data, build_layout(data).describe()).complete(step)
+    return step
 
 
-def get_network_sizes(data: DataSettings) -> tuple[int, int]:
+def get_network_sizes(data: DataConfig) -> tuple[int, int]:
     """Return the network's input channels and outputs; the settings must say both."""
     assert data.in_channels is not None
     assert data.num_classes is not None
@@ -147,7 +147,7 @@ class SplitRule:
     note: str | None = None  # about a file of folds that no option names
 
 
-def choose_split(data: DataSettings, cases: Sequence[Case]) -> SplitRule:
+def choose_split(data: DataConfig, cases: Sequence[Case]) -> SplitRule:
     """Return what decides the folds: an option, or nnU-Net's file in the dataset's folder."""
     names = [case.name for case in cases]
     groups = None if data.group_by is None else read_groups(data.group_by, names)
@@ -170,7 +170,7 @@ def choose_split(data: DataSettings, cases: Sequence[Case]) -> SplitRule:
 
 
 def build_preprocessing(
-    data: DataSettings, dataset: ResolvedDataset, cases: Sequence[Case]
+    data: DataConfig, dataset: ResolvedDataset, cases: Sequence[Case]
 ) -> Preprocessing:
     """Build the preprocessing; what depends on the dataset is read from all of its cases."""
     spacing = data.spacing_mm
@@ -193,7 +193,7 @@ def build_preprocessing(
     )
 
 
-def _choose_normalization(data: DataSettings, channels: Sequence[str]) -> tuple[str, ...]:
+def _choose_normalization(data: DataConfig, channels: Sequence[str]) -> tuple[str, ...]:
     if len(data.normalize) not in (1, len(channels)):
         raise UsageError(
             f"data.normalize must be one word or one for each of the {len(channels)} channels, "

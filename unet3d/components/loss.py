@@ -2,7 +2,8 @@
 
 from torch import nn
 
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.config.instantiate import Factory
+from unet3d.data.config import DataConfig
 from unet3d.errors import UsageError
 from unet3d.loss.adapter import AdaptedLoss, choose_arguments
 from unet3d.loss.partial_labels import PartialLabels
@@ -10,9 +11,9 @@ from unet3d.loss.partial_labels import PartialLabels
 OWN = "unet3d.loss."
 
 
-def build_loss(settings: TrainingSettings) -> nn.Module:
+def build_loss(factory: Factory, data: DataConfig) -> nn.Module:
     """Build the configured loss, of cases that annotate all classes or some."""
-    factory, regions = settings.loss, settings.data.regions
+    regions = data.regions
     if factory.target.__module__.startswith(OWN):
         loss = factory()
     else:
@@ -20,11 +21,11 @@ def build_loss(settings: TrainingSettings) -> nn.Module:
             factory.target, factory.arguments, has_regions=regions is not None
         )
         loss = AdaptedLoss(factory(**chosen), regions)
-    if settings.data.annotated is None:
+    if data.annotated is None:
         return loss
     if factory.arguments.get("label_smoothing"):
         raise UsageError(
             "loss.label_smoothing gives every class a part of each label, which data.annotated "
             "cannot know: set it to 0"
         )
-    return PartialLabels(loss, settings.data.unknown_classes)
+    return PartialLabels(loss, data.unknown_classes)

@@ -7,28 +7,28 @@ from typing import Any
 
 from torch import nn
 
-from unet3d.components.dataset import complete_settings, get_network_sizes
-from unet3d.config.settings.network import NetworkSettings, parse_saved_network
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.dataset import complete_step, get_network_sizes
+from unet3d.components.step import StepConfig
 from unet3d.errors import UsageError
 from unet3d.memory.trace import ShortRanges
+from unet3d.model.config import NetworkConfig, read_saved_network
 
 
-def build_network(settings: TrainingSettings) -> nn.Module:
+def build_network(step: StepConfig) -> nn.Module:
     """Build the configured network; its dataset is read where the settings do not say its sizes."""
-    in_channels, num_outputs = get_network_sizes(complete_settings(settings).data)
-    bound = settings.network.bind(in_channels=in_channels, num_outputs=num_outputs)
+    in_channels, num_outputs = get_network_sizes(complete_step(step).data)
+    bound = step.network.bind(in_channels=in_channels, num_outputs=num_outputs)
     sizes = {"in_channels": in_channels, "num_classes": num_outputs, "out_channels": num_outputs}
     for name, size in sizes.items():
         given = bound.model.arguments.get(name, size)
         if given != size:
             raise UsageError(f"model.{name} must be {size}, as data says, got {given!r}")
     network = build_bound_network(bound)
-    freeze_parts(network, settings.freeze)
+    freeze_parts(network, step.freeze)
     return network
 
 
-def build_bound_network(network: NetworkSettings) -> nn.Module:
+def build_bound_network(network: NetworkConfig) -> nn.Module:
     """Build a network whose sizes are known; refuse a pool= that it would ignore."""
     with ShortRanges():
         if "pool" in inspect.signature(network.model.target).parameters:
@@ -42,7 +42,7 @@ def build_saved_network(
     metadata: Mapping[str, Any], allow_targets: Sequence[str] | None
 ) -> nn.Module:
     """Build the network that a checkpoint's metadata describes, without its weights."""
-    return build_bound_network(parse_saved_network(metadata["config"], allow_targets))
+    return build_bound_network(read_saved_network(metadata["config"], allow_targets))
 
 
 def freeze_parts(network: nn.Module, names: Sequence[str]) -> None:

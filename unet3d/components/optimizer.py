@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError
 from unet3d.machine import Precision
 from unet3d.types import HasHeads
@@ -20,12 +20,12 @@ MIN_HALF_EPSILON = 1e-4
 """The smallest epsilon of an optimizer in pure fp16, where Adam's 1e-8 would be 0."""
 
 
-def make_optimizer_factory(settings: TrainingSettings, precision: Precision) -> OptimizerFactory:
+def make_optimizer_factory(optimizer: Factory, precision: Precision) -> OptimizerFactory:
     """Return parameters -> optimizer, with an epsilon that the weights' precision can hold.
 
     The optimizer is fused where possible: one kernel, which makes no second copy of the parameters.
     """
-    optimizer, arguments = settings.optimizer, settings.optimizer.arguments
+    arguments = optimizer.arguments
     if "fused" in arguments and arguments["fused"] is None:
         optimizer = optimizer.bind(fused=True)
     if precision.used == "16-true" and isinstance(arguments.get("eps"), float):

@@ -5,9 +5,9 @@ from typing import TypeVar
 
 import torch
 
-from unet3d.config.settings.data import DataSettings
 from unet3d.data.case import Case, DatasetLayout
 from unet3d.data.checks.headers import check_headers
+from unet3d.data.config import DataConfig
 from unet3d.data.findings import Finding, InvalidDatasetError
 from unet3d.data.preprocessing.cache import CachedVolume, preprocess_all
 from unet3d.data.preprocessing.pipeline import Preprocessing
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class UsableCases:
     """Cases of a dataset, with what data.invalid_cases says about those that cannot be used."""
 
-    def __init__(self, data: DataSettings, layout: DatasetLayout, channels: Sequence[str]):
+    def __init__(self, data: DataConfig, layout: DatasetLayout, channels: Sequence[str]):
         self.data = data
         self.cases = layout.list_cases()
         self.skipped: list[Finding] = []

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from unet3d.config.compose import Composition, get_config_dir, split_options
+from unet3d.config.compose import Composition, get_config_dir, split_options, to_yaml_literal
 
 INTERNAL_KEYS = ("_target_", "_partial_")
 """Keys that select code: for authors of options, not for their users."""
@@ -48,36 +48,39 @@ def iter_key_values(
             yield name, "..." if value == "???" else to_yaml_literal(value)
 
 
-def to_yaml_literal(value: Any) -> str:
-    """Format a value as YAML and the command line have it.
+class KnownKey(NamedTuple):
+    """A key of the config files: the value that it has there, and the comment behind it."""
 
-    >>> to_yaml_literal(True), to_yaml_literal(None), to_yaml_literal([1, 0.5])
-    ('true', 'null', '[1,0.5]')
-    >>> to_yaml_literal({"a": 1}), to_yaml_literal("")
-    ('{a:1}', "''")
+    value: Any
+    comment: str
+
+
+def collect_keys(composition: Composition, config_dirs: Sequence[Path]) -> dict[str, KnownKey]:
+    """Return the keys of a command and of its options.
+
+    Of several files that have a key, the last value and the last comment win.
     """
-    if isinstance(value, list | ListConfig):
-        return f"[{','.join(to_yaml_literal(v) for v in value)}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{k}:{to_yaml_literal(v)}' for k, v in value.items())}}}"
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return str(value) or "''"
-
-
-def collect_comments(composition: Composition, config_dirs: Sequence[Path]) -> dict[str, str]:
-    """Return the comment of each key; of several files that have a key, the last one wins."""
     command = composition.command
     command_file = get_config_dir() / f"{command}.yaml"
-    comments: dict[str, str] = {}
+    keys: dict[str, KnownKey] = {}
+
+    def add(path: Path, prefix: str = "") -> None:
+        for name, key in read_keys(path, prefix).items():
+            keys[name] = (
+                key if key.comment or name not in keys else keys[name]._replace(value=key.value)
+            )
+
     if command != "train" and "train" in _read_defaults(command_file):
-        comments |= parse_comments(get_config_dir() / "train.yaml")
-    comments |= parse_comments(command_file)
+        add(get_config_dir() / "train.yaml")
+    add(command_file)
     for group, option in composition.choices.items():
+        if group == "experiment":  # it sets keys of others
+            continue
+        keys.setdefault(group, KnownKey({}, ""))
         for name in split_options(str(option)):
             for path in list_parent_files(group, name, config_dirs):
-                comments |= parse_comments(path, f"{group}.")
-    return comments
+                add(path, f"{group}.")
+    return keys
 
 
 def list_parent_files(group: str, option: str, config_dirs: Sequence[Path]) -> Iterator[Path]:
@@ -94,20 +97,21 @@ def list_parent_files(group: str, option: str, config_dirs: Sequence[Path]) -> I
         yield path
 
 
-def parse_comments(path: Path, prefix: str = "") -> dict[str, str]:
-    """Return the comment behind each key of a file."""
-    lines = path.read_text("utf-8").splitlines()
-    comments: dict[str, str] = {}
+def read_keys(path: Path, prefix: str = "") -> dict[str, KnownKey]:
+    """Return the keys of a file."""
+    text = path.read_text("utf-8")
+    lines, loader = text.splitlines(), yaml.SafeLoader(text)
+    keys: dict[str, KnownKey] = {}
 
     def visit(node: yaml.Node | None, prefix: str) -> None:
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
             comment = re.search(r"\s#\s*(.+)$", lines[key.start_mark.line])
-            if comment:
-                comments[f"{prefix}{key.value}"] = comment[1]
+            plain = loader.construct_object(value, deep=True)
+            keys[f"{prefix}{key.value}"] = KnownKey(plain, comment[1] if comment else "")
             visit(value, f"{prefix}{key.value}.")
 
-    visit(yaml.compose("\n".join(lines), Loader=yaml.SafeLoader), prefix)
-    return comments
+    visit(loader.get_single_node(), prefix)
+    return keys
 
 
 def _read_defaults(path: Path) -> list[str]:

@@ -6,13 +6,19 @@ Imports nothing that takes long.
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
+
+from unet3d.types import find_precision
+
+Config = DictConfig
+"""A composed config, for who passes it on."""
 
 PATH_KEYS = (
     *("data.root", "data.cache", "data.splits", "data.group_by"),
@@ -152,6 +158,44 @@ def replace_values(composed: ComposedConfig, values: Mapping[str, Any]) -> Compo
 def to_plain(node: DictConfig | ListConfig) -> Any:
     """Return a node as plain lists and dicts; a missing value stays `???`."""
     return expand_home(OmegaConf.to_container(node, resolve=True))
+
+
+def resolve_config(config: DictConfig) -> dict[str, Any]:
+    """Return a config as plain values; the dataset's layout only if data.root is given."""
+    if OmegaConf.is_missing(config.data, "root"):
+        config = deepcopy(config)
+        config.data.layout = MISSING
+    values = {str(key): value for key, value in to_plain(config).items()}
+    precision = find_precision(values["precision"])
+    if precision is not None:  # 16-mixed is 16
+        values["precision"] = int(precision) if precision.isdecimal() else precision
+    return values
+
+
+def to_yaml_literal(value: Any) -> str:
+    """Format a value as YAML and the command line have it.
+
+    >>> to_yaml_literal(True), to_yaml_literal(None), to_yaml_literal([1, 0.5])
+    ('true', 'null', '[1,0.5]')
+    >>> to_yaml_literal({"a": 1}), to_yaml_literal("")
+    ('{a:1}', "''")
+    """
+    if isinstance(value, list | tuple | ListConfig):
+        return f"[{','.join(to_yaml_literal(v) for v in value)}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{k}:{to_yaml_literal(v)}' for k, v in value.items())}}}"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value) or "''"
+
+
+def format_overrides(values: Mapping[str, Any]) -> str:
+    """Format values by key as words of a command line.
+
+    >>> format_overrides({"precision": "bf16", "data.patch_size": (64, 64, 32)})
+    'precision=bf16 data.patch_size=[64,64,32]'
+    """
+    return " ".join(f"{key}={to_yaml_literal(value)}" for key, value in values.items())
 
 
 def expand_home(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from unet3d.config.comments import collect_comments, iter_key_values, list_option_help
+from unet3d.config.comments import collect_keys, iter_key_values, list_option_help
 from unet3d.config.compose import (
     compose_config,
     get_config_dir,
@@ -36,7 +36,7 @@ def format_command_help(
     """Return the command's own keys, then what it takes of train, as these overrides make them."""
     composed = compose_config([*overrides, *make_search_path(user_dirs)], command)
     config_dirs = [get_config_dir(), *user_dirs]
-    comments = collect_comments(composed.composition, config_dirs)
+    known = collect_keys(composed.composition, config_dirs)
     width = min(shutil.get_terminal_size((100, 0)).columns, 120)
     command_config = yaml.safe_load((get_config_dir() / f"{command}.yaml").read_text("utf-8"))
     extends_train = "train" in command_config["defaults"]
@@ -51,7 +51,7 @@ def format_command_help(
         pairs = iter_key_values(composed.config)
         keys = [(key, value) for key, value in pairs if key.split(".")[0] in names]
         keys.sort(key=lambda pair: (pair[1] != "...", pair[0].split(".")[0] not in command_config))
-        rows = [(f"{key}={value}", comments.get(key, "")) for key, value in keys]
+        rows = [(f"{k}={v}", known[k].comment if k in known else "") for k, v in keys]
         return f"{heading}\n{wrap_two_columns(rows, width)}"
 
     keys_heading = "keys: key=value (... = required)"

@@ -11,7 +11,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from unet3d.config.allowed_targets import import_target
-from unet3d.config.compose import to_plain
+from unet3d.config.compose import Config, compose_config, get_config_dir, to_plain
 from unet3d.errors import UsageError, lacks_memory, summarize_error
 
 
@@ -66,7 +66,7 @@ class Factory:
             raise UsageError(f"{name}: {reason}") from error
 
 
-def read_factory(config: DictConfig, key: str) -> Factory:
+def read_factory(config: Config, key: str) -> Factory:
     """Read a node with a `_target_`; nothing is built."""
     node: Any = OmegaConf.select(config, key)
     unresolved: Any = OmegaConf.to_container(node, resolve=False)
@@ -80,7 +80,15 @@ def read_factory(config: DictConfig, key: str) -> Factory:
     return Factory(key, to_plain(node), references)
 
 
-def read_factories(config: DictConfig, key: str) -> dict[str, Factory]:
+def read_option(group: str, name: str) -> Factory:
+    """Read an option of a group as it is without the command line."""
+    node = OmegaConf.load(get_config_dir() / group / f"{name}.yaml")
+    if "defaults" in node or "${" in OmegaConf.to_yaml(node):  # it needs other files
+        return read_factory(compose_config([f"{group}={name}"], "train").config, group)
+    return Factory(group, to_plain(node))
+
+
+def read_factories(config: Config, key: str) -> dict[str, Factory]:
     """Read a node whose entries have a `_target_` each; entries of null are left out."""
     node = OmegaConf.select(config, key, default=OmegaConf.create())
     if not isinstance(node, DictConfig) or "_target_" in node:

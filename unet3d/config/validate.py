@@ -4,7 +4,7 @@ Keys that nothing reads, values of the wrong type and missing values are refused
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from unet3d.config.comments import collect_comments
+from unet3d.config.comments import KnownKey, collect_keys
 from unet3d.config.compose import (
     ComposedConfig,
     compose_config,
@@ -37,12 +37,12 @@ from unet3d.errors import UsageError
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 
-MIXED_TYPES = (
-    *("precision", "fold", "seed", "budget_gib"),
-    *("devices", "trainer.devices", "data.background", "tta", "tolerance_mm"),
-    *("trainer.cuda_graph", "trainer.enable_progress_bar"),
-)
-"""Keys that take values of several types; they are checked where they are parsed."""
+MAPPING, LIST = "a mapping of keys", "a list"
+KINDS = {dict: MAPPING, DictConfig: MAPPING, list: LIST, ListConfig: LIST, str: "text"}
+KINDS[bool] = "true or false"
+
+TAKE_AUTO = ("trainer.devices", "trainer.cuda_graph", "trainer.enable_progress_bar")
+"""Arguments that are a number or a flag, or the word auto."""
 
 DATASET_COMMANDS = ("check", "plan", "train")
 """Commands that read a dataset: missing keys of the group `data` must be given, too."""
@@ -70,38 +70,40 @@ def compose_call(
 
 
 def check_config(composed: ComposedConfig, user_dirs: Sequence[Path]) -> None:
-    """Refuse keys that nothing reads, values of the wrong type, and missing values."""
-    check_keys(composed)
-    check_missing_keys(composed, [get_config_dir(), *user_dirs])
+    """Refuse keys that no option has, arguments of the wrong type, and missing values.
 
-
-def check_keys(composed: ComposedConfig) -> None:
-    """Refuse keys that the options do not have, and values of another type than their defaults.
-
-    It does not matter where they were written. A `_target_` checks its arguments itself.
+    It does not matter where they were written. Whoever reads a value of a command checks it.
     """
-    groups = list_config_groups()
-    choices = composed.composition.choices
-    options = {g: o for g, o in choices.items() if g in groups and g != "experiment"}
-    overrides = [f"{group}={option or 'null'}" for group, option in options.items()]
-    defaults = compose_config(overrides, composed.composition.command).config
-    for key in iter_keys(composed.config):
+    known = collect_keys(composed.composition, [get_config_dir(), *user_dirs])
+    check_keys(composed.config, known)
+    check_missing_keys(composed, known)
+
+
+def check_keys(config: DictConfig, known: Mapping[str, KnownKey]) -> None:
+    """Refuse unknown keys, and arguments of a `_target_` of another type than their defaults."""
+    nothing = KnownKey(None, "")
+    for key in iter_keys(config):
         parent, _, name = key.rpartition(".")
-        owner = _select(defaults, parent) if parent else defaults
-        if not isinstance(owner, DictConfig) or {name, "_target_"} & set(owner):
-            continue
-        value = _select(composed.config, key)
-        if not isinstance(value, DictConfig) or "_target_" not in value:  # a callback, or the like
+        value, default = _select(config, key), known.get(key, nothing).value
+        follows = isinstance(default, str) and default.startswith("${")
+        is_auto = key in TAKE_AUTO and value == "auto"
+        if f"{parent}._target_" in known:  # which refuses names that it does not have
+            if default is not None and not (follows or is_auto or may_replace(value, default)):
+                example = "" if isinstance(default, dict) else f", as in {key}={default}"
+                raise UsageError(f"{key} must be {name_kind(default)}{example}, got {value!r}")
+        elif isinstance(default, dict) and not isinstance(value, DictConfig):
+            raise UsageError(f"{key} must be {name_kind(default)}, got {value!r}")
+        elif key not in known and (
+            not parent or isinstance(known.get(parent, nothing).value, dict)
+        ):
+            if isinstance(value, DictConfig) and "_target_" in value:  # a callback, or the like
+                continue
+            siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == parent]
             kind = "key" if parent else "key or group"
-            raise UsageError(f"no {kind} {key!r}{suggest_name(name, map(str, owner))}")
-    for key in iter_keys(defaults):
-        value, default = (_select(config, key) for config in (composed.config, defaults))
-        if key not in MIXED_TYPES and default is not None and not may_replace(value, default):
-            example = "" if isinstance(default, DictConfig) else f", as in {key}={default}"
-            raise UsageError(f"{key} must be {name_kind(default)}{example}, got {value!r}")
+            raise UsageError(f"no {kind} {key!r}{suggest_name(name, siblings)}")
 
 
-def check_missing_keys(composed: ComposedConfig, config_dirs: Sequence[Any]) -> None:
+def check_missing_keys(composed: ComposedConfig, known: Mapping[str, KnownKey]) -> None:
     """Name every mandatory key without a value in one line; describe a single one."""
     nodes = {"": composed.config}
     if composed.composition.command in DATASET_COMMANDS:
@@ -112,9 +114,8 @@ def check_missing_keys(composed: ComposedConfig, config_dirs: Sequence[Any]) -> 
     *others, last = keys
     names = f"{', '.join(others)} and {last}" if others else last
     message = f"{names} must be given: {' '.join(f'{key}=...' for key in keys)}"
-    if not others:
-        comment = collect_comments(composed.composition, config_dirs).get(last)
-        message += f" ({comment})" if comment else ""
+    if not others and last in known:
+        message += f" ({known[last].comment})"
     raise UsageError(message)
 
 
@@ -209,8 +210,7 @@ def iter_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 def name_kind(value: Any) -> str:
     """Say which values are of the kind of this one."""
-    kinds = {DictConfig: "a mapping of keys", ListConfig: "a list", bool: "true or false"}
-    return kinds.get(type(value), "text" if isinstance(value, str) else "a number")
+    return KINDS.get(type(value), "a number")
 
 
 def may_replace(value: Any, default: Any) -> bool:
@@ -219,7 +219,7 @@ def may_replace(value: Any, default: Any) -> bool:
     >>> may_replace([3, 3, 1], 3), may_replace(2, 0.5), may_replace("2", 0.5), may_replace(1, True)
     (True, True, False, False)
     """
-    if isinstance(default, bool | DictConfig) or isinstance(value, DictConfig):
+    if isinstance(default, bool | dict) or isinstance(value, DictConfig):
         return name_kind(value) == name_kind(default)
     is_open = value is None or isinstance(value, list | ListConfig) or isinstance(default, str)
     return is_open or name_kind(value) == name_kind(default)

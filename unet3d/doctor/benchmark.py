@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from unet3d import __version__
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import StepConfig
 from unet3d.doctor.system import inspect_software, list_gpus
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import write_text
@@ -66,10 +66,11 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def run_benchmark(
-    settings: TrainingSettings,
+    config: StepConfig,
     machine: dict[str, Any],
     file: Path,
     *,
+    overrides: Sequence[str],
     seconds: float,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -80,11 +81,11 @@ def run_benchmark(
         "schema": SCHEMA,
         "unet3d": __version__,
         "machine": machine,
-        "overrides": list(settings.composition.overrides),
+        "overrides": list(overrides),
         "rows": [],
         "skipped": [],
     }
-    strategies = [name for name in list_strategies(settings) if name not in ("none", "blocks")]
+    strategies = [name for name in list_strategies(config) if name not in ("none", "blocks")]
     compared = [f"gradients, {name}" for name in strategies if name in COMPARED]
     for name in (*compared, "none", *strategies):
         if result["rows"] and time.monotonic() > deadline:
@@ -93,9 +94,9 @@ def run_benchmark(
         started = time.monotonic()
         try:
             if name in compared:
-                row = compare_gradients(settings, name.removeprefix("gradients, "), device)
+                row = compare_gradients(config, name.removeprefix("gradients, "), device)
             else:
-                row = measure_strategy(settings.with_strategy(name), device)
+                row = measure_strategy(config.with_strategy(name), device)
         except (torch.OutOfMemoryError, UsageError) as error:
             row = {"error": summarize_error(error)}
         except RuntimeError as error:  # a kernel that does not run here is what we want to know
@@ -109,12 +110,10 @@ def run_benchmark(
     return result
 
 
-def compare_gradients(
-    settings: TrainingSettings, strategy: str, device: torch.device
-) -> dict[str, Any]:
+def compare_gradients(config: StepConfig, strategy: str, device: torch.device) -> dict[str, Any]:
     """Compare errors of a strategy's gradients with those of plain modules, both in float32."""
-    size = [min(n, 32) for n in settings.data.patch_size]
-    small = settings.with_overrides(f"data.patch_size={size}", "precision=32")
+    size = [min(n, 32) for n in config.data.patch_size]
+    small = config.vary({"data.patch_size": size, "precision": "32"})
     variants = (("none", torch.float64), ("none", torch.float32), (strategy, torch.float32))
     exact, plain, own = (
         compute_gradients(small.with_strategy(name), dtype, device) for name, dtype in variants
@@ -130,15 +129,13 @@ def compare_gradients(
     }
 
 
-def compute_gradients(
-    settings: TrainingSettings, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def compute_gradients(config: StepConfig, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return all gradients of one step with a random batch, on the CPU in float64."""
     free_memory()
     torch.manual_seed(0)
-    step = build_step(settings, device)
+    step = build_step(config, device)
     model, generator = step.model.to(dtype), torch.Generator().manual_seed(1)
-    shape = (2, *settings.data.patch_size)
+    shape = (2, *config.data.patch_size)
     image = torch.randn(2, step.channels, *shape[1:], generator=generator).to(device, dtype)
     label = torch.randint(0, 2, shape, generator=generator).to(device, torch.uint8)
     step.loss(model(image), label).backward()
@@ -146,13 +143,13 @@ def compute_gradients(
     return torch.cat(gradients).cpu().double()
 
 
-def measure_strategy(settings: TrainingSettings, device: torch.device) -> dict[str, Any]:
+def measure_strategy(config: StepConfig, device: torch.device) -> dict[str, Any]:
     """Return estimated and measured memory, and times of a step and of the host that queues it."""
     cuda = device.type == "cuda"
-    precision = resolve_precision(settings.precision, device.type)
-    estimated = estimate_step(make_step_factory(settings, precision, cuda=cuda), cuda=cuda)
+    precision = resolve_precision(config.precision, device.type)
+    estimated = estimate_step(make_step_factory(config, precision, cuda=cuda), cuda=cuda)
     free_memory()
-    step = build_step(settings, device)
+    step = build_step(config, device)
     measurement = Measurement(phases=measure_phases(step, device), layers=[])
     times = list(time_steps(step, device))
     del step
@@ -168,11 +165,11 @@ def measure_strategy(settings: TrainingSettings, device: torch.device) -> dict[s
     }
 
 
-def build_step(settings: TrainingSettings, device: torch.device) -> TrainingStep:
+def build_step(config: StepConfig, device: torch.device) -> TrainingStep:
     """Build the configured step on a device."""
-    precision = resolve_precision(settings.precision, device.type)
+    precision = resolve_precision(config.precision, device.type)
     cuda = device.type == "cuda"
-    return make_step_factory(settings, precision, cuda=cuda, device=device.type)()
+    return make_step_factory(config, precision, cuda=cuda, device=device.type)()
 
 
 def time_steps(step: TrainingStep, device: torch.device) -> Iterator[tuple[float, float]]:

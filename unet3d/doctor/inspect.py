@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from unet3d.components.dataset import complete_settings
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.dataset import complete_step
+from unet3d.data.config import DataConfig
 from unet3d.doctor.system import (
     DiskSpace,
     Gpu,
@@ -29,6 +29,7 @@ from unet3d.machine import (
     resolve_precision,
 )
 from unet3d.memory.estimate import UntraceableError
+from unet3d.training.config import TrainConfig
 from unet3d.training.machine_checks import Problem, check_writable
 from unet3d.training.preflight import count_local_processes, find_problems
 from unet3d.units import GIB, format_bytes
@@ -62,7 +63,7 @@ class RunEstimate:
     largest_batch: int | None  # estimated to fit in a GPU
 
 
-def inspect_machine(settings: TrainingSettings, folder: Path) -> MachineReport:
+def inspect_machine(settings: TrainConfig, folder: Path) -> MachineReport:
     """Inspect everything."""
     folders = {"runs": folder, "preprocessed volumes": settings.data.cache}
     return MachineReport(
@@ -74,43 +75,43 @@ def inspect_machine(settings: TrainingSettings, folder: Path) -> MachineReport:
 
 
 def inspect_run(
-    settings: TrainingSettings, folder: Path, report: MachineReport
+    settings: TrainConfig, folder: Path, report: MachineReport
 ) -> tuple[RunEstimate, list[Problem]]:
     """Return the run, and what limits it; what stops it comes first."""
     problems = list[Problem]()
-    requested = settings.trainer.accelerator
+    step, requested = settings.step, settings.step.accelerator
     device = processes = precision = peak = available = largest = None
     with collect_errors(problems):
-        device = resolve_device(settings.trainer.accelerator)
-        precision = resolve_precision(settings.precision, device)
+        device = resolve_device(requested)
+        precision = resolve_precision(step.precision, device)
     with collect_errors(problems):
         read_process_rank(settings.trainer.launch)
-        processes = count_local_processes(settings.trainer)
+        processes = count_local_processes(settings)
     if device is not None and precision is not None:
         cuda = device == "cuda"
         first = int(requested.partition(":")[2] or 0)  # of cuda:N
         available = get_available_device_bytes(device, report.gpus[first:][:processes])
         with collect_errors(problems):
-            trainer = replace(settings.trainer, accelerator=device)  # auto is estimated for a GPU
-            settings = complete_settings(replace(settings, trainer=trainer))
-            settings = resolve_strategy(settings, precision, cuda=cuda)
+            # auto is estimated for a GPU
+            step = complete_step(replace(step, accelerator=device))
+            step = resolve_strategy(step, precision, cuda=cuda)
             problems += find_problems(
-                settings,
+                replace(settings, step=step),
                 precision,
                 device=device,
                 processes=processes or 1,
                 folder=folder,
-                is_fused=settings.strategy in FUSED_STRATEGIES,
+                is_fused=step.strategy in FUSED_STRATEGIES,
             )
-            peak = get_device_bytes(estimate_memory(settings, validates=False))
+            peak = get_device_bytes(estimate_memory(step, validates=False))
         if peak is not None and available is not None:
             with collect_errors(problems):
-                lines = format_oom_warning(estimate_memory(settings), settings, available)
+                lines = format_oom_warning(estimate_memory(step), step, available)
                 is_fatal = settings.memory.if_too_large == "error"
                 problems += [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []
-                largest = find_largest_batch(settings, available) if cuda else None
+                largest = find_largest_batch(step, available) if cuda else None
         problems += find_performance_problems(
-            settings, precision, device, report, requested=requested
+            settings.data, precision, device, report, requested=requested
         )
     estimate = RunEstimate(
         overrides=list(settings.composition.overrides),
@@ -151,7 +152,7 @@ def count_bytes_held_by_others(gpu: Gpu) -> int:
 
 
 def find_performance_problems(
-    settings: TrainingSettings,
+    data: DataConfig,
     precision: Precision,
     device: str,
     report: MachineReport,
@@ -162,7 +163,7 @@ def find_performance_problems(
 
     `requested` is the user's trainer.accelerator, which is auto by default.
     """
-    cores, workers = report.system.cores, settings.data.num_workers
+    cores, workers = report.system.cores, data.num_workers
     missing, problems = describe_missing_kernels(device), list[Problem]()
     if missing is not None:
         problems.append(Problem(missing))
@@ -181,7 +182,7 @@ def find_performance_problems(
                 f"{cores}"
             )
         )
-    cache = check_writable(settings.data.cache)
+    cache = check_writable(data.cache)
     return problems if cache is None else [*problems, cache]
 
 

@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from unet3d.components.dataset import ResolvedDataset, build_layout, resolve_dataset
-from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import Precision
 from unet3d.memory.estimate import MemoryEstimate
@@ -29,6 +28,7 @@ from unet3d.training.callbacks.step_timing import StepTimer
 from unet3d.training.callbacks.training_warnings import TrainingWarnings, suggest_overrides
 from unet3d.training.callbacks.weight_averaging import WeightAveraging
 from unet3d.training.checkpoints import BestCheckpoint, LastCheckpoint
+from unet3d.training.config import TrainConfig, list_choices
 from unet3d.training.datamodule import Prefetch, VolumeDataModule
 from unet3d.training.limits import StoppingLimits
 from unet3d.training.module import SegmentationModule
@@ -60,7 +60,7 @@ class RunCallbacks:
 
 
 def build_callbacks(
-    settings: TrainingSettings,
+    settings: TrainConfig,
     precision: Precision,
     module: SegmentationModule,
     data: VolumeDataModule,
@@ -75,20 +75,23 @@ def build_callbacks(
     recorded_pass = module.recorded_pass
     recorded = None if recorded_pass is None else recorded_pass.peaks
     memory = StepMemory(PeakMeter(), recorded=recorded)
-    dashboard = Dashboard(config, select_hparams(settings, config), make_figure_title(settings))
+    dashboard = Dashboard(
+        config, select_hparams(settings, config), make_figure_title(settings.step)
+    )
     curves = Curves()
     suggest = partial(suggest_overrides, settings)
     training_warnings = TrainingWarnings(limits, suggest, data.absent_classes)
     # Within a kind of blocks, strategies change no bit of a step.
-    is_plain = settings.strategy in ("none", "blocks") or not isinstance(module.model, HasRetention)
+    step = settings.step
+    is_plain = step.strategy in ("none", "blocks") or not isinstance(module.model, HasRetention)
     resume_state = ResumeState(
         data,
         limits,
         seed=settings.seed,
         fixed={
-            "head_warmup": settings.head_warmup,
-            "lr_factors": dict(settings.lr_factors),
-            "ema_decay": settings.ema_decay,
+            "head_warmup": step.head_warmup,
+            "lr_factors": dict(step.lr_factors),
+            "ema_decay": step.ema_decay,
             "kind of device": data.device.type,
             "precision in use": precision.used,
             "blocks of the network": "plain" if is_plain else "fused",
@@ -102,7 +105,7 @@ def build_callbacks(
     ordered: list[Callback] = [
         # First: at the end of a step the GPU still works on it, and nothing else is as urgent.
         *([Prefetch()] if data.device.type == "cuda" else []),
-        *([] if settings.ema_decay is None else [WeightAveraging(settings.ema_decay)]),
+        *([] if step.ema_decay is None else [WeightAveraging(step.ema_decay)]),
         memory,
         timing,
         dashboard,
@@ -129,7 +132,7 @@ def build_callbacks(
 
 
 def build_configured(
-    settings: TrainingSettings, data: VolumeDataModule, checkpoints: Path
+    settings: TrainConfig, data: VolumeDataModule, checkpoints: Path
 ) -> list[Callback]:
     """Build the callbacks of the config group, each with what its class takes of the run.
 
@@ -168,13 +171,13 @@ def check_monitor(key: str, name: str, known: Set[str] | None) -> None:
         raise UsageError(f"{key} must be one of {', '.join(sorted(known))}, got {name!r}")
 
 
-def check_search_monitor(settings: TrainingSettings, name: str) -> None:
+def check_search_monitor(settings: TrainConfig, name: str) -> None:
     """Refuse to search with a metric that a trial with these settings does not log."""
     dataset = resolve_dataset(settings.data, build_layout(settings.data).describe())
     check_monitor("monitor", name, list_metrics(settings, dataset))
 
 
-def list_metrics(settings: TrainingSettings, dataset: ResolvedDataset) -> Set[str] | None:
+def list_metrics(settings: TrainConfig, dataset: ResolvedDataset) -> Set[str] | None:
     """Return the names of what a validation logs: means, and scores of each class.
 
     None if they are not known, as those of a user's metrics and callbacks.
@@ -196,14 +199,12 @@ def list_metrics(settings: TrainingSettings, dataset: ResolvedDataset) -> Set[st
     return {f"val/{score}{name}" for score in scores for name in ("", *classes)} | ratios
 
 
-def select_hparams(
-    settings: TrainingSettings, config: dict[str, Any]
-) -> dict[str, str | int | float]:
+def select_hparams(settings: TrainConfig, config: dict[str, Any]) -> dict[str, str | int | float]:
     """Return the main options, and what else the command line sets, for TensorBoard's HParams.
 
     Few, since TensorBoard shows only the first columns until more are ticked.
     """
-    choices, overrides = settings.composition.choices, settings.composition.overrides
+    choices, overrides = list_choices(settings), settings.composition.overrides
     main = ("model", "pool", "checkpointing")
     hparams: dict[str, Any] = {key: choices[key] for key in main if key in choices}
     for key in sorted(o.lstrip("+~").partition("=")[0] for o in overrides):
@@ -212,4 +213,4 @@ def select_hparams(
             value = value.get(part) if isinstance(value, dict) else None
         if key not in HIDDEN_KEYS and value is not None:
             hparams[key] = value if isinstance(value, int | float) else str(value)
-    return hparams | {"precision": settings.precision}
+    return hparams | {"precision": settings.step.precision}

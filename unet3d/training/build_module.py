@@ -10,7 +10,7 @@ from unet3d.checkpoint_file import FORMAT_VERSION
 from unet3d.components.dataset import ResolvedDataset, get_network_sizes
 from unet3d.components.loss import build_loss
 from unet3d.components.optimizer import find_heads, group_parameters, make_optimizer_factory
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import list_data_values
 from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.inference.write_labels import choose_decision
@@ -19,6 +19,7 @@ from unet3d.loss.adapter import check_loss
 from unet3d.machine import Precision
 from unet3d.metric.case_scores import CaseScores, ValidationHD95
 from unet3d.metric.dice import Dice
+from unet3d.training.config import TrainConfig
 from unet3d.training.cuda_graph import CudaGraphs, RecordedPass
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.module import SegmentationModule
@@ -27,7 +28,7 @@ from unet3d.workflows.evaluation.options import build_metrics
 
 
 def build_module(
-    settings: TrainingSettings,
+    settings: TrainConfig,
     precision: Precision,
     network: nn.Module,
     dataset: ResolvedDataset,
@@ -37,19 +38,20 @@ def build_module(
     graphs: CudaGraphs | None,
 ) -> SegmentationModule:
     """Build the module; `spacing_mm` holds the spacing of each validation case."""
-    settings.checkpointing().apply(network)
-    if settings.compile:
+    step = settings.step
+    step.checkpointing().apply(network)
+    if step.compile:
         set_compiler_caches()
         network.compile()  # in place: names and checkpoints do not change
-    loss = build_loss(settings)
+    loss = build_loss(step.loss, step.data)
     check_loss(loss, dataset.num_outputs)
     recorded_pass = None
     if graphs is not None:
-        accumulates = settings.trainer.accumulate_grad_batches > 1
+        accumulates = step.micro_batches > 1
         recorded_pass = RecordedPass(network, loss, graphs, accumulates=accumulates)
-    make_optimizer = make_optimizer_factory(settings, precision)
+    make_optimizer = make_optimizer_factory(step.optimizer, precision)
     # Refuse what the network or the classes do not take before any volume is read.
-    group_parameters(network, settings.head_warmup, settings.lr_factors)
+    group_parameters(network, step.head_warmup, step.lr_factors)
     example = make_optimizer([nn.Parameter(torch.zeros(1))])
     build_scheduler(settings.scheduler, example, lambda: 0.0)
     metric = Dice(dataset.classes, dataset.regions)
@@ -63,29 +65,37 @@ def build_module(
         ),
         case_scores=CaseScores(extra, metric.scored_classes, spacing_mm) if extra else None,
         sliding_window=SlidingWindow(
-            list(settings.data.patch_size),
+            list(step.data.patch_size),
             decide=choose_decision(dataset.regions, dataset.region_labels),
-            overlap=settings.inference.overlap,
-            batch_size=settings.inference.batch_size,
+            overlap=step.windows.overlap,
+            batch_size=step.windows.batch_size,
         ),
         optimizer=lambda: make_optimizer(
-            group_parameters(network, settings.head_warmup, settings.lr_factors)
+            group_parameters(network, step.head_warmup, step.lr_factors)
         ),
         scheduler=lambda optimizer, done: build_scheduler(settings.scheduler, optimizer, done),
         fraction_done=fraction_done,
-        head_warmup=settings.head_warmup,
-        heads=find_heads(network) if settings.head_warmup else set(),
+        head_warmup=step.head_warmup,
+        heads=find_heads(network) if step.head_warmup else set(),
         max_skipped_steps=settings.max_skipped_steps,
         recorded_pass=recorded_pass,
-        unknown_classes=settings.data.unknown_classes,
+        unknown_classes=step.data.unknown_classes,
     )
 
 
-def make_config_record(settings: TrainingSettings) -> dict[str, Any]:
+def make_config_record(settings: TrainConfig) -> dict[str, Any]:
     """Return the config from which the network can be built again; the settings are complete."""
-    in_channels, num_outputs = get_network_sizes(settings.data)
-    model = settings.network.bind(in_channels=in_channels, num_outputs=num_outputs).model
-    return {**settings.resolved, "model": {**settings.resolved["model"], **model.arguments}}
+    step, resolved = settings.step, settings.resolved
+    in_channels, num_outputs = get_network_sizes(step.data)
+    model = step.network.bind(in_channels=in_channels, num_outputs=num_outputs).model
+    data = {k.removeprefix("data."): v for k, v in list_data_values(step.data).items()}
+    return {
+        **resolved,
+        "model": {**resolved["model"], **model.arguments},
+        "data": {**resolved["data"], **data},
+        "loss": dict(step.loss.arguments),
+        "checkpointing": dict(step.checkpointing.arguments),
+    }
 
 
 def make_metadata(

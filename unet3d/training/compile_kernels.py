@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import StepConfig
 from unet3d.errors import summarize_error
 from unet3d.machine import Precision, count_usable_cores, describe_missing_kernels
 from unet3d.memory.launches import list_launches
@@ -19,7 +19,7 @@ SLOW_SECONDS = 2.0
 
 
 def prepare_kernels(
-    settings: TrainingSettings,
+    config: StepConfig,
     precision: Precision,
     device: torch.device,
     network: nn.Module,
@@ -30,11 +30,11 @@ def prepare_kernels(
     A network that fake tensors cannot follow compiles its kernels when it launches them.
     """
     has_kernels = device.type == "cuda" and describe_missing_kernels(device.type) is None
-    if not has_kernels or settings.compile or find_spec("triton") is None:
+    if not has_kernels or config.compile or find_spec("triton") is None:
         return
     started = time.monotonic()
     try:
-        launches = list_launches(make_step_factory(settings, precision, cuda=True, network=network))
+        launches = list_launches(make_step_factory(config, precision, cuda=True, network=network))
     except Exception as error:
         log(f"GPU kernels are compiled in the first step: {summarize_error(error)}")
         return

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import StepConfig
 from unet3d.errors import summarize_error
 from unet3d.machine import ProcessRank
 from unet3d.memory.record import MemoryRecord
@@ -193,13 +193,13 @@ class _Replay(Function):
 
 
 def choose_graphs(
-    settings: TrainingSettings, device: torch.device, process: ProcessRank
+    config: StepConfig, device: torch.device, process: ProcessRank
 ) -> tuple[CudaGraphs | None, list[str]]:
     """Return what records batches, if anything does; also say why `cuda_graph=true` does not."""
-    if settings.trainer.cuda_graph is not True:
+    if config.cuda_graph is not True:
         return None, []
     several_processes = process.world_size > 1
-    obstacle = find_cuda_graph_obstacle(settings, device.type, several_processes=several_processes)
+    obstacle = find_cuda_graph_obstacle(config, device.type, several_processes=several_processes)
     if obstacle is not None:
         return None, [f"trainer.cuda_graph=true has no effect: {obstacle}"]
     return CudaGraphs(device), []

@@ -17,7 +17,6 @@ from unet3d.components.dataset import (
     choose_split,
 )
 from unet3d.components.usable_cases import UsableCases
-from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.annotated import Annotations
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.case import Case, DatasetLayout
@@ -33,6 +32,7 @@ from unet3d.machine import ProcessRank
 from unet3d.metric.dice import Dice
 from unet3d.report.training_warnings import find_absent_classes
 from unet3d.text import pluralize
+from unet3d.training.config import TrainConfig
 from unet3d.training.distributed import rank_zero_first
 
 
@@ -57,7 +57,7 @@ class VolumeDataModule(pl.LightningDataModule):
 
     def __init__(
         self,
-        settings: TrainingSettings,
+        settings: TrainConfig,
         layout: DatasetLayout,
         dataset: ResolvedDataset,
         *,

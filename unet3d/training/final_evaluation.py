@@ -44,7 +44,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Callable[[str], None]) -> di
     log(f"evaluating {len(run.data.validation)} validation cases with {checkpoints[0].name}")
     folder = run.folder / "validation"
     folder.mkdir(exist_ok=True)
-    windows = run.settings.inference
+    windows = run.settings.step.windows
     predictor = Predictor(
         ensemble,
         device=run.device,

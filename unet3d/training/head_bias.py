@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from unet3d.components.dataset import ResolvedDataset
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import StepConfig
 from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError, summarize_error
@@ -18,22 +18,22 @@ from unet3d.types import HasHeads
 
 
 def initialize_head_bias(
-    model: nn.Module, settings: TrainingSettings, dataset: ResolvedDataset, loader: TrainLoader
+    model: nn.Module, config: StepConfig, dataset: ResolvedDataset, loader: TrainLoader
 ) -> list[str]:
     """Set the bias of the network's heads; return messages about networks that are not ours."""
-    if not settings.network.prior_bias:
+    if not config.network.prior_bias:
         return []
     fractions = compute_class_fractions(
         loader.patches,
         num_classes=len(dataset.classes),
         samples=loader.epoch_sampler.samples,
-        foreground_fraction=settings.data.foreground_fraction,
+        foreground_fraction=config.data.foreground_fraction,
     )
     bias = compute_head_bias(fractions, dataset.regions)
     if isinstance(model, HasHeads):
         set_bias(model.list_heads(), bias)
         return []
-    names = trace_heads(model, settings, dataset, len(bias))
+    names = trace_heads(model, config, dataset, len(bias))
     set_bias([model.get_submodule(name) for name in names], bias)
     if not names:
         return ["model.prior_bias: found no head with a bias, so the outputs start equal"]
@@ -53,10 +53,10 @@ def compute_head_bias(
 
 
 def trace_heads(
-    model: nn.Module, settings: TrainingSettings, dataset: ResolvedDataset, num_outputs: int
+    model: nn.Module, config: StepConfig, dataset: ResolvedDataset, num_outputs: int
 ) -> list[str]:
     """Return the names of a network's last convolutions, found by a forward without values."""
-    size = settings.data.patch_size
+    size = config.data.patch_size
     with FakeTensorMode():
         network = copy_as_fake(model)
         image = torch.zeros(2, len(dataset.channels), *size)
@@ -68,5 +68,5 @@ def trace_heads(
             problem = f"cannot take patches of {'x'.join(map(str, size))}"
             if isinstance(error, ImportError):
                 problem = "needs a package that is not installed"
-            message = f"model={settings.network.name} {problem}: {summarize_error(error)}"
+            message = f"model={config.network.name} {problem}: {summarize_error(error)}"
             raise UsageError(message) from error

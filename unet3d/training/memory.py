@@ -7,11 +7,12 @@ from math import prod
 import torch
 from torch import nn
 
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import StepConfig
 from unet3d.errors import DoesNotFitError
 from unet3d.machine import Precision, describe_missing_kernels
 from unet3d.memory.estimate import MemoryEstimate, UntraceableError
 from unet3d.memory.tables import summarize_compiled
+from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.run import TrainingRun
 from unet3d.units import format_bytes
@@ -21,7 +22,7 @@ from unet3d.workflows.memory.strategies import list_leaner_strategies, resolve_s
 
 
 def estimate_run_memory(
-    settings: TrainingSettings,
+    settings: TrainConfig,
     precision: Precision,
     network: nn.Module,
     data: VolumeDataModule,
@@ -32,47 +33,54 @@ def estimate_run_memory(
     cuda = data.device.type == "cuda"
     largest = max((volume.shape for volume in data.validation), key=prod, default=None)
     try:
-        estimate = trace_step(settings, precision, cuda=cuda, volume_size=largest, network=network)
+        estimate = trace_step(
+            settings.step, precision, cuda=cuda, volume_size=largest, network=network
+        )
     except UntraceableError as reason:
         return None, [str(reason)]
     kind = "allocated" if cuda else "of tensors"
     peak = format_bytes(estimate.peak.allocated or 0)
     note = f"estimated peak of a step: {peak} {kind}"
-    if settings.compile:
+    if settings.step.compile:
         note = summarize_compiled(estimate)
-    return estimate, [note, *check_memory(estimate, settings, data.device)]
+    warnings = check_memory(
+        estimate,
+        settings.step,
+        data.device,
+        if_too_large=settings.memory.if_too_large,
+        sweeping=settings.composition.sweeping,
+    )
+    return estimate, [note, *warnings]
 
 
 def choose_strategy(
-    settings: TrainingSettings, precision: Precision, device: torch.device
-) -> tuple[TrainingSettings, list[str]]:
-    """Return the settings with the strategy that fits network and device; say if it is another."""
-    requested = settings.strategy
+    step: StepConfig, precision: Precision, device: torch.device
+) -> tuple[StepConfig, list[str]]:
+    """Return the step with the strategy that fits network and device; say if it is another."""
+    requested = step.strategy
     if device.type == "mps":
-        settings = settings.with_strategy("none")
-    settings = resolve_strategy(settings, precision, cuda=device.type == "cuda")
+        step = step.with_strategy("none")
+    step = resolve_strategy(step, precision, cuda=device.type == "cuda")
     missing = describe_missing_kernels(device.type)
     if missing is not None:
-        return settings, [missing]
-    if requested == settings.strategy:
-        return settings, []
-    if requested == "auto":
-        return settings, [f"checkpointing=auto: using {settings.strategy}"]
-    reason = "this network has no fused blocks"
-    return settings, [f"checkpointing={requested}: {reason}, using {settings.strategy}"]
+        return step, [missing]
+    if requested == step.strategy:
+        return step, []
+    reason = "" if requested == "auto" else " this network has no fused blocks,"
+    return step, [f"checkpointing={requested}:{reason} using {step.strategy}"]
 
 
 def choose_leaner(
     run: TrainingRun, error: DoesNotFitError, log: Callable[[str], None], *, is_auto: bool
-) -> TrainingSettings:
+) -> TrainConfig:
     """Return the settings to continue with after a lack of memory; raise if there are none.
 
     Only a run of one process with checkpointing=auto may choose.
     """
-    leaner = list_leaner_strategies(run.settings)
+    leaner = list_leaner_strategies(run.settings.step)
     if not is_auto or run.process.world_size > 1 or not leaner:
         raise error
     saved = run.callbacks.last.saved_step
     log(f"{error}\ncontinuing from step {saved} with checkpointing={leaner[0]}")
-    settings = run.settings.with_strategy(leaner[0])
+    settings = replace(run.settings, step=run.settings.step.with_strategy(leaner[0]))
     return replace(settings, resume="auto") if saved else settings

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from unet3d.components.dataset import get_network_sizes
-from unet3d.config.settings.training import TrainerSettings, TrainingSettings
-from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.machine import Precision, ProcessRank, get_available_bytes, resolve_device
+from unet3d.errors import UsageError
+from unet3d.machine import Precision, ProcessRank, resolve_device
 from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
 from unet3d.text import pluralize
 from unet3d.training import machine_checks as machine
+from unet3d.training.config import TrainConfig
 from unet3d.types import HasRetention
-from unet3d.units import format_bytes
+from unet3d.workflows.memory.estimate import check_step_size
 from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 
 NUM_AUGMENTATIONS = 256
@@ -22,7 +22,7 @@ NUM_AUGMENTATIONS = 256
 
 
 def check_machine(
-    settings: TrainingSettings,
+    settings: TrainConfig,
     precision: Precision,
     network: nn.Module,
     *,
@@ -31,7 +31,7 @@ def check_machine(
     processes: int,
 ) -> list[str]:
     """Raise at a problem that would certainly stop the run; return the others as lines."""
-    check_batch_fits(settings)
+    check_step_size(settings.step)
     is_fused = isinstance(network, HasRetention) and network.retention is not None
     problems = find_problems(
         settings, precision, device=device, processes=processes, folder=folder, is_fused=is_fused
@@ -42,13 +42,11 @@ def check_machine(
     for problem in problems:
         if problem.is_fatal:
             raise UsageError(problem.message)
-    if settings.data.num_workers > 0:
-        machine.raise_open_file_limit(settings.data.num_workers)
     return [problem.message for problem in problems]
 
 
 def find_problems(
-    settings: TrainingSettings,
+    settings: TrainConfig,
     precision: Precision,
     *,
     device: str,
@@ -65,7 +63,7 @@ def find_problems(
                 torch.backends.cudnn.version(), half=precision.used != "32", is_fused=is_fused
             )
         )
-    elif settings.trainer.accelerator != "cpu":
+    elif settings.step.accelerator != "cpu":
         build, devices = torch.version.cuda, machine.list_nvidia_devices()
         problems.append(machine.check_torch_build(torch.__version__, cuda=build, devices=devices))
     workers = settings.data.num_workers
@@ -93,18 +91,7 @@ def check_cudnn(cudnn: int | None, *, half: bool, is_fused: bool) -> machine.Pro
     )
 
 
-def check_batch_fits(settings: TrainingSettings) -> None:
-    """Refuse a batch that the free RAM certainly does not hold, before any volume is read."""
-    free = get_available_bytes(torch.device("cpu"))
-    needed = estimate_batch_bytes(settings, with_margins=False)
-    if free is not None and needed > free:
-        raise DoesNotFitError(
-            f"a batch takes {format_bytes(needed)} of RAM, {format_bytes(free)} are available: "
-            "lower data.batch_size or data.patch_size"
-        )
-
-
-def estimate_batch_bytes(settings: TrainingSettings, *, with_margins: bool) -> int:
+def estimate_batch_bytes(settings: TrainConfig, *, with_margins: bool) -> int:
     """Return the bytes of a batch from a worker: patches, or the contexts of augmentation."""
     patch_size = list(settings.data.patch_size)
     voxels, (channels, _) = prod(patch_size), get_network_sizes(settings.data)
@@ -121,11 +108,12 @@ def estimate_checkpoint_bytes(network: nn.Module, precision: Precision) -> int:
     return 3 * item_bytes * sum(p.numel() for p in network.parameters())
 
 
-def count_local_processes(trainer: TrainerSettings, process: ProcessRank | None = None) -> int:
+def count_local_processes(settings: TrainConfig, process: ProcessRank | None = None) -> int:
     """Return how many processes this one is to start; 1 if a launcher has started them."""
+    trainer = settings.trainer
     if trainer.launch != "local" or (process is not None and process.world_size > 1):
         return 1
-    cuda = resolve_device(trainer.accelerator) == "cuda"
+    cuda = resolve_device(settings.step.accelerator) == "cuda"
     num_gpus = torch.cuda.device_count() if cuda else None
     processes = (num_gpus or 1) if trainer.devices == "auto" else trainer.devices
     if num_gpus is not None and processes > num_gpus:

@@ -16,7 +16,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from unet3d.components.dataset import ResolvedDataset
 from unet3d.components.network import count_parameters
 from unet3d.config.compose import list_config_groups
-from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.layouts.groups import describe_groups
 from unet3d.data.loading.worker_errors import end_workers_on_error, explain_worker_error
 from unet3d.errors import (
@@ -38,6 +37,7 @@ from unet3d.report.run_report import (
 from unet3d.stop_signals import SignalListener
 from unet3d.training.build_callbacks import RunCallbacks
 from unet3d.training.checkpoints import AtomicCheckpointIO
+from unet3d.training.config import TrainConfig, list_choices
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import process_group, run_on_rank_zero
 from unet3d.training.lightning_internals import is_restoring
@@ -74,7 +74,7 @@ class TrainingResult:
 class TrainingRun:
     """Everything that a run needs, ready to start."""
 
-    settings: TrainingSettings
+    settings: TrainConfig
     config: Mapping[str, Any]  # resolved, with what the dataset says: plain values for records
     folder: Path
     precision: Precision
@@ -105,7 +105,7 @@ class TrainingRun:
 
 @contextmanager
 def join_run(
-    settings: TrainingSettings, folder: Path, process: ProcessRank, log: Log
+    settings: TrainConfig, folder: Path, process: ProcessRank, log: Log
 ) -> Generator[tuple[Path, SignalListener]]:
     """Join the processes of a run, and lock its folder, which may get another name.
 
@@ -179,7 +179,8 @@ def explain_errors(
         phase = "validation" if is_validating else run.callbacks.memory.phase
         report = format_oom_report(
             error,
-            settings=run.settings,
+            config=run.settings.step,
+            composition=run.settings.composition,
             model=run.module.model,
             phase=phase or "training step",
             device=run.device,
@@ -281,7 +282,7 @@ def build_report(
         "precision": {"requested": run.precision.requested, "used": run.precision.used},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "versions": collect_versions(),
-        "choices": {k: v for k, v in run.settings.composition.choices.items() if k in groups},
+        "choices": {k: v for k, v in list_choices(run.settings).items() if k in groups},
         "config": dict(run.config),
     }
 

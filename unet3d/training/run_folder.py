@@ -8,9 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from unet3d.config.compose import Composition
-from unet3d.config.settings.evaluation import TRAINING_FILES
 from unet3d.errors import UsageError
-from unet3d.files import LOCK, LOCK_OWNER, lock_folder, write_text
+from unet3d.files import LOCK, LOCK_OWNER, TRAINING_FILES, lock_folder, write_text
 
 Log = Callable[[str], None]
 

@@ -11,12 +11,12 @@ from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from unet3d.config.settings.training import TrainingSettings
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import Precision, ProcessRank, resolve_device
 from unet3d.model.half_precision import cast_to_half
 from unet3d.training.callbacks.progress import ProgressBar
 from unet3d.training.checkpoints import AtomicCheckpointIO
+from unet3d.training.config import TrainConfig
 from unet3d.training.distributed import choose_environment
 from unet3d.training.lightning_internals import get_half_dtype
 
@@ -29,7 +29,7 @@ class TrueHalfPrecision(HalfPrecision):
 
 
 def build_trainer(
-    settings: TrainingSettings,
+    settings: TrainConfig,
     precision: Precision,
     callbacks: list[pl.Callback],
     *,
@@ -75,16 +75,16 @@ def build_trainer(
         raise UsageError(f"trainer: {summarize_error(error)}") from error
 
 
-def seed_run(settings: TrainingSettings) -> None:
+def seed_run(settings: TrainConfig) -> None:
     """Seed the run, and allow or forbid a GPU to round the factors of float32 products to TF32."""
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = settings.tf32
 
 
-def find_device(settings: TrainingSettings, process: ProcessRank) -> torch.device:
+def find_device(settings: TrainConfig, process: ProcessRank) -> torch.device:
     """Return the device on which a process trains; it becomes the process's GPU."""
-    kind = resolve_device(settings.trainer.accelerator)
+    kind = resolve_device(settings.step.accelerator)
     if kind != "cuda":
         return torch.device(kind)
     num_gpus = torch.cuda.device_count()

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from unet3d.components.dataset import SplitRule, build_layout, choose_split, resolve_dataset
-from unet3d.config.settings.data import CheckSettings
 from unet3d.data.case import Case
 from unet3d.data.checks.headers import (
     check_headers,
@@ -17,6 +16,7 @@ from unet3d.data.checks.headers import (
     read_image_headers,
 )
 from unet3d.data.checks.voxels import check_voxels
+from unet3d.data.config import DataConfig
 from unet3d.data.findings import Finding
 from unet3d.data.preprocessing.cache import count_parallel_jobs
 from unet3d.machine import get_available_bytes
@@ -35,10 +35,13 @@ class DatasetCheckResult:
 
 
 def check_dataset(
-    settings: CheckSettings, progress: Callable[[int, int], None]
+    data: DataConfig,
+    *,
+    read_voxels: bool,
+    workers: int | None,
+    progress: Callable[[int, int], None],
 ) -> DatasetCheckResult:
     """Check the configured dataset; `progress` is called with cases checked and in total."""
-    data = settings.data
     layout = build_layout(data)
     dataset = resolve_dataset(data, layout.describe())
     cases = layout.list_cases()
@@ -52,7 +55,7 @@ def check_dataset(
     findings += find_split_hints(rule)
     if dataset.annotations is not None:
         findings += dataset.annotations.find_unmatched_patterns(case.name for case in cases)
-    if settings.read_voxels:
+    if read_voxels:
         largest = max([1, *(header.reading_bytes for header in headers)])
         findings += check_voxels(
             [case for case in cases if case.name not in too_large],
@@ -61,7 +64,7 @@ def check_dataset(
             annotations=dataset.annotations,
             channels=dataset.channels,
             background=data.background,
-            workers=settings.workers or count_parallel_jobs(largest, ram),
+            workers=workers or count_parallel_jobs(largest, ram),
             progress=progress,
         )
     findings = list(dict.fromkeys(findings))  # both checks find a file that cannot be read

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unet3d.config.settings.inference import ExportSettings
-from unet3d.config.values import PRECISION
+from unet3d.config.fields import PRECISION
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
@@ -143,16 +142,7 @@ class Segmenter:
             folder: the new folder.
         """
         output = Path(folder).expanduser()
-        export(
-            ExportSettings(
-                checkpoints=self._checkpoints,
-                output=output,
-                format="bundle",
-                patch_size=None,
-                input=None,
-                allow_targets=self._allow_targets,
-            )
-        )
+        export(self._checkpoints, output, format="bundle", allow_targets=self._allow_targets)
         return output
 
 

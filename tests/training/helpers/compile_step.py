@@ -10,9 +10,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import parse_training
 from unet3d.machine import Precision
 from unet3d.memory.launches import list_launches
+from unet3d.training.config import read_training
 from unet3d.triton_kernels import compile_kernel, compile_kernels
 from unet3d.workflows.memory.training_step import make_step_factory
 
@@ -39,8 +39,8 @@ def main() -> None:
     for norm, upsampling, precision in (("batch", "trilinear", "16"), ("group", "nearest", "32")):
         words = ["model=unet_tiny", "pool=median", "data.num_classes=3", f"precision={precision}"]
         words += [f"model.norm={norm}", f"model.upsampling={upsampling}"]
-        settings = parse_training(compose_config(words, "train"))
-        step = make_step_factory(settings, Precision(precision, precision), cuda=True)
+        settings = read_training(compose_config(words, "train"))
+        step = make_step_factory(settings.step, Precision(precision, precision), cuda=True)
         launches += list_launches(step)
     count = compile_kernels(launches, torch.device("cuda"), threads=2)
     assert count == len(compiled) > 10, (count, compiled)

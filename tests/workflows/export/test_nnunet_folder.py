@@ -33,7 +33,7 @@ def build(composed):
     def build_network_of(words=PLAIN, regions=None, mirroring_axes=None, **preprocessing):
         torch.manual_seed(0)
         sizes = ["data.in_channels=2", "data.num_classes=3"]
-        network = build_network(composed(*words, *sizes, base=[]))
+        network = build_network(composed(*words, *sizes, base=[]).step)
         for tensor in [*network.parameters(), *network.buffers()]:
             if tensor.dim() == 1:
                 torch.nn.init.uniform_(tensor, 0.5, 1.5)

@@ -5,33 +5,26 @@ import os
 import pytest
 import torch
 
-from unet3d.config.compose import compose_config
-from unet3d.config.settings.inference import parse_inference
 from unet3d.errors import RunError, UsageError
 from unet3d.units import GIB
 from unet3d.workflows.inference import sharing
 from unet3d.workflows.inference.sharing import InferenceResult, run_in_processes
 
 
-def make_settings(*words):
-    paths = ["checkpoint=a.ckpt", "input=in", "output=out", "device=cpu"]
-    return parse_inference(compose_config([*paths, *words], "predict"))
-
-
-def describe_share(settings):
+def describe_share(share, ram):
     """Return the share of a process as if it were its result."""
     return InferenceResult(
-        num_tasks=settings.share[0] + 1,
+        num_tasks=share[0] + 1,
         num_skipped=torch.get_num_threads(),
         num_different=1,
-        failures=(f"{settings.share} {settings.memory_bytes}",),
-        out_of_memory=settings.share[0] == 1,
-        seconds=float(settings.share[0]),
+        failures=(f"{share} {ram}",),
+        out_of_memory=share[0] == 1,
+        seconds=float(share[0]),
     )
 
 
-def die_or_refuse(settings):
-    if settings.share[0] == 0:
+def die_or_refuse(share, ram):
+    if share[0] == 0:
         os._exit(1)
     raise UsageError("cannot")
 
@@ -41,7 +34,7 @@ def test_each_process_has_its_share_of_scans_cores_and_memory(monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        result = run_in_processes(make_settings(), 2, describe_share)
+        result = run_in_processes(describe_share, 2, "cpu", ram=None)
     finally:
         torch.set_num_threads(threads)
     assert (result.num_tasks, result.num_different, result.seconds) == (3, 2, 1.0)
@@ -53,4 +46,4 @@ def test_each_process_has_its_share_of_scans_cores_and_memory(monkeypatch):
 
 def test_a_process_that_dies_is_an_error_that_says_how_to_go_on():
     with pytest.raises(RunError, match="run the same command again for those that are left"):
-        run_in_processes(make_settings(), 2, die_or_refuse)
+        run_in_processes(die_or_refuse, 2, "cpu", ram=None)

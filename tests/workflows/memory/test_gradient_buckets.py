@@ -7,8 +7,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.memory.helpers.oracle import estimate, measure
 from unet3d.config.compose import compose_config
-from unet3d.config.settings.training import parse_training
 from unet3d.machine import Precision
+from unet3d.training.config import read_training
 from unet3d.units import MIB
 from unet3d.workflows.memory.gradient_buckets import fill_buckets
 from unet3d.workflows.memory.training_step import NullListener, TrainingStep, make_step_factory
@@ -16,8 +16,8 @@ from unet3d.workflows.memory.training_step import NullListener, TrainingStep, ma
 
 def make_factory(*overrides):
     words = ["data.patch_size=[16,16,16]", "data.batch_size=2", "model.width=4", *overrides]
-    settings = parse_training(compose_config(words, "train"))
-    return make_step_factory(settings, Precision("32", "32"), cuda=False)
+    settings = read_training(compose_config(words, "train"))
+    return make_step_factory(settings.step, Precision("32", "32"), cuda=False)
 
 
 @pytest.fixture

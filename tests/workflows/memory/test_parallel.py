@@ -47,7 +47,7 @@ def test_everything_runs_in_this_process_where_forks_cannot_differentiate(monkey
 
 
 def test_an_estimate_can_be_sent_to_another_process(composed):
-    estimate = estimate_memory(composed("model.depth=2", "model.width=4", "precision=16"))
+    estimate = estimate_memory(composed("model.depth=2", "model.width=4", "precision=16").step)
     received = pickle.loads(pickle.dumps(estimate))
     assert received.peak == estimate.peak
     assert (received.kinds, received.layers) == (estimate.kinds, estimate.layers)

@@ -10,8 +10,6 @@ from unet3d.workflows.planning.planner import (
     TrainingPlan,
     choose_strategy,
     enlarge_tiles,
-    patch_fits,
-    with_patch,
 )
 from unet3d.workflows.planning.step_time import measure_step_time
 from unet3d.workflows.planning.topology import Levels
@@ -30,7 +28,8 @@ def make_plan(**changes):
         "normalize": ["zscore"],
         "levels": LEVELS,
         "batch_size": 2,
-        "strategy": (),
+        "strategy": {},
+        "model": {"model.depth": 2, "model.pool_kernel": [[2, 2, 2]]},
         "peak": MemoryRecord(reserved=0),
     }
     return TrainingPlan(**(plan | changes))
@@ -40,13 +39,13 @@ def make_plan(**changes):
 def test_a_run_of_few_cases_validates_within_its_first_hundred_steps(
     composed, overrides, num_training
 ):
-    patches_per_case, epochs = plan_schedule(composed(*overrides), make_plan())
+    patches_per_case, epochs = plan_schedule(make_plan(), composed(*overrides).fold)
     assert 40 <= num_training * patches_per_case / 2 * epochs <= 100
 
 
 def test_many_cases_are_validated_less_often(composed):
     plan = make_plan(num_cases=500, median_shape=(256, 256, 128))
-    patches_per_case, epochs = plan_schedule(composed(), plan)
+    patches_per_case, epochs = plan_schedule(plan, composed().fold)
     num_windows = 100 * 3 * 3 * 1
     assert num_windows / (400 * patches_per_case * epochs) == pytest.approx(0.03, rel=0.2)
 
@@ -71,13 +70,14 @@ def test_a_plan_explains_what_limits_patch_and_batch(
     composed, small, overrides, changes, patch, batch
 ):
     base = [w for w in small if not w.startswith(("data.patch_size", "data.batch_size"))]
-    lines = explain_limits(composed(*overrides, base=base), make_plan(**changes))
+    is_given = composed(*overrides, base=base).composition.is_overridden
+    lines = explain_limits(make_plan(**changes), is_given)
     assert lines[0].startswith(f"patch size: {patch}")
     assert lines[1].startswith(f"batch size: {batch}")
 
 
 def test_the_time_of_a_step_is_measured_on_random_patches(composed):
-    estimate = measure_step_time(composed(*SMALL), make_plan(patch_size=(8, 8, 8)))
+    estimate = measure_step_time(composed(*SMALL).step, make_plan(patch_size=(8, 8, 8)))
     assert estimate.seconds is not None
     assert 0 < estimate.seconds < 10
     assert estimate.device == "this machine's CPU (1 thread)"
@@ -85,34 +85,26 @@ def test_the_time_of_a_step_is_measured_on_random_patches(composed):
 
 def test_a_step_that_would_take_too_long_is_not_measured(composed, monkeypatch):
     monkeypatch.setattr(step_time, "LIMIT_SECONDS", 0)
-    estimate = measure_step_time(composed(*SMALL), make_plan(patch_size=(8, 8, 8)))
+    estimate = measure_step_time(composed(*SMALL).step, make_plan(patch_size=(8, 8, 8)))
     assert estimate.seconds is None
     assert estimate.reason.startswith("a step may take up to ")
 
 
 def test_a_step_that_does_not_fit_is_not_measured(composed):
     plan = make_plan(peak=MemoryRecord(reserved=2**60))
-    estimate = measure_step_time(composed(*SMALL), plan)
+    estimate = measure_step_time(composed(*SMALL).step, plan)
     assert estimate.seconds is None
     assert estimate.reason.startswith("it needs")
 
 
 @pytest.fixture
 def network(composed):
-    return composed("model.width=32", "model.convs_per_level=1", "trainer.accelerator=auto")
+    words = ["model.width=32", "model.depth=2", "model.convs_per_level=1"]
+    words += ["trainer.accelerator=auto", "data.patch_size=[128,128,128]"]
+    return composed(*words).step
 
 
-def compute_budget(settings, strategy, batch_size):
-    """Return the smallest budget that a strategy fits with a batch."""
-    planned = with_patch(settings, PATCH, LEVELS, [f"checkpointing={strategy}"])
-    peak = estimate_memory(planned.with_batch_size(batch_size)).peak
-    return peak.reserved + CUDA_CONTEXT_BYTES
-
-
-def test_a_patch_fits_if_two_of_it_do_with_the_leanest_strategy(network):
-    budget = compute_budget(network, "leanest", 2)
-    assert patch_fits(network, PATCH, LEVELS, budget, try_first=False)
-    assert not patch_fits(network, PATCH, LEVELS, budget - 1, try_first=True)
+STRATEGIES = [{"checkpointing": name} for name in ("fused", "skips", "lean", "leanest")]
 
 
 @pytest.mark.parametrize(("strategy", "batch_size", "limit"), [("fused", 1, 1), ("skips", 2, 2)])
@@ -120,29 +112,22 @@ def test_the_strategy_with_the_least_work_that_fits_a_batch_of_two_is_chosen(
     network, strategy, batch_size, limit
 ):
     """Or a batch of one, where that is configured."""
-    budget = compute_budget(network, strategy, batch_size)
-    chosen, largest, peak = choose_strategy(network, PATCH, LEVELS, budget, limit)
-    assert (chosen, largest) == ((f"checkpointing={strategy}",), batch_size)
+    planned = network.vary({"checkpointing": strategy, "data.batch_size": batch_size})
+    budget = estimate_memory(planned).peak.reserved + CUDA_CONTEXT_BYTES
+    chosen, largest, peak = choose_strategy(network, STRATEGIES, budget, limit)
+    assert (chosen, largest) == ({"checkpointing": strategy}, batch_size)
     assert peak.reserved + CUDA_CONTEXT_BYTES == budget
 
 
 def test_tiles_are_as_large_as_the_budget_allows(network):
-    strategy = ("checkpointing=lean",)
-    tiles = "checkpointing.tile_mib=256"
-    settings = with_patch(network, PATCH, LEVELS, strategy).with_batch_size(2)
-    peak = estimate_memory(settings.with_overrides(tiles, "data.batch_size=2")).peak
+    planned = network.vary({"checkpointing": "lean", "data.batch_size": 2})
+    tiles = {"checkpointing.tile_mib": 256}
+    peak = estimate_memory(planned.vary(tiles)).peak
     budget, smaller = peak.reserved + CUDA_CONTEXT_BYTES, MemoryRecord(reserved=1)
-    assert enlarge_tiles(settings, strategy, smaller, budget) == ((*strategy, tiles), peak)
-    assert enlarge_tiles(settings, strategy, smaller, budget - 1) == (strategy, smaller)
-
-
-def test_a_configured_strategy_keeps_its_tiles(network):
-    settings = network.with_overrides("checkpointing=lean")
-    peak = MemoryRecord(reserved=1)
-    assert enlarge_tiles(settings, (), peak, 2**50) == ((), peak)
+    assert enlarge_tiles(planned, smaller, budget) == (tiles, peak)
+    assert enlarge_tiles(planned, smaller, budget - 1) == ({}, smaller)
 
 
 def test_a_budget_that_no_strategy_fits_is_an_error_that_says_what_to_change(network):
-    fused = network.with_overrides("checkpointing=fused")
     with pytest.raises(DoesNotFitError, match="fits a batch of 1 in the budget: raise budget_gib"):
-        choose_strategy(fused, PATCH, LEVELS, CUDA_CONTEXT_BYTES, 1)
+        choose_strategy(network, STRATEGIES[:1], CUDA_CONTEXT_BYTES, 1)

@@ -6,8 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.config.settings.training import TrainingSettings
-from unet3d.config.values import format_duration
+from unet3d.config.fields import format_duration
 from unet3d.report.training_warnings import (
     LEARNED_DICE,
     LOW_DICE,
@@ -24,6 +23,7 @@ from unet3d.report.training_warnings import (
     format_low_dice_warning,
     format_never_predicted_warning,
 )
+from unet3d.training.config import TrainConfig
 from unet3d.training.limits import StoppingLimits
 from unet3d.training.module import SegmentationModule
 from unet3d.training.schedules import get_rate_fraction
@@ -161,28 +161,26 @@ class TrainingWarnings(Callback):
         self.low = dict(state_dict["low"])
 
 
-def suggest_overrides(
-    settings: TrainingSettings, *, out_of_time: bool = False
-) -> SuggestedOverrides:
+def suggest_overrides(settings: TrainConfig, *, out_of_time: bool = False) -> SuggestedOverrides:
     """Return overrides for each kind of warning; only keys that the network has.
 
     A run that was `out_of_time` is not asked for more steps, epochs or channels.
     """
-    width = settings.network.model.arguments.get("width")
-    if settings.network.model.arguments.get("channels") is not None:
+    width = settings.step.network.model.arguments.get("width")
+    if settings.step.network.model.arguments.get("channels") is not None:
         width = None
-    batches, volumes = settings.trainer.accumulate_grad_batches, settings.data.batch_size
+    batches, volumes = settings.step.micro_batches, settings.data.batch_size
     cheaper = [f"trainer.accumulate_grad_batches={batches // 2}"] if batches > 1 else []
     cheaper += [f"data.batch_size={volumes // 2}"] if volumes > 1 else []
     cheaper += [f"model.width={width // 2}"] if isinstance(width, int) and width > 1 else []
     longer = double_limits(settings, out_of_time=out_of_time)
-    for_class = [] if settings.network.prior_bias else ["model.prior_bias=true"]
+    for_class = [] if settings.step.network.prior_bias else ["model.prior_bias=true"]
     for_class.append(longer)
     if settings.data.foreground_fraction < HIGH_FOREGROUND_FRACTION:
         for_class.append(f"data.foreground_fraction={HIGH_FOREGROUND_FRACTION}")
     if isinstance(width, int) and not out_of_time:
         for_class.append(f"model.width={2 * width}")
-    lr = settings.optimizer.arguments.get("lr")
+    lr = settings.step.optimizer.arguments.get("lr")
     has_lr = isinstance(lr, int | float) and lr > 0
     return SuggestedOverrides(
         run_too_short=[longer],
@@ -197,7 +195,7 @@ def suggest_overrides(
     )
 
 
-def double_limits(settings: TrainingSettings, *, out_of_time: bool) -> str:
+def double_limits(settings: TrainConfig, *, out_of_time: bool) -> str:
     """Return twice the limits of a run as overrides; if it was `out_of_time`, of time alone."""
     trainer = settings.trainer
     overrides = []

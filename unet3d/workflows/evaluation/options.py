@@ -1,25 +1,95 @@
 """Build an evaluation and its metrics from settings: match the files, name the classes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
+from typing import Annotated, Any
 
 from unet3d.checkpoint_file import load_checkpoint
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.fields import (
+    ANNOTATED,
+    NAMES,
+    PATHS,
+    REGIONS,
+    SKIP,
+    Kind,
+    integer,
+    mapping_of,
+    number,
+    one_or_list_of,
+    read_settings,
+    word_or,
+)
 from unet3d.config.instantiate import Factory
-from unet3d.config.settings.evaluation import EvaluationSettings
 from unet3d.data.annotated import read_annotations
 from unet3d.data.formats.labels import list_files_by_name
 from unet3d.data.formats.volumes import is_volume, split_suffix
 from unet3d.data.layouts.groups import read_groups
 from unet3d.data.layouts.label_names import LabelNames, find_label_names
 from unet3d.errors import UsageError
+from unet3d.files import TRAINING_FILES
 from unet3d.metric.case_scores import LogitMetric
 from unet3d.metric.scores import SCORES, ClassMetric
+from unet3d.text import are_unique_names
 from unet3d.workflows.evaluation.score_cases import CasePair, Evaluation
 
+CLASSES = Kind(
+    "unique names, background first, as in classes=[background,liver]",
+    lambda v: NAMES.accepts(v) and len(v) > 1 and are_unique_names(NAMES.convert(v)),
+    NAMES.convert,
+)
+LABELS = one_or_list_of(integer(), "an int, a list of ints, or null")
+DISTANCES = mapping_of(number(">= 0"), "a distance of each class")
+TOLERANCE = Kind(
+    "a distance in mm, or one of each class, 0 or more",
+    lambda value: DISTANCES.accepts(value) or number(">= 0").accepts(value),
+    lambda value: DISTANCES.convert(value) if isinstance(value, dict) else float(value),
+)
 
-def build_evaluation(settings: EvaluationSettings) -> Evaluation:
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """What to compare, and which classes to score."""
+
+    predictions: tuple[Path, ...]
+    references: Path
+    skip_missing_predictions: Annotated[bool, SKIP, "missing_predictions"]
+    checkpoints: Annotated[tuple[Path, ...], word_or(None, PATHS, ()), "checkpoint"]
+    output: Path | None  # None: no files are written
+    images: Path | None
+    classes: Annotated[tuple[str, ...] | None, CLASSES]  # names of the labels 0, 1, 2, ...
+    regions: Annotated[Mapping[str, tuple[int, ...]] | None, REGIONS]
+    annotated: Annotated[Any | None, ANNOTATED]  # None: all classes
+    group_by: str | None  # pattern of case names, or a file; None: cases are independent
+    ignore_labels: Annotated[tuple[int, ...] | None, LABELS, "ignore_label"]  # None: dataset.json's
+    tolerance_mm: Annotated[float | Mapping[str, float], TOLERANCE]
+    metrics: Mapping[str, Factory]  # by name
+    draw_worst: Annotated[int, integer(">= 0")]
+    workers: Annotated[int, integer(">= 1")]
+    command: str  # the command line that asks for this
+
+    def __post_init__(self):
+        output, images = self.output, self.images
+        if output is not None and output.exists() and not output.is_dir():
+            raise UsageError(f"output: {output} is a file; it must be a folder")
+        if output is not None and any((output / name).exists() for name in TRAINING_FILES):
+            raise UsageError(
+                f"output: {output} holds a training run, whose report.html would be replaced: set "
+                f"another folder, as in output={output / 'scores'}"
+            )
+        if images is not None and not images.exists():
+            raise UsageError(f"images: {images} is neither a file nor a folder")
+
+
+def read_config(composed: ComposedConfig) -> EvaluationConfig:
+    """Read the config of `unet3d evaluate`."""
+    command = composed.composition.format_command()
+    return read_settings(EvaluationConfig, composed.config, command=command)
+
+
+def build_evaluation(settings: EvaluationConfig) -> Evaluation:
     """Match the files and resolve the classes."""
     pairs, without_reference = match_files(settings.predictions, settings.references)
     if settings.skip_missing_predictions:
@@ -87,7 +157,7 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
     return pairs, sorted(predicted.keys() - expected.keys())
 
 
-def resolve_classes(settings: EvaluationSettings) -> LabelNames | None:
+def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
     """Return the classes of the settings or of a dataset.json; None: every label is a class."""
     references = settings.references
     if settings.classes is not None:
@@ -104,9 +174,7 @@ def resolve_classes(settings: EvaluationSettings) -> LabelNames | None:
     return replace(names or LabelNames(classes={}, known_labels=None), classes=settings.regions)
 
 
-def resolve_ignore_labels(
-    settings: EvaluationSettings, names: LabelNames | None
-) -> tuple[int, ...]:
+def resolve_ignore_labels(settings: EvaluationConfig, names: LabelNames | None) -> tuple[int, ...]:
     """Return the labels to ignore, of the settings or else of a dataset.json."""
     if settings.ignore_labels is None:
         return () if names is None else names.ignore_labels
@@ -146,7 +214,7 @@ def select_class_metrics(metrics: Sequence[ClassMetric | LogitMetric]) -> list[C
     return [metric for metric in metrics if isinstance(metric, ClassMetric)]
 
 
-def resolve_metrics(settings: EvaluationSettings) -> list[ClassMetric]:
+def resolve_metrics(settings: EvaluationConfig) -> list[ClassMetric]:
     """Build the metrics; refuse those that need more than labels."""
     metrics = build_metrics(settings.metrics, settings.regions)
     for name, metric in zip(settings.metrics, metrics, strict=True):
@@ -159,7 +227,7 @@ def resolve_metrics(settings: EvaluationSettings) -> list[ClassMetric]:
 
 
 def resolve_tolerance(
-    settings: EvaluationSettings, names: LabelNames | None
+    settings: EvaluationConfig, names: LabelNames | None
 ) -> float | Mapping[str, float]:
     """Return one distance in mm for all classes, or one for each."""
     tolerance = settings.tolerance_mm

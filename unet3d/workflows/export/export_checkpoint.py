@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from unet3d import __version__
-from unet3d.config.settings.inference import ExportSettings
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import RunError, UsageError
 from unet3d.export import bundle as bundle_format
@@ -29,6 +28,7 @@ from unet3d.inference.accumulate import Network
 from unet3d.inference.write_labels import choose_decision, get_region_labels
 from unet3d.machine import Precision
 from unet3d.report.model_card import make_model_card
+from unet3d.types import Triple
 from unet3d.units import MIB
 from unet3d.workflows.export import nnunet_folder
 from unet3d.workflows.export.parity import TOLERANCE, Parity, compare_outputs, load_sample_patches
@@ -49,14 +49,24 @@ REQUIRED_PACKAGES = {
 CPU = torch.device("cpu")
 
 
-def export(settings: ExportSettings) -> str:
-    """Write the file, keep it only if its outputs are the network's, and say how they agree."""
-    format, output = settings.format, settings.output
+def export(
+    checkpoints: Sequence[Path],
+    output: Path,
+    *,
+    format: str,
+    patch_size: Triple | None = None,
+    input: Path | None = None,
+    allow_targets: Sequence[str] = (),
+) -> str:
+    """Write the file, keep it only if its outputs are the network's, and say how they agree.
+
+    They are compared on patches of the scans of `input`, by default of the training dataset.
+    """
     check_output(output)
     require_packages(f"the format {format}", REQUIRED_PACKAGES[format])
-    networks = load_members(settings.checkpoints, settings.allow_targets)
-    if settings.patch_size is not None:
-        networks = [replace(trained, patch_size=settings.patch_size) for trained in networks]
+    networks = load_members(checkpoints, allow_targets)
+    if patch_size is not None:
+        networks = [replace(trained, patch_size=patch_size) for trained in networks]
     if len(networks) > 1 and format != "bundle":
         raise UsageError(
             f"checkpoint names {len(networks)} checkpoints, and a file holds one network: use "
@@ -67,9 +77,7 @@ def export(settings: ExportSettings) -> str:
         shape = (1, len(trained.channels), *trained.patch_size)
         measure_window_memory([forward], shape, CPU)  # refuses such patches
     first = networks[0]
-    patches, source = load_sample_patches(
-        settings.input, first.metadata, first.patch_size, settings.allow_targets
-    )
+    patches, source = load_sample_patches(input, first.metadata, first.patch_size, allow_targets)
     prefix = f".{shorten_name(output.name, 240)}-"
     with TemporaryDirectory(prefix=prefix, dir=output.parent) as folder, name_file(output):
         draft = Path(folder) / output.name

@@ -1,13 +1,12 @@
 """Share scans among processes: one per GPU, or several on a CPU."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 import torch
 
-from unet3d.config.settings.inference import InferenceSettings
 from unet3d.errors import Interrupted, RunError, UsageError
 from unet3d.machine import get_available_bytes, resolve_device
 from unet3d.stop_signals import SignalListener
@@ -26,39 +25,37 @@ class InferenceResult:
     seconds: float  # without loading the networks
 
 
-Work = Callable[[InferenceSettings], InferenceResult]
+Work = Callable[[tuple[int, int], int | None], InferenceResult]
+"""Segments a share (n, count) of the scans, every count-th from the n-th on, within some RAM."""
 
 
-def count_processes(settings: InferenceSettings) -> int:
-    """Return how many processes share the scans."""
-    has_gpu = resolve_device(settings.device, "device") == "cuda"
+def count_processes(device: str, devices: int | None) -> int:
+    """Return how many processes share the scans; None: one per GPU."""
+    has_gpu = resolve_device(device, "device") == "cuda"
     num_gpus = torch.cuda.device_count() if has_gpu else None
-    if settings.devices is None:
+    if devices is None:
         return num_gpus or 1
-    if num_gpus is not None and settings.devices > num_gpus:
-        raise UsageError(f"devices={settings.devices}, but there are {num_gpus} GPUs")
-    return settings.devices
+    if num_gpus is not None and devices > num_gpus:
+        raise UsageError(f"devices={devices}, but there are {num_gpus} GPUs")
+    return devices
 
 
-def run_in_processes(settings: InferenceSettings, count: int, work: Work) -> InferenceResult:
-    """Call `work` in `count` processes, each with every count-th scan and its part of the RAM.
+def run_in_processes(work: Work, count: int, device: str, *, ram: int | None) -> InferenceResult:
+    """Call `work` in `count` processes, each with its share of the scans and of the RAM.
 
     Return the sums of their results. An error of a process, not of one of its scans, is raised
     when the others have ended.
     """
-    ram = settings.memory_bytes
     if ram is None and (free := get_available_bytes(torch.device("cpu"))) is not None:
         ram = int(USABLE_FRACTION * free)
     context, processes, pipes = get_context("spawn"), [], []
     threads = max(1, torch.get_num_threads() // count)
     try:
         for n in range(count):
-            part = replace(
-                settings, share=(n, count), memory_bytes=None if ram is None else ram // count
-            )
+            part = (n, count), None if ram is None else ram // count
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=_run_share, args=(work, part, threads, sender), daemon=True
+                target=_run_share, args=(work, part, device, threads, sender), daemon=True
             )
             process.start()
             sender.close()  # or the death of the process would not end the pipe
@@ -97,15 +94,21 @@ def _receive(pipe: Connection) -> InferenceResult | Exception:
         )
 
 
-def _run_share(work: Work, settings: InferenceSettings, threads: int, sender: Connection) -> None:
+def _run_share(
+    work: Work,
+    part: tuple[tuple[int, int], int | None],
+    device: str,
+    threads: int,
+    sender: Connection,
+) -> None:
     """Work on a share of the scans, in a process of its own."""
     try:
         with SignalListener().listening():
-            if resolve_device(settings.device, "device") == "cuda":
-                torch.cuda.set_device(settings.share[0])
+            if resolve_device(device, "device") == "cuda":
+                torch.cuda.set_device(part[0][0])
             else:
                 torch.set_num_threads(threads)
-            sender.send(work(settings))
+            sender.send(work(*part))
     except (Interrupted, KeyboardInterrupt):
         pass
     except Exception as error:

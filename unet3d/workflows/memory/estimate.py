@@ -1,12 +1,14 @@
 """Estimate the memory of a configured step, as it is and with one thing changed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
 from torch import nn
 
-from unet3d.components.dataset import complete_settings, get_network_sizes
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.dataset import complete_step, get_network_sizes
+from unet3d.components.step import StepConfig
+from unet3d.config.compose import format_overrides
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import Precision, resolve_precision
 from unet3d.memory.estimate import (
@@ -24,22 +26,22 @@ LARGEST_BATCH_BYTES = 64 * GIB
 
 
 def estimate_memory(
-    settings: TrainingSettings, volume_size: Sequence[int] | None = None, *, validates: bool = True
+    config: StepConfig, volume_size: Sequence[int] | None = None, *, validates: bool = True
 ) -> MemoryEstimate:
     """Estimate the configured step: for CUDA unless trainer.accelerator=cpu, on any machine."""
-    cuda = settings.trainer.accelerator != "cpu"
-    check_step_size(settings, volume_size)
+    cuda = config.accelerator != "cpu"
+    check_step_size(config, volume_size)
     if cuda:  # a GPU computes in the precision that is requested
-        precision = Precision(settings.precision, settings.precision)
+        precision = Precision(config.precision, config.precision)
     else:
-        precision = resolve_precision(settings.precision, "cpu")
-    settings = resolve_strategy(settings, precision, cuda=cuda)
-    return trace_step(settings, precision, cuda=cuda, volume_size=volume_size, validates=validates)
+        precision = resolve_precision(config.precision, "cpu")
+    config = resolve_strategy(config, precision, cuda=cuda)
+    return trace_step(config, precision, cuda=cuda, volume_size=volume_size, validates=validates)
 
 
-def check_step_size(settings: TrainingSettings, volume_size: Sequence[int] | None = None) -> None:
+def check_step_size(config: StepConfig, volume_size: Sequence[int] | None = None) -> None:
     """Refuse a step that fits nowhere: tracing it would take hours, tile by tile."""
-    data = complete_settings(settings).data
+    data = complete_step(config).data
     channels, num_outputs = get_network_sizes(data)
     batch = data.batch_size * prod(data.patch_size)
     needed = 4 * (channels + num_outputs) * max(batch, prod(volume_size or ()))
@@ -51,7 +53,7 @@ def check_step_size(settings: TrainingSettings, volume_size: Sequence[int] | Non
 
 
 def trace_step(
-    settings: TrainingSettings,
+    config: StepConfig,
     precision: Precision,
     *,
     cuda: bool,
@@ -64,64 +66,59 @@ def trace_step(
     With compile=true it is that of plain modules: see memory/tables.py. A `network` that has
     been built is not built again.
     """
-    step = make_step_factory(
-        settings, precision, cuda=cuda, volume_size=volume_size, network=network
-    )
+    step = make_step_factory(config, precision, cuda=cuda, volume_size=volume_size, network=network)
     with refuse_untraceable():
         return estimate_step(step, cuda=cuda, validates=validates)
 
 
-def format_scaled_patch(patch_size: Sequence[int], fraction: float) -> str:
-    """Format a patch with sides scaled to multiples of 8 voxels, as the value of an override.
+def scale_patch(patch_size: Sequence[int], fraction: float) -> tuple[int, ...]:
+    """Return a patch with sides scaled to multiples of 8 voxels.
 
-    >>> format_scaled_patch([320, 150, 26], 0.5), format_scaled_patch([320, 150, 26], 1)
-    ('[160,72,16]', '[320,150,26]')
+    >>> scale_patch([320, 150, 26], 0.5), scale_patch([320, 150, 26], 1)
+    ((160, 72, 16), (320, 150, 26))
     """
-    sides = [n if fraction == 1 else max(8, round(n * fraction / 8) * 8) for n in patch_size]
-    return f"[{','.join(map(str, sides))}]"
+    return tuple(n if fraction == 1 else max(8, round(n * fraction / 8) * 8) for n in patch_size)
 
 
-def make_figure_title(settings: TrainingSettings) -> str:
+def make_figure_title(config: StepConfig) -> str:
     """Return the title of a figure of the estimated step."""
-    choices = settings.composition.choices
-    groups = [name for name in ("model", "pool", "checkpointing") if name in choices]
-    options = ", ".join(f"{group}={choices[group]}" for group in groups)
-    return f"one training step, estimated: {options}, precision={settings.precision}"
+    return f"one training step, estimated: {config.format_options()}, precision={config.precision}"
 
 
 def estimate_with_savings(
-    settings: TrainingSettings, volume_size: Sequence[int] | None = None
+    config: StepConfig, volume_size: Sequence[int] | None = None
 ) -> tuple[MemoryEstimate, list[tuple[str, int]]]:
     """Estimate the configured step, and changes of it that cost no quality.
 
     The second result has (override, saved bytes) of these changes, the largest first.
     """
 
-    def estimate(override: str | None) -> MemoryEstimate | UsageError:
+    def estimate(values: Mapping[str, Any] | None) -> MemoryEstimate | UsageError:
         try:
-            if override is None:
-                return estimate_memory(settings, volume_size)
-            return estimate_memory(settings.with_overrides(override), validates=False)
+            if values is None:
+                return estimate_memory(config, volume_size)
+            return estimate_memory(config.vary(values), validates=False)
         except UsageError as error:
             return error
 
-    overrides = list(_list_saving_overrides(settings))
-    current, *others = map_in_processes(estimate, [None, *overrides])
+    changes = list(_list_savings(config))
+    current, *others = map_in_processes(estimate, [None, *changes])
     if isinstance(current, UsageError):
         raise current
-    found = zip(overrides, others, strict=True)  # an error: this network does not support it
+    names = map(format_overrides, changes)
+    found = zip(names, others, strict=True)  # an error: this network does not support it
     peaks = [(name, e.peak.allocated or 0) for name, e in found if not isinstance(e, UsageError)]
     savings = [(name, (current.peak.allocated or 0) - peak) for name, peak in peaks]
     return current, sorted((s for s in savings if s[1] > 0), key=lambda item: -item[1])
 
 
-def _list_saving_overrides(settings: TrainingSettings) -> Iterator[str]:
-    if settings.compile:
-        yield "compile=false"
+def _list_savings(config: StepConfig) -> Iterator[dict[str, Any]]:
+    if config.compile:
+        yield {"compile": False}
     else:
-        leaner = list_leaner_strategies(settings)[::-1]  # the leanest take longest to estimate
-        yield from (f"checkpointing={name}" for name in leaner)
-    if settings.precision == "32":
-        yield "precision=bf16"
-    if settings.network.name.startswith("naive_"):
-        yield f"model={settings.network.name.replace('naive', 'unet')}"
+        leaner = list_leaner_strategies(config)[::-1]  # the leanest take longest to estimate
+        yield from ({"checkpointing": name} for name in leaner)
+    if config.precision == "32":
+        yield {"precision": "bf16"}
+    if config.network.name.startswith("naive_"):
+        yield {"model": config.network.name.replace("naive", "unet")}

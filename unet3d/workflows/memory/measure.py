@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import StepConfig
 from unet3d.errors import UsageError
 from unet3d.machine import resolve_precision
 from unet3d.memory.estimate import Layer
@@ -118,13 +118,13 @@ def measure_phases(step: TrainingStep, device: torch.device) -> dict[str, Memory
     return phases.peaks
 
 
-def measure_step(settings: TrainingSettings) -> Measurement:
+def measure_step(config: StepConfig) -> Measurement:
     """Run the configured step on this machine's GPU."""
     require_gpu()
     device = torch.device("cuda")
-    precision = resolve_precision(settings.precision, "cuda")
-    settings = resolve_strategy(settings, precision, cuda=True)
-    step = make_step_factory(settings, precision, cuda=True, device="cuda")()
+    precision = resolve_precision(config.precision, "cuda")
+    config = resolve_strategy(config, precision, cuda=True)
+    step = make_step_factory(config, precision, cuda=True, device="cuda")()
     phases = measure_phases(step, device)
     recorder = LayerRecorder(
         lambda: (torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import nn
 
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import StepConfig
+from unet3d.config.compose import Composition, format_overrides
 from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError, UsageError
 from unet3d.machine import get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate
@@ -19,36 +21,39 @@ from unet3d.workflows.memory.strategies import get_device_bytes, list_leaner_str
 
 @dataclass(frozen=True)
 class MemoryFix:
-    """Overrides, and what a step is estimated to reserve with them."""
+    """Changed values, and what a step is estimated to reserve with them."""
 
-    overrides: tuple[str, ...]
+    changes: dict[str, Any]
     reserved: int
 
 
 def check_memory(
-    estimate: MemoryEstimate, settings: TrainingSettings, device: torch.device
+    estimate: MemoryEstimate,
+    config: StepConfig,
+    device: torch.device,
+    *,
+    if_too_large: str,
+    sweeping: bool,
 ) -> list[str]:
     """Return lines that warn of a run estimated to run out of memory, or raise.
 
     DoesNotFitError stops the run; EstimatedOutOfMemoryError makes a sweep skip it.
     """
-    if_too_large, available = settings.memory.if_too_large, get_available_bytes(device)
+    available = get_available_bytes(device)
     if if_too_large == "ignore" or available is None:
         return []
     needed = get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
-    if settings.composition.sweeping and if_too_large == "warn" and needed > available:
+    if sweeping and if_too_large == "warn" and needed > available:
         raise EstimatedOutOfMemoryError(
             f"estimated to need {format_bytes(needed)}, only {format_bytes(available)} available"
         )
-    lines = format_oom_warning(estimate, settings, available)
+    lines = format_oom_warning(estimate, config, available)
     if lines and if_too_large == "error":
         raise DoesNotFitError("\n".join(lines))
     return lines
 
 
-def format_oom_warning(
-    estimate: MemoryEstimate, settings: TrainingSettings, available: int
-) -> list[str]:
+def format_oom_warning(estimate: MemoryEstimate, config: StepConfig, available: int) -> list[str]:
     """Return lines that warn if a step is estimated not to fit in `available` bytes."""
     needed = get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
     if needed <= available:
@@ -56,50 +61,50 @@ def format_oom_warning(
     return [
         f"estimated to run out of memory: a step needs {format_bytes(needed)}, "
         f"{format_bytes(available)} are available",
-        *format_fixes(find_fixes(settings, available)),
+        *format_fixes(find_fixes(config, available)),
     ]
 
 
-def find_fixes(
-    settings: TrainingSettings, available: int | None, count: int = 3
-) -> list[MemoryFix]:
+def find_fixes(config: StepConfig, available: int | None, count: int = 3) -> list[MemoryFix]:
     """Return the first changes estimated to fit `available` bytes (None: to need less than now)."""
     limit = available
     if limit is None:
-        limit = get_device_bytes(estimate_memory(settings, validates=False)) + CUDA_CONTEXT_BYTES
-    fixes = []
-    for overrides in _list_candidates(settings):
-        if any(o in settings.composition.overrides for o in overrides):
+        limit = get_device_bytes(estimate_memory(config, validates=False)) + CUDA_CONTEXT_BYTES
+    fixes: list[MemoryFix] = []
+    tried: list[dict[str, Any]] = [{}]
+    for candidate in _list_candidates(config):
+        changes = {k: v for k, v in candidate.items() if config.vary({k: v}) != config}
+        if changes in tried:
             continue
+        tried.append(changes)
         try:
-            changed = settings.with_overrides(*overrides)
-            reserved = get_device_bytes(estimate_memory(changed, validates=False))
+            reserved = get_device_bytes(estimate_memory(config.vary(changes), validates=False))
         except UsageError:
             continue  # this network or this patch does not support it
         if reserved + CUDA_CONTEXT_BYTES < limit:
-            fixes.append(MemoryFix(overrides, reserved))
+            fixes.append(MemoryFix(changes, reserved))
         if len(fixes) == count:
             break
     return fixes
 
 
-def _list_candidates(settings: TrainingSettings) -> list[tuple[str, ...]]:
-    """Return overrides to try; those that change training least come first."""
-    data = settings.data
-    strategies = [(f"checkpointing={name}",) for name in list_leaner_strategies(settings)]
-    leanest = strategies[-1] if strategies else ()
-    half, one = f"data.batch_size={max(1, data.batch_size // 2)}", "data.batch_size=1"
-    sides = ",".join(str(max(8, n // 16 * 8)) for n in data.patch_size)  # multiples of 8
-    bf16 = "precision=bf16"
+def _list_candidates(config: StepConfig) -> list[dict[str, Any]]:
+    """Return changes to try; those that change training least come first."""
+    data = config.data
+    strategies = [{"checkpointing": name} for name in list_leaner_strategies(config)]
+    leanest = strategies[-1] if strategies else {}
+    half, one = ({"data.batch_size": n} for n in (max(1, data.batch_size // 2), 1))
+    smaller = {"data.patch_size": tuple(max(8, n // 16 * 8) for n in data.patch_size)}
+    bf16 = {"precision": "bf16"}
     return [
         *strategies,
-        (bf16,),
-        (half,),
-        (*leanest, bf16),
-        (*leanest, half),
-        (*leanest, bf16, half),
-        (*leanest, bf16, one),
-        (*leanest, bf16, one, f"data.patch_size=[{sides}]"),
+        bf16,
+        half,
+        leanest | bf16,
+        leanest | half,
+        leanest | bf16 | half,
+        leanest | bf16 | one,
+        leanest | bf16 | one | smaller,
     ]
 
 
@@ -107,14 +112,17 @@ def format_fixes(fixes: Sequence[MemoryFix]) -> list[str]:
     """Return the fixes as lines to paste."""
     if not fixes:
         return ["no change of batch, precision, checkpointing or patch is estimated to fit"]
-    lines = [f"  {' '.join(f.overrides)}   ({format_bytes(f.reserved)} reserved)" for f in fixes]
+    lines = [
+        f"  {format_overrides(f.changes)}   ({format_bytes(f.reserved)} reserved)" for f in fixes
+    ]
     return ["estimated to fit:", *lines]
 
 
 def format_oom_report(
     error: torch.OutOfMemoryError,
     *,
-    settings: TrainingSettings,
+    config: StepConfig,
+    composition: Composition,
     model: nn.Module,
     phase: str,
     device: torch.device,
@@ -137,14 +145,12 @@ def format_oom_report(
         holders = list(estimate.group_by_module(estimate.peak_event).items())[:5]
         largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders)
         lines.append(f"estimated to hold the most at the peak: {largest}")
-    fixes = find_fixes(settings, get_available_bytes(device) if device.type == "cuda" else None)
+    fixes = find_fixes(config, get_available_bytes(device) if device.type == "cuda" else None)
     lines += format_fixes(fixes)
-    resumable = [
-        f.overrides for f in fixes if all(o.startswith("checkpointing=") for o in f.overrides)
-    ]
-    changes_step = settings.strategy in ("none", "blocks")  # other blocks would round differently
+    resumable = [f.changes for f in fixes if [*f.changes] == ["checkpointing"]]
+    changes_step = config.strategy in ("none", "blocks")  # other blocks would round differently
     if resumable and not changes_step and (folder / "checkpoints" / "last.ckpt").exists():
-        overrides = " ".join([*settings.composition.overrides, *resumable[0]])
+        overrides = " ".join([*composition.overrides, format_overrides(resumable[0])])
         command = f"unet3d train {overrides} hydra.run.dir='{folder}' resume=auto"
         lines.append(f"to resume from the last checkpoint: {command}")
     return "\n".join(lines)

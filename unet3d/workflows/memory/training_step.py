@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.checkpointing.offload import OffloadActivations
-from unet3d.components.dataset import complete_settings, get_network_sizes
+from unet3d.components.dataset import complete_step, get_network_sizes
 from unet3d.components.loss import build_loss
 from unet3d.components.network import build_network
 from unet3d.components.optimizer import group_parameters, make_optimizer_factory
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import StepConfig
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.machine import Precision
 from unet3d.memory.any_network import copy_as_fake
@@ -182,7 +182,7 @@ class TrainingStep:
 
 
 def make_step_factory(
-    settings: TrainingSettings,
+    config: StepConfig,
     precision: Precision,
     *,
     cuda: bool,
@@ -197,15 +197,15 @@ def make_step_factory(
     checkpointing, a copy of it without values is traced.
     """
 
-    settings = complete_settings(settings)
-    several = settings.trainer.several_processes
-    obstacle = find_cuda_graph_obstacle(settings, "cuda", several_processes=several)
-    uses_graphs = settings.trainer.cuda_graph is True and obstacle is None
+    config = complete_step(config)
+    several = config.several_processes
+    obstacle = find_cuda_graph_obstacle(config, "cuda", several_processes=several)
+    uses_graphs = config.cuda_graph is True and obstacle is None
 
     def make_step() -> TrainingStep:
         if network is None:
-            model = build_network(settings)
-            settings.checkpointing().apply(model)
+            model = build_network(config)
+            config.checkpointing().apply(model)
         else:
             model = copy_as_fake(network)
         dtype = TRUE_HALF_TYPES.get(precision.used, torch.float32)
@@ -213,14 +213,14 @@ def make_step_factory(
             cast_to_half(model, dtype)
         if device != "cpu":
             model.to(device)
-        parameters = group_parameters(model, settings.head_warmup, settings.lr_factors)
-        optimizer = make_optimizer_factory(settings, precision)(parameters)
+        parameters = group_parameters(model, config.head_warmup, config.lr_factors)
+        optimizer = make_optimizer_factory(config.optimizer, precision)(parameters)
         if cuda:
             choose_foreach(optimizer)
-        data, windows = settings.data, settings.inference
+        data, windows = config.data, config.windows
         return TrainingStep(
             model=model,
-            loss=build_loss(settings).to(device),
+            loss=build_loss(config.loss, data).to(device),
             optimizer=optimizer,
             inference=SlidingWindow(
                 list(data.patch_size), overlap=windows.overlap, batch_size=windows.batch_size
@@ -229,13 +229,13 @@ def make_step_factory(
             volume_size=volume_size or data.patch_size,
             batch_size=data.batch_size,
             channels=get_network_sizes(data)[0],
-            micro_batches=settings.trainer.accumulate_grad_batches,
-            clip_norm=settings.trainer.gradient_clip_val,
+            micro_batches=config.micro_batches,
+            clip_norm=config.clip_norm,
             autocast=AUTOCAST_TYPES.get(precision.used),
             dtype=dtype,
             device=device,
             several_processes=several,
-            ema_decay=settings.ema_decay,
+            ema_decay=config.ema_decay,
             cuda_graph=uses_graphs and cuda and device == "cpu",
         )
 
@@ -243,15 +243,15 @@ def make_step_factory(
 
 
 def find_cuda_graph_obstacle(
-    settings: TrainingSettings, device: str, *, several_processes: bool
+    config: StepConfig, device: str, *, several_processes: bool
 ) -> str | None:
     """Return why batches cannot be recorded."""
     if device != "cuda":
         return f"a {device} device has no CUDA graphs"
     if several_processes:
         return "several processes exchange gradients during backward"
-    if settings.compile:
+    if config.compile:
         return "compile=true launches compiled code itself"
-    if isinstance(settings.checkpointing(), OffloadActivations):
+    if isinstance(config.checkpointing(), OffloadActivations):
         return "checkpointing=offload copies to host memory, which it allocates in each step"
     return None

@@ -3,18 +3,19 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from unet3d.config.compose import list_options
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import StepConfig
+from unet3d.config.compose import format_overrides, list_options
 from unet3d.errors import UsageError
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
 from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Trace
 from unet3d.types import PRECISIONS
-from unet3d.workflows.memory.estimate import estimate_memory, format_scaled_patch
+from unet3d.workflows.memory.estimate import estimate_memory, scale_patch
 from unet3d.workflows.memory.measure import measure_step, require_gpu
 from unet3d.workflows.memory.parallel import map_in_processes
 
@@ -28,23 +29,23 @@ class Variant:
     measured: MemoryRecord | None = None  # on this machine's GPU, if requested
 
 
-def estimate_variants(
-    settings: TrainingSettings, vary: str, *, measure: bool = False
-) -> Iterator[Variant]:
+def estimate_variants(config: StepConfig, vary: str, *, measure: bool = False) -> Iterator[Variant]:
     """Yield one variant for each value of the setting that `vary` names."""
     if measure:
         require_gpu()
-    cuda = settings.trainer.accelerator != "cpu"
+    cuda = config.accelerator != "cpu"
 
-    def estimate(override: str) -> Variant:
+    def estimate(value: tuple[str, Any]) -> Variant:
+        changes = dict([value])
+        label = format_overrides(changes)
         try:
-            changed = settings.with_overrides(override)
+            changed = config.vary(changes)
             measured = measure_step(changed).peak if measure else None
-            return Variant(override, estimate_memory(changed), measured)
+            return Variant(label, estimate_memory(changed), measured)
         except UsageError as reason:
-            return Variant(override, str(reason))
+            return Variant(label, str(reason))
 
-    yield from map_in_processes(estimate, list_variant_overrides(settings, vary))
+    yield from map_in_processes(estimate, list_values(config, vary))
     if vary in ("kernel", "padding"):
         for size in (16, 32):
             for kernel_size, padding in ((1, 0), (3, 0), (3, 1), (5, 0), (5, 2)):
@@ -53,27 +54,27 @@ def estimate_variants(
                 yield Variant(label, estimate_step(step, cuda=cuda))
 
 
-def list_variant_overrides(settings: TrainingSettings, vary: str) -> list[str]:
-    """Return the overrides to try."""
-    arguments = settings.network.model.arguments
+def list_values(config: StepConfig, vary: str) -> list[tuple[str, Any]]:
+    """Return the values to try, each with its key."""
+    arguments = config.network.model.arguments
     if vary == "resolution":
         fractions = (0.25, 0.5, 0.75, 1.0, 1.25)
-        patch_size = settings.data.patch_size
-        return [f"data.patch_size={format_scaled_patch(patch_size, f)}" for f in fractions]
+        patch_size = config.data.patch_size
+        return [("data.patch_size", scale_patch(patch_size, f)) for f in fractions]
     if vary == "batch":
-        return [f"data.batch_size={n}" for n in (1, 2, 3, 4, 6, 8)]
+        return [("data.batch_size", n) for n in (1, 2, 3, 4, 6, 8)]
     if vary == "kernel":
         supported = "pool_kernel" in arguments  # networks whose kernel_size may be one number
-        return [f"model.kernel_size={k}" for k in (1, 3, 5)] if supported else []
+        return [("model.kernel_size", k) for k in (1, 3, 5)] if supported else []
     if vary == "channels":
         width = arguments.get("width")
         if width is None:
             raise UsageError("vary=channels needs a network with model.width")
-        return [f"model.width={max(1, int(width * s))}" for s in (0.25, 0.5, 1, 1.5, 2)]
+        return [("model.width", max(1, int(width * s))) for s in (0.25, 0.5, 1, 1.5, 2)]
     if vary == "precision":
-        return [f"precision={p}" for p in PRECISIONS]
+        return [("precision", p) for p in PRECISIONS]
     if vary in ("pool", "checkpointing"):
-        return [f"{vary}={option}" for option in list_options(vary)]
+        return [(vary, option) for option in list_options(vary)]
     return []  # padding: our networks keep their size, so only the single convolution varies
 
 

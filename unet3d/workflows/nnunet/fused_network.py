@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unet3d.config.settings.training import load_strategy
+from unet3d.config.instantiate import read_option
 from unet3d.errors import UsageError
 from unet3d.model.blocks import ConvNormAct, Strided
 from unet3d.model.fused.support import find_hook
@@ -44,7 +44,7 @@ class _FusedForward(nn.Module):
             return super().forward(x)
         if self.engine is None:  # only now: modules may have been replaced, as for SyncBatchNorm
             engine = _build_engine(network)
-            load_strategy(self.checkpointing)().apply(engine)
+            read_option("checkpointing", self.checkpointing)().apply(engine)
             self.__dict__["engine"] = engine
         engine = self.engine.train(self.training)
         engine.returns_list = network.decoder.deep_supervision

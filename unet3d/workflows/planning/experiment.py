@@ -6,15 +6,15 @@ from typing import Any
 
 import yaml
 
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.config.compose import Composition
 from unet3d.data.preprocessing.pipeline import AUTO, choose_background
 from unet3d.workflows.planning.planner import (
     BATCH_FRACTION,
     MAX_BATCH_SIZE,
     DatasetFingerprint,
+    IsGiven,
     TrainingPlan,
     find_constant_border,
-    get_model_overrides,
     join_by_x,
     limit_batch,
 )
@@ -40,10 +40,10 @@ GROUPS = (
 """Groups whose options the experiment names."""
 
 
-def plan_schedule(settings: TrainingSettings, plan: TrainingPlan) -> tuple[int, int]:
+def plan_schedule(plan: TrainingPlan, fold: int | None) -> tuple[int, int]:
     """Return patches per case in an epoch, and epochs between validations."""
     num_training = plan.num_cases
-    if settings.fold is not None:
+    if fold is not None:
         num_training = max(1, plan.num_cases * (NUM_FOLDS - 1) // NUM_FOLDS)
     patches_per_case = max(1, round(MIN_STEPS_PER_VALIDATION * plan.batch_size / num_training))
     steps_per_epoch = ceil(num_training * patches_per_case / plan.batch_size)
@@ -56,10 +56,9 @@ def plan_schedule(settings: TrainingSettings, plan: TrainingPlan) -> tuple[int, 
     return patches_per_case, max(1, round(steps / steps_per_epoch))
 
 
-def explain_limits(settings: TrainingSettings, plan: TrainingPlan) -> list[str]:
+def explain_limits(plan: TrainingPlan, is_given: IsGiven) -> list[str]:
     """Say why the patch and the batch are not larger."""
-    is_overridden = settings.composition.is_overridden
-    if is_overridden("data.patch_size"):
+    if is_given("data.patch_size"):
         patch = "patch size: set by data.patch_size"
     elif plan.patch_size != plan.initial_patch:
         size = join_by_x(plan.initial_patch)
@@ -73,7 +72,7 @@ def explain_limits(settings: TrainingSettings, plan: TrainingPlan) -> list[str]:
         )
     limit = limit_batch(plan.patch_size, plan.median_shape, plan.num_cases)
     percent = f"{100 * BATCH_FRACTION:g}%"
-    if is_overridden("data.batch_size"):
+    if is_given("data.batch_size"):
         batch = "batch size: set by data.batch_size"
     elif plan.batch_size < limit:
         batch = f"batch size: limited by the budget, {plan.batch_size + 1} would not fit"
@@ -87,10 +86,15 @@ def explain_limits(settings: TrainingSettings, plan: TrainingPlan) -> list[str]:
 
 
 def render_experiment(
-    settings: TrainingSettings, dataset: DatasetFingerprint, plan: TrainingPlan
+    composition: Composition,
+    dataset: DatasetFingerprint,
+    plan: TrainingPlan,
+    *,
+    precision: str,
+    fold: int | None,
 ) -> str:
     """Return the plan as an experiment's YAML, with what the command line set."""
-    patches_per_case, epochs = plan_schedule(settings, plan)
+    patches_per_case, epochs = plan_schedule(plan, fold)
     data: dict[str, Any] = {
         "spacing_mm": list(plan.spacing_mm),
         "normalize": plan.normalize,
@@ -98,7 +102,7 @@ def render_experiment(
         "batch_size": plan.batch_size,
         "patches_per_case": patches_per_case,
     }
-    if find_constant_border(dataset, settings):
+    if find_constant_border(dataset, composition.is_overridden):
         background = choose_background(dataset.channels)
         data["background"] = AUTO if set(background) == {AUTO} else list(background)
     if dataset.group_by is not None:
@@ -107,20 +111,15 @@ def render_experiment(
         "data": data,
         "trainer": {"max_steps": MAX_STEPS, "check_val_every_n_epoch": epochs},
     }
-    composition = settings.composition
-    overrides = [
-        *get_model_overrides(settings, plan.levels),
-        *plan.strategy,
-        f"precision={settings.precision}",
-        *(o for o in composition.overrides if o.split("=")[0] not in COMMAND_KEYS),
-    ]
+    typed = (o.lstrip("+").partition("=") for o in composition.overrides)
+    given = {key: value for key, _, value in typed if key not in COMMAND_KEYS}
+    planned = {**plan.model, **plan.strategy, "precision": yaml.safe_load(precision)}
     options = dict(composition.choices)
-    for override in overrides:
-        key, _, value = override.lstrip("+").partition("=")
+    for key, value in (planned | {k: yaml.safe_load(v) for k, v in given.items()}).items():
         if key in GROUPS:
-            options[key] = value
+            options[key] = given.get(key, value)
         elif not key.startswith("hydra"):
-            set_nested(values, key.split("."), yaml.safe_load(value))
+            set_nested(values, key.split("."), value)
     defaults = [f"  - override /{group}: {options[group]}" for group in sorted(GROUPS)]
     body = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
     return "\n".join(["defaults:", *defaults, body])

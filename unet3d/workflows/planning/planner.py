@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from unet3d.components.dataset import build_layout, choose_split, resolve_dataset
+from unet3d.components.step import StepConfig
 from unet3d.components.usable_cases import UsableCases
-from unet3d.config.settings.training import TrainingSettings
 from unet3d.data.case import Case
+from unet3d.data.config import DataConfig
 from unet3d.data.layouts.groups import read_groups
 from unet3d.data.layouts.splits import find_too_few
 from unet3d.data.layouts.synthetic import GeneratedDataset
@@ -21,7 +22,7 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.record import MemoryRecord
 from unet3d.types import Triple
 from unet3d.workflows.memory.strategies import FUSED_STRATEGIES, LARGEST_TILE_MIB, list_strategies
-from unet3d.workflows.memory.suggest import check_configured_batch, find_largest_batch
+from unet3d.workflows.memory.suggest import Changes, check_configured_batch, find_largest_batch
 from unet3d.workflows.planning.topology import (
     Levels,
     choose_initial_patch,
@@ -31,6 +32,9 @@ from unet3d.workflows.planning.topology import (
     plan_levels,
     round_up_to_multiple,
 )
+
+IsGiven = Callable[[str], bool]
+"""Whether the command line sets a key."""
 
 BATCH_FRACTION = 0.05
 """A batch holds at most this fraction of the dataset's voxels, but at least two patches."""
@@ -68,24 +72,24 @@ class TrainingPlan:
     initial_patch: Triple  # the patch that no budget would make smaller
     patch_size: Triple
     levels: Levels
+    model: Changes  # the levels, where they are left open
     batch_size: int
-    strategy: tuple[str, ...]  # overrides of checkpointing, or nothing
+    strategy: Changes  # of checkpointing, or nothing
     peak: MemoryRecord
 
 
-def inspect_dataset(settings: TrainingSettings) -> DatasetFingerprint:
+def inspect_dataset(data: DataConfig, fold: int | None, is_given: IsGiven) -> DatasetFingerprint:
     """Read every usable case, or its cached fingerprint."""
-    data = settings.data
     layout = build_layout(data)
     facts = resolve_dataset(data, layout.describe())
     usable = UsableCases(data, layout, facts.channels)
     background = choose_background(facts.channels)
-    if settings.composition.is_overridden("data.background"):
+    if is_given("data.background"):
         background = data.background
     fingerprints = usable.run_on_valid_cases(
         lambda cases: fingerprint_dataset(cases, data.orientation, data.cache, background)
     )
-    group_by, notes, too_few = plan_split(settings, layout.list_cases())
+    group_by, notes, too_few = plan_split(data, layout.list_cases(), fold, is_given)
     return DatasetFingerprint(
         fingerprints=fingerprints,
         classes=facts.classes,
@@ -98,28 +102,44 @@ def inspect_dataset(settings: TrainingSettings) -> DatasetFingerprint:
 
 
 def plan_split(
-    settings: TrainingSettings, cases: Sequence[Case]
+    data: DataConfig, cases: Sequence[Case], fold: int | None, is_given: IsGiven
 ) -> tuple[str | None, list[str], str | None]:
     """Keep the scans of a patient in one fold, and see whether there are enough cases for folds."""
-    if settings.fold is None:
+    if fold is None:
         return None, [], None
-    rule, names = choose_split(settings.data, cases), [case.name for case in cases]
+    rule, names = choose_split(data, cases), [case.name for case in cases]
     notes, groups, group_by = [rule.note] if rule.note else [], rule.groups, None
     likely = rule.likely_groups
-    if likely is not None and not settings.composition.is_overridden("data.group_by"):
+    if likely is not None and not is_given("data.group_by"):
         group_by, groups = likely.pattern, read_groups(likely.pattern, names)
         notes.append(f"{likely.message}: the plan sets {likely.option}")
     return group_by, notes, find_too_few(names, groups) if rule.file is None else None
 
 
-def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: int) -> TrainingPlan:
+def make_plan(
+    config: StepConfig, dataset: DatasetFingerprint, budget: int, is_given: IsGiven
+) -> TrainingPlan:
     """Choose the largest patch that fits with a batch of two, then the largest batch."""
-    target, median = choose_resolution(settings, dataset)
-    patches = list_candidate_patches(settings, target, median)
+    target, median = choose_resolution(config.data, dataset)
+    patches = list_candidate_patches(config, target, median, is_given)
+
+    strategies: Sequence[Changes] = [{}]
+    if not is_given("checkpointing"):  # from the least work to the least memory
+        strategies = [{"checkpointing": name} for name in list_strategies(config)]
+    given_batch = config.data.batch_size if is_given("data.batch_size") else None
+
+    def with_patch(patch: Triple) -> StepConfig:
+        levels = get_model_changes(config, plan_levels(target, patch), is_given)
+        return config.vary({"data.patch_size": patch, **levels})
 
     def fits(patch: Triple) -> bool:
-        levels, is_first = plan_levels(target, patch), patch == patches[0]
-        return patch_fits(settings, patch, levels, budget, try_first=is_first)
+        """Return whether a patch fits with the leanest strategy and the smallest batch.
+
+        For the first, the strategy with the least work is tried before: most budgets suffice.
+        """
+        tried = [strategies[0], *strategies[1:][-1:]] if patch == patches[0] else strategies[-1:]
+        variant = with_patch(patch).vary({"data.batch_size": given_batch or 2})
+        return any(check_configured_batch(variant.vary(s), budget) for s in tried)
 
     # The first patch is tried before any other: most budgets suffice for it. If one fits, every
     # smaller one does, too.
@@ -131,21 +151,22 @@ def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: i
         )
     patch = patches[index]
     levels = plan_levels(target, patch)
-    limit = limit_batch(patch, median, len(dataset.fingerprints))
-    if settings.composition.is_overridden("data.batch_size"):
-        limit = settings.data.batch_size
-    strategy, batch_size, peak = choose_strategy(settings, patch, levels, budget, limit)
-    if torch.cuda.is_available():  # on a CPU, larger tiles are slower
-        variant = with_patch(settings, patch, levels, strategy).with_batch_size(batch_size)
-        strategy, peak = enlarge_tiles(variant, strategy, peak, budget)
+    limit = given_batch or limit_batch(patch, median, len(dataset.fingerprints))
+    planned = with_patch(patch)
+    strategy, batch_size, peak = choose_strategy(planned, strategies, budget, limit)
+    planned = planned.vary({**strategy, "data.batch_size": batch_size})
+    if torch.cuda.is_available() and strategy:  # on a CPU, larger tiles are slower
+        tiles, peak = enlarge_tiles(planned, peak, budget)
+        strategy = strategy | tiles
     return TrainingPlan(
         num_cases=len(dataset.fingerprints),
         spacing_mm=target,
         median_shape=median,
-        normalize=choose_normalization(settings, dataset),
+        normalize=choose_normalization(config.data, dataset),
         initial_patch=patches[0],
         patch_size=patch,
         levels=levels,
+        model=get_model_changes(config, levels, is_given),
         batch_size=batch_size,
         strategy=strategy,
         peak=peak,
@@ -153,28 +174,30 @@ def make_plan(settings: TrainingSettings, dataset: DatasetFingerprint, budget: i
 
 
 def choose_resolution(
-    settings: TrainingSettings, dataset: DatasetFingerprint
+    data: DataConfig, dataset: DatasetFingerprint
 ) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
     """Return the spacing in mm, and the median shape of the cases at that spacing."""
     shapes = [case.shape for case in dataset.fingerprints]
     spacings = [case.spacing_mm for case in dataset.fingerprints]
     target = choose_target_spacing(spacings, shapes)
-    if isinstance(settings.data.spacing_mm, tuple):
-        target = settings.data.spacing_mm
+    if isinstance(data.spacing_mm, tuple):
+        target = data.spacing_mm
     return target, find_median_shape(spacings, shapes, target)
 
 
-def find_batch_limit(settings: TrainingSettings) -> Callable[[Triple], int]:
+def find_batch_limit(
+    data: DataConfig, fold: int | None, is_given: IsGiven
+) -> Callable[[Triple], int]:
     """Return the largest batch that a plan tries for a patch, from the dataset if it exists.
 
     Generated data may have any size: it limits nothing.
     """
-    root, layout = settings.data.root, settings.data.layout
+    root, layout = data.root, data.layout
     exists = root is not None and root.is_dir()
     if layout is None or not exists or isinstance(layout(), GeneratedDataset):
         return lambda patch: MAX_BATCH_SIZE
-    dataset = inspect_dataset(settings)
-    median, count = choose_resolution(settings, dataset)[1], len(dataset.fingerprints)
+    dataset = inspect_dataset(data, fold, is_given)
+    median, count = choose_resolution(data, dataset)[1], len(dataset.fingerprints)
     return lambda patch: limit_batch(patch, median, count)
 
 
@@ -189,13 +212,16 @@ def limit_batch(patch: Triple, median_shape: Sequence[float], num_cases: int) ->
 
 
 def list_candidate_patches(
-    settings: TrainingSettings, spacing_mm: Sequence[float], median_shape: Sequence[float]
+    config: StepConfig,
+    spacing_mm: Sequence[float],
+    median_shape: Sequence[float],
+    is_given: IsGiven,
 ) -> list[Triple]:
     """Return patches from the largest down, or the one that is configured."""
-    if settings.composition.is_overridden("data.patch_size"):
-        patch = settings.data.patch_size
+    if is_given("data.patch_size"):
+        patch = config.data.patch_size
         levels = plan_levels(spacing_mm, patch)
-        if not levels.pool_windows and get_model_overrides(settings, levels):
+        if not levels.pool_windows and get_model_changes(config, levels, is_given):
             raise UsageError(
                 f"data.patch_size={format_list(patch)} leaves nothing to pool at "
                 f"{format_list(spacing_mm)} mm: give one axis at least 12 voxels, or set "
@@ -203,7 +229,7 @@ def list_candidate_patches(
             )
         return [patch]
     patches = list_patches(spacing_mm, median_shape)
-    if "depth" not in settings.network.model.arguments:  # its levels cannot be planned
+    if "depth" not in config.network.model.arguments:  # its levels cannot be planned
         patches = [p for p in patches if all(n % OTHER_FACTOR == 0 for n in p)]
         largest = choose_initial_patch(spacing_mm, median_shape)
         return patches or [round_up_to_multiple(largest, [OTHER_FACTOR] * 3)]
@@ -215,47 +241,15 @@ def list_candidate_patches(
     return patches
 
 
-def with_patch(
-    settings: TrainingSettings, patch: Triple, levels: Levels, strategy: Sequence[str]
-) -> TrainingSettings:
-    """Return the settings with a patch, its levels and a strategy."""
-    overrides = [f"data.patch_size={format_list(patch)}", *get_model_overrides(settings, levels)]
-    return settings.with_overrides(*overrides, *strategy)
-
-
-def list_strategy_overrides(settings: TrainingSettings) -> Sequence[tuple[str, ...]]:
-    """Return the strategies to try, unless one is configured."""
-    if settings.composition.is_overridden("checkpointing"):
-        return [()]
-    return [(f"checkpointing={name}",) for name in list_strategies(settings)]
-
-
-def patch_fits(
-    settings: TrainingSettings, patch: Triple, levels: Levels, budget: int, *, try_first: bool
-) -> bool:
-    """Return whether a patch fits with the leanest strategy and the smallest batch.
-
-    `try_first` tries the strategy with the least work before: if it fits, the search is over.
-    """
-    first, *others = list_strategy_overrides(settings)
-    tried = [first, *others[-1:]] if try_first else [first, *others][-1:]
-    batch_size = 2
-    if settings.composition.is_overridden("data.batch_size"):
-        batch_size = settings.data.batch_size
-    variants = (with_patch(settings, patch, levels, strategy) for strategy in tried)
-    return any(check_configured_batch(v.with_batch_size(batch_size), budget) for v in variants)
-
-
 def choose_strategy(
-    settings: TrainingSettings, patch: Triple, levels: Levels, budget: int, limit: int
-) -> tuple[tuple[str, ...], int, MemoryRecord]:
+    config: StepConfig, strategies: Sequence[Changes], budget: int, limit: int
+) -> tuple[Changes, int, MemoryRecord]:
     """Return the strategy with the least work that fits a batch of two, and its largest batch.
 
     A larger patch is worth recomputing convolutions, a larger batch is not.
     """
-    for strategy in list_strategy_overrides(settings):
-        variant = with_patch(settings, patch, levels, strategy)
-        result = find_largest_batch(variant, budget, limit=limit)
+    for strategy in strategies:
+        result = find_largest_batch(config.vary(strategy), budget, limit=limit)
         if result is not None and result[0] >= min(2, limit):
             return strategy, *result
     raise DoesNotFitError(
@@ -265,31 +259,26 @@ def choose_strategy(
 
 
 def enlarge_tiles(
-    settings: TrainingSettings, strategy: tuple[str, ...], peak: MemoryRecord, budget: int
-) -> tuple[tuple[str, ...], MemoryRecord]:
-    """Return the strategy with the largest tiles, which launch the fewest kernels, if they fit.
-
-    `settings` has the strategy, the patch and the batch size already.
-    """
-    if not strategy or settings.strategy not in FUSED_STRATEGIES:
-        return strategy, peak
-    tiles = f"checkpointing.tile_mib={LARGEST_TILE_MIB}"
-    batch = f"data.batch_size={settings.data.batch_size}"
-    fitting = check_configured_batch(settings.with_overrides(tiles, batch), budget)
-    return (strategy, peak) if fitting is None else ((*strategy, tiles), fitting[1])
+    config: StepConfig, peak: MemoryRecord, budget: int
+) -> tuple[Changes, MemoryRecord]:
+    """Return the largest tiles, which launch the fewest kernels, if they fit."""
+    if config.strategy not in FUSED_STRATEGIES:
+        return {}, peak
+    tiles = {"checkpointing.tile_mib": LARGEST_TILE_MIB}
+    fitting = check_configured_batch(config.vary(tiles), budget)
+    return ({}, peak) if fitting is None else (tiles, fitting[1])
 
 
-def get_model_overrides(settings: TrainingSettings, levels: Levels) -> list[str]:
-    """Return the levels as overrides, where the network and the command line leave them open."""
-    is_overridden = settings.composition.is_overridden
-    has_depth = "depth" in settings.network.model.arguments
-    if not has_depth or is_overridden("model.depth") or is_overridden("model.channels"):
-        return []
-    return [
-        f"model.depth={len(levels.kernels)}",
-        f"model.pool_kernel=[{','.join(format_list(w) for w in levels.pool_windows)}]",
-        f"model.kernel_size=[{','.join(format_list(k) for k in levels.kernels)}]",
-    ]
+def get_model_changes(config: StepConfig, levels: Levels, is_given: IsGiven) -> Changes:
+    """Return the levels, where the network and the command line leave them open."""
+    has_depth = "depth" in config.network.model.arguments
+    if not has_depth or is_given("model.depth") or is_given("model.channels"):
+        return {}
+    return {
+        "model.depth": len(levels.kernels),
+        "model.pool_kernel": [list(window) for window in levels.pool_windows],
+        "model.kernel_size": [list(kernel) for kernel in levels.kernels],
+    }
 
 
 def format_list(numbers: Sequence[float]) -> str:
@@ -301,25 +290,24 @@ def format_list(numbers: Sequence[float]) -> str:
     return f"[{','.join(f'{n:.7g}' for n in numbers)}]"
 
 
-def choose_normalization(settings: TrainingSettings, dataset: DatasetFingerprint) -> list[str]:
+def choose_normalization(data: DataConfig, dataset: DatasetFingerprint) -> list[str]:
     """Return one method per channel: by modality; masked where much of a volume is background."""
-    if settings.data.normalize != ("auto",):
-        return list(settings.data.normalize)
+    if data.normalize != ("auto",):
+        return list(data.normalize)
     fractions = [case.crop_fraction for case in dataset.fingerprints]
     usual = "zscore_nonzero" if float(np.median(fractions)) < MASKED_FRACTION else "zscore"
     return ["ct" if name.upper() == "CT" else usual for name in dataset.channels]
 
 
 def find_constant_border(
-    dataset: DatasetFingerprint, settings: TrainingSettings
+    dataset: DatasetFingerprint, is_given: IsGiven
 ) -> tuple[float, float] | None:
     """Return the range of constant borders that are not 0; None if there are none.
 
     Also None where the command line says what is background.
     """
     values = [value for case in dataset.fingerprints for value in case.background if value != 0]
-    is_known = settings.composition.is_overridden("data.background")
-    return None if is_known or not values else (min(values), max(values))
+    return None if is_given("data.background") or not values else (min(values), max(values))
 
 
 def join_by_x(numbers: Sequence[float]) -> str:

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from unet3d.config.settings.training import TrainingSettings
+from unet3d.components.step import StepConfig
 from unet3d.errors import summarize_error
 from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, resolve_precision
 from unet3d.text import pluralize
 from unet3d.types import Triple
 from unet3d.units import format_bytes
 from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
-from unet3d.workflows.planning.planner import OTHER_FACTOR, TrainingPlan, with_patch
+from unet3d.workflows.planning.planner import OTHER_FACTOR, TrainingPlan
 from unet3d.workflows.planning.topology import round_up_to_multiple
 
 LIMIT_SECONDS = 10.0
@@ -50,16 +50,16 @@ class RandomInputs:
             label.random_(0, 2)
 
 
-def measure_step_time(settings: TrainingSettings, plan: TrainingPlan) -> StepTimeEstimate:
+def measure_step_time(config: StepConfig, plan: TrainingPlan) -> StepTimeEstimate:
     """Run steps of the planned network on the device that a run would use."""
-    device_type = resolve_device(settings.trainer.accelerator)
+    device_type = resolve_device(config.accelerator)
     device, cuda = torch.device(device_type), device_type == "cuda"
     if cuda:
         name = torch.cuda.get_device_name(device)
     else:
         name = f"this machine's CPU ({pluralize(torch.get_num_threads(), 'thread')})"
     try:
-        precision = resolve_precision(settings.precision, device_type)
+        precision = resolve_precision(config.precision, device_type)
         needed = (plan.peak.reserved or 0) * (2 if precision.used == "32" else 1)
         free = get_free_bytes(device) if cuda else get_available_bytes(device)
         if free is not None and needed > free:
@@ -67,8 +67,8 @@ def measure_step_time(settings: TrainingSettings, plan: TrainingPlan) -> StepTim
             return StepTimeEstimate(device=name, reason=reason)
 
         def build_step(patch: Triple, batch_size: int) -> TrainingStep:
-            variant = with_patch(settings, patch, plan.levels, plan.strategy)
-            variant = variant.with_batch_size(batch_size)
+            sizes = {"data.patch_size": patch, "data.batch_size": batch_size}
+            variant = config.vary({**sizes, **plan.model, **plan.strategy})
             return make_step_factory(variant, precision, cuda=cuda, device=device_type)()
 
         sizes = list_trial_sizes(plan)

@@ -1,15 +1,12 @@
-"""Settings of the dataset, the config group `data`, and of `unet3d check`."""
+"""Settings of the dataset: the config group `data`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from omegaconf import DictConfig
-
-from unet3d.config.compose import ComposedConfig
-from unet3d.config.instantiate import Factory, read_factory
-from unet3d.config.values import (
+from unet3d.config.compose import Config
+from unet3d.config.fields import (
     ANNOTATED,
     REGIONS,
     SKIP,
@@ -23,6 +20,7 @@ from unet3d.config.values import (
     read,
     read_settings,
 )
+from unet3d.config.instantiate import Factory, read_factory
 from unet3d.errors import UsageError
 from unet3d.types import CROPS, NORMALIZATIONS, ORIENTATIONS, Triple
 
@@ -55,7 +53,7 @@ NORMALIZE = Kind(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings:
+class DataConfig:
     """Where cases come from, and how they are preprocessed and cut into patches.
 
     What is None is as the dataset says.
@@ -85,33 +83,13 @@ class DataSettings:
     foreground_fraction: Annotated[float, number(">= 0", "<= 1")]
     num_workers: Annotated[int, integer(">= 0")]
 
+    def __post_init__(self):
+        if self.annotated is not None and self.regions is not None:
+            raise UsageError("data.annotated cannot be combined with data.regions")
 
-def parse_data(config: DictConfig) -> DataSettings:
-    """Check and parse the group `data`."""
+
+def read_data(config: Config) -> DataConfig:
+    """Read the group `data`."""
     root = read(config, "data.root")
-    data = read_settings(
-        DataSettings,
-        config,
-        "data.",
-        layout=None if root is None else read_factory(config, "data.layout"),
-        unknown_classes={},
-    )
-    if data.annotated is not None and data.regions is not None:
-        raise UsageError("data.annotated cannot be combined with data.regions")
-    return data
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckSettings:
-    """Which dataset to check, and how thoroughly."""
-
-    data: DataSettings
-    read_voxels: bool
-    workers: Annotated[int | None, integer(">= 1")]  # None: one per core
-    format: Literal["table", "json"]
-    output: Path | None
-
-
-def parse_check(composed: ComposedConfig) -> CheckSettings:
-    """Check and parse the config of `unet3d check`."""
-    return read_settings(CheckSettings, composed.config, data=parse_data(composed.config))
+    layout = None if root is None else read_factory(config, "data.layout")
+    return read_settings(DataConfig, config, "data.", layout=layout, unknown_classes={})

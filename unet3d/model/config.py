@@ -4,33 +4,42 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from omegaconf import DictConfig
-
 from unet3d.config.allowed_targets import NETWORKS, check_saved_config
-from unet3d.config.compose import Composition
-from unet3d.config.instantiate import Factory, read_factory
-from unet3d.config.values import BOOL
+from unet3d.config.compose import Composition, Config
+from unet3d.config.fields import BOOL
+from unet3d.config.instantiate import Factory, read_factory, read_option
 from unet3d.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkSettings:
+class NetworkConfig:
     """The network and its pooling; `bind` replaces arguments that depend on the dataset."""
 
     model: Factory
     pool: Factory
     name: str = ""  # the option of the group `model`
+    pool_name: str = ""  # the option of the group `pool`
     pool_is_chosen: bool = False  # on the command line or by an option other than the default
     prior_bias: bool = True
 
-    def bind(self, *, in_channels: int, num_outputs: int) -> "NetworkSettings":
+    def bind(self, *, in_channels: int, num_outputs: int) -> "NetworkConfig":
         """Return settings whose arguments no longer depend on the dataset."""
         sizes = {"data.in_channels": in_channels, "data.num_classes": num_outputs}
         return replace(self, model=self.model.bind_references(sizes))
 
+    def vary(self, group: str, argument: str, value: Any) -> "NetworkConfig":
+        """Return settings with another option of `model` or `pool`, or another argument of it."""
+        if argument:
+            return replace(self, **{group: getattr(self, group).bind(**{argument: value})})
+        option = read_option(group, value)
+        if group == "pool":
+            return replace(self, pool=option, pool_name=value, pool_is_chosen=True)
+        own = {k: v for k, v in option.arguments.items() if k != "prior_bias"}
+        return replace(self, model=replace(option, arguments=own), name=value)
 
-def parse_network(config: DictConfig, composition: Composition) -> NetworkSettings:
-    """Check and parse the groups `model` and `pool`."""
+
+def read_network(config: Config, composition: Composition) -> NetworkConfig:
+    """Read the groups `model` and `pool`."""
     if composition.is_overridden("model.channels") and any(
         composition.is_overridden(f"model.{key}") for key in ("depth", "width", "max_width")
     ):
@@ -40,20 +49,21 @@ def parse_network(config: DictConfig, composition: Composition) -> NetworkSettin
         )
     model = read_factory(config, "model")
     arguments = dict(model.arguments)
-    pool_is_default = composition.choices.get("pool", "max") == "max"
-    return NetworkSettings(
+    pool_name = composition.choices.get("pool", "max")
+    return NetworkConfig(
         name=composition.choices.get("model", ""),
         prior_bias=BOOL.parse(arguments.pop("prior_bias", True), "model.prior_bias"),
         model=replace(model, arguments=arguments),
         pool=read_factory(config, "pool"),
-        pool_is_chosen=composition.is_overridden("pool") or not pool_is_default,
+        pool_name=pool_name,
+        pool_is_chosen=composition.is_overridden("pool") or pool_name != "max",
     )
 
 
-def parse_saved_network(
+def read_saved_network(
     saved: Mapping[str, Any], allow_targets: Sequence[str] | None
-) -> NetworkSettings:
-    """Parse the config in a checkpoint's metadata.
+) -> NetworkConfig:
+    """Read the config in a checkpoint's metadata.
 
     It may name our networks and those of the packages of `allow_targets`, whatever it says itself;
     None allows any, for a checkpoint of this run.
@@ -62,4 +72,4 @@ def parse_saved_network(
     if allow_targets is not None:
         for key, values in (("model", model), ("pool", saved["pool"])):
             check_saved_config(values, key, packages=NETWORKS, allow_targets=allow_targets)
-    return NetworkSettings(model=Factory("model", model), pool=Factory("pool", saved["pool"]))
+    return NetworkConfig(model=Factory("model", model), pool=Factory("pool", saved["pool"]))

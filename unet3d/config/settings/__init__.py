@@ -1,1 +1,0 @@
-"""Frozen settings of each command, parsed once from its composed config."""
