@@ -1,4 +1,3 @@
-import resource
 import shutil
 from pathlib import Path
 
@@ -7,7 +6,6 @@ from unet3d.training.machine_checks import (
     check_shm,
     check_torch_build,
     check_writable,
-    raise_open_file_limit,
 )
 from unet3d.units import GIB, MIB
 
@@ -60,14 +58,3 @@ def test_a_gpu_that_torch_does_not_find_is_reported():
     assert "finds no GPU" in message("12.8", devices)
     assert "built without CUDA" in message(None, devices)
     assert message("12.8", []) is None
-
-
-def test_the_limit_of_open_files_is_raised_and_never_lowered():
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
-        for workers in (4, 1):
-            raise_open_file_limit(workers)
-            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (192, limits[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

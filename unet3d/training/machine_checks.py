@@ -11,23 +11,14 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from unet3d.files import find_existing_dir
 from unet3d.units import GIB, format_bytes
-
-try:
-    import resource
-except ModuleNotFoundError:  # Windows
-    resource: Any = None
 
 SHM = Path("/dev/shm")
 
 PREFETCH = 2
 """Batches that each DataLoader worker loads ahead, all of them in shared memory."""
-
-BASE_FILES, FILES_PER_WORKER = 128, 16
-"""Open files of a run, and of each worker: pipes, and a descriptor per tensor in transit."""
 
 MAX_CHECKPOINTS = 4
 """Checkpoints on disk at a time: best, last, previous, and the one being written."""
@@ -88,18 +79,6 @@ def describe_workers(workers: int, processes: int) -> str:
     ('4 workers', '8 x 4 workers')
     """
     return f"{workers} workers" if processes == 1 else f"{processes} x {workers} workers"
-
-
-def raise_open_file_limit(workers: int) -> None:
-    """Raise the soft limit of open files to what data workers need, at most to the hard limit."""
-    if resource is None:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = BASE_FILES + workers * FILES_PER_WORKER
-    if hard != resource.RLIM_INFINITY:
-        needed = min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def check_writable(folder: Path) -> Problem | None:

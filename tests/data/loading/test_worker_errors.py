@@ -122,14 +122,6 @@ def test_full_shared_memory_is_reported_with_the_fix_and_other_errors_are_not(re
     assert expected in str(explain_worker_error(RuntimeError(reason), [], num_workers=1))
 
 
-def test_without_shared_memory_samples_are_made_in_the_training_process(volumes, monkeypatch):
-    def fail(kind, size):
-        raise FileNotFoundError("/dev/shm")
-
-    monkeypatch.setattr(worker_errors, "RawArray", fail)
-    assert len(load_epochs(make_loader(volumes), 0)) == 3
-
-
 def test_deferred_contexts_are_moved_to_shared_memory_by_collate(volumes):
     """If /dev/shm is full, this raises; later, in the queue's thread, the run would hang."""
 

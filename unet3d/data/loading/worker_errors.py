@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import traceback
-from collections.abc import Generator, MutableSequence, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from multiprocessing.sharedctypes import RawArray
 
@@ -48,13 +48,8 @@ class InFlightCases:
 
     def __init__(self, volumes: Sequence[CachedVolume]):
         self.volumes = volumes
-        self.started: MutableSequence[int]  # (pid, volume index) of each worker
-        self.verified: MutableSequence[int]  # whether a volume was, in any worker
-        try:
-            self.started = RawArray("q", 2 * MAX_WORKERS)
-            self.verified = RawArray("b", len(volumes))
-        except FileNotFoundError:  # Linux without /dev/shm, which cannot start workers either
-            self.started, self.verified = [0] * (2 * MAX_WORKERS), [0] * len(volumes)
+        self.started = RawArray("q", 2 * MAX_WORKERS)  # (pid, volume index) of each worker
+        self.verified = RawArray("b", len(volumes))  # whether a volume was, in any worker
 
     @contextmanager
     def __call__(self, index: int) -> Generator[None]:
@@ -127,14 +122,12 @@ def explain_worker_error(
     last = [volume.name for cases in in_flight for volume in cases.get_last(pids)]
     names = f" (last case: {', '.join(last)})" if last else ""
     killed = re.search(r"killed by signal: ([^.]+)\.", text)
-    if killed and killed[1].strip() == signal.strsignal(signal.SIGKILL):
-        cause = (
-            "was killed by SIGKILL, usually because memory ran out: look at dmesg or the "
-            f"scheduler's log, and lower data.num_workers (now {num_workers})"
-        )
-    elif killed and killed[1].strip() == signal.strsignal(signal.SIGBUS):
-        cause = f"crashed with SIGBUS: {FULL_SHM}"
-    else:
-        how = f"was killed by a signal ({killed[1]})" if killed else "exited"
-        cause = f"{how}; rerun with data.num_workers=0 to see why"
-    return RunError(f"a data worker{names} {cause}")
+    how = f"was killed by a signal ({killed[1]})" if killed else "exited"
+    causes = {
+        signal.SIGKILL: "was killed by SIGKILL, usually because memory ran out: lower "
+        f"data.num_workers (now {num_workers})",
+        signal.SIGBUS: f"crashed with SIGBUS: {FULL_SHM}",
+    }
+    known = {signal.strsignal(number): cause for number, cause in causes.items()}
+    unknown = f"{how}; rerun with data.num_workers=0 to see why"
+    return RunError(f"a data worker{names} {known.get(killed and killed[1].strip(), unknown)}")
