@@ -112,7 +112,7 @@ def sweep(small, tmp_path, monkeypatch):
 def test_a_sweep_skips_jobs_estimated_to_run_out_of_memory(
     sweep, small, tmp_path, monkeypatch, capsys
 ):
-    from unet3d.workflows.memory import oom_advice
+    from unet3d.memory import oom_advice
 
     monkeypatch.setattr(
         oom_advice, "get_available_bytes", lambda device: oom_advice.CUDA_CONTEXT_BYTES + 30 * 2**20

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from unet3d.api import evaluate as evaluate
     from unet3d.api import train as train
+    from unet3d.evaluation.evaluate import EvaluationResult as EvaluationResult
     from unet3d.memory.any_network import estimate_memory as estimate_memory
     from unet3d.model.unet import UNet3D as UNet3D
     from unet3d.pool.approx_median import ApproxMedianPool3d as ApproxMedianPool3d
@@ -12,25 +13,24 @@ if TYPE_CHECKING:
     from unet3d.pool.max import MaxPool3d as MaxPool3d
     from unet3d.pool.median import MedianPool3d as MedianPool3d
     from unet3d.pool.replace import replace_pooling as replace_pooling
+    from unet3d.segmenter import Segmenter as Segmenter
+    from unet3d.segmenter import load as load
     from unet3d.training.run import TrainingResult as TrainingResult
-    from unet3d.workflows.evaluation.evaluate import EvaluationResult as EvaluationResult
-    from unet3d.workflows.segmenter import Segmenter as Segmenter
-    from unet3d.workflows.segmenter import load as load
 
 __version__ = "0.1.0"
 
 _MODULES = {
     "ApproxMedianPool3d": "unet3d.pool.approx_median",
     "AvgPool3d": "unet3d.pool.avg",
-    "EvaluationResult": "unet3d.workflows.evaluation.evaluate",
+    "EvaluationResult": "unet3d.evaluation.evaluate",
     "MaxPool3d": "unet3d.pool.max",
     "MedianPool3d": "unet3d.pool.median",
-    "Segmenter": "unet3d.workflows.segmenter",
+    "Segmenter": "unet3d.segmenter",
     "TrainingResult": "unet3d.training.run",
     "UNet3D": "unet3d.model.unet",
     "estimate_memory": "unet3d.memory.any_network",
     "evaluate": "unet3d.api",
-    "load": "unet3d.workflows.segmenter",
+    "load": "unet3d.segmenter",
     "replace_pooling": "unet3d.pool.replace",
     "train": "unet3d.api",
 }

@@ -12,13 +12,13 @@ from unet3d.commands.train import train as run_training
 from unet3d.config.compose import replace_values, to_yaml_literal
 from unet3d.config.validate import compose_call
 from unet3d.errors import UsageError
+from unet3d.evaluation.evaluate import EvaluationResult, run_evaluation
+from unet3d.evaluation.options import build_evaluation, read_config
 from unet3d.machine import read_process_rank, select_gpu
+from unet3d.nnunet.plans import expand_plans
 from unet3d.training.config import read_training
 from unet3d.training.preflight import count_local_processes
 from unet3d.training.run import TrainingResult, join_run
-from unet3d.workflows.evaluation.evaluate import EvaluationResult, run_evaluation
-from unet3d.workflows.evaluation.options import build_evaluation, read_config
-from unet3d.workflows.nnunet.plans import expand_plans
 
 PathLike = str | Path
 

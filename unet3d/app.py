@@ -127,7 +127,7 @@ def read_plans(words: Sequence[str]) -> Sequence[str]:
     """Replace experiment=nnUNetPlans.json by what the plans say."""
     if not any(word.lstrip("+").startswith("experiment=") and ".json" in word for word in words):
         return words
-    from unet3d.workflows.nnunet.plans import expand_plans  # imports torch
+    from unet3d.nnunet.plans import expand_plans  # imports torch
 
     return expand_plans(words, partial(print, file=sys.stderr))
 

@@ -87,6 +87,13 @@ def has_fast_bf16() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+AUTOCAST_TYPES = {"16": torch.float16, "bf16": torch.bfloat16}
+"""Types of mixed precision, by the name that users type."""
+
+TRUE_HALF_TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
+"""Types of weights in pure half precision."""
+
+
 @dataclass(frozen=True)
 class Precision:
     """The requested and the used precision, as users write them, and why they differ."""

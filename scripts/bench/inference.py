@@ -21,13 +21,13 @@ from torch import nn
 from scripts.bench.results import make_parser, run_child, write_results
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.inference.ensemble import Ensemble
+from unet3d.inference.predictor import Predictor, ScanTask
 from unet3d.machine import Precision
-from unet3d.memory.peak import PeakMeter
 from unet3d.model.unet import UNet3D
+from unet3d.peak_memory import PeakMeter
 from unet3d.pool.max import MaxPool3d
 from unet3d.types import Triple
-from unet3d.workflows.inference.ensemble import Ensemble
-from unet3d.workflows.inference.predictor import Predictor, ScanTask
 
 CPU = torch.device("cpu")
 SIZE, CLASSES, PATCH = (384, 384, 256), 100, (128, 128, 128)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from scripts.bench.results import make_parser, run_child, write_results
-from unet3d.memory.peak import PeakMeter
+from unet3d.peak_memory import PeakMeter
 from unet3d.units import MIB
 
 CLASSES = 20

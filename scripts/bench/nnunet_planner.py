@@ -26,8 +26,8 @@ from nnunetv2.experiment_planning.experiment_planners.residual_unets import (
 )
 from nnunetv2.preprocessing.resampling.default_resampling import compute_new_shape
 
+from unet3d.planning.topology import Levels
 from unet3d.types import Triple
-from unet3d.workflows.planning.topology import Levels
 
 NAME = "Dataset001_Synthetic"
 PRESETS: dict[str, type[ExperimentPlanner]] = {

@@ -25,10 +25,10 @@ from scripts.bench.inference import build_predictor, write_scan
 from scripts.bench.results import make_parser, write_results
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.export.program import to_plain_operators
+from unet3d.inference.predictor import Predictor
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
 from unet3d.types import Triple
-from unet3d.workflows.inference.predictor import Predictor
 
 PATCH = (64, 64, 64)
 SKIP_LEVEL = 0.1

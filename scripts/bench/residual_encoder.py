@@ -31,11 +31,11 @@ from scripts.bench.step import (
 )
 from scripts.bench.step_times import compare_times, summarize, time_in_turns
 from unet3d.memory.estimate import estimate_step
+from unet3d.memory.step.training_step import TrainingStep
+from unet3d.memory.strategies import FUSED_STRATEGIES
 from unet3d.model.blocks import Strided
 from unet3d.pool.avg import AvgPool3d
 from unet3d.simulated_cuda import choose_foreach, simulate_cuda
-from unet3d.workflows.memory.strategies import FUSED_STRATEGIES
-from unet3d.workflows.memory.training_step import TrainingStep
 
 CHANNELS, BLOCKS = [32, 64, 128, 256, 320, 320], [1, 3, 4, 6, 6, 6]
 LEVELS = len(CHANNELS)

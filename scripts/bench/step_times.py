@@ -36,7 +36,7 @@ from scripts.bench.step import (
     list_forum_networks,
     list_variants,
 )
-from unet3d.workflows.memory.training_step import NullListener, TrainingStep
+from unet3d.memory.step.training_step import NullListener, TrainingStep
 
 COMPILED = (PLAIN, "MONAI DynUNet", "nnU-Net PlainConvUNet")
 """The networks that are compiled, too, in the case with all networks: it takes a minute each."""

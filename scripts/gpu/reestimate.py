@@ -26,8 +26,8 @@ from scripts.gpu.steps import (
 )
 from unet3d.config.compose import compose_config
 from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.from_config import estimate_memory
 from unet3d.training.config import read_training
-from unet3d.workflows.memory.estimate import estimate_memory
 
 Estimator = Callable[[], MemoryEstimate]
 

@@ -20,9 +20,9 @@ import torch
 from scripts.gpu.operations import Operation, count_operations
 from unet3d.config.compose import compose_config
 from unet3d.machine import Precision
+from unet3d.memory.step.training_step import make_step_factory
+from unet3d.memory.strategies import resolve_strategy
 from unet3d.training.config import TrainConfig, read_training
-from unet3d.workflows.memory.strategies import resolve_strategy
-from unet3d.workflows.memory.training_step import make_step_factory
 
 ACHIEVED_BANDWIDTH = 0.8
 """Fraction of the memory bandwidth that a kernel which only copies reaches."""

@@ -25,8 +25,8 @@ from scripts.gpu.rows import Context, Row
 from scripts.gpu.steps import build_configured_step, get_forum_size, get_width
 from unet3d.config.compose import compose_config
 from unet3d.memory.cuda_libraries import CONVOLUTIONS
+from unet3d.memory.step.training_step import NullListener, TrainingStep
 from unet3d.training.config import read_training
-from unet3d.workflows.memory.training_step import NullListener, TrainingStep
 
 HISTORY = 10_000
 """Events of the allocator that are kept for an operation."""

@@ -2,7 +2,7 @@
 
     python -m scripts.release.format_files
 
-They go to tests/workflows/released/VERSION/, with the logits of a patch. Run it when a format
+They go to tests/released/VERSION/, with the logits of a patch. Run it when a format
 version is raised, and keep the files of the versions before.
 """
 
@@ -16,9 +16,9 @@ import torch
 import unet3d
 from unet3d.checkpoint_file import FORMAT_VERSION, load_checkpoint, save_checkpoint
 from unet3d.export import bundle
-from unet3d.workflows.inference.ensemble import load_ensemble
+from unet3d.inference.ensemble import load_ensemble
 
-FOLDER = Path(__file__).parents[2] / "tests" / "workflows" / "released"
+FOLDER = Path(__file__).parents[2] / "tests" / "released"
 OVERRIDES = [
     *("model.width=2", "model.depth=2", "pool=median", "trainer.max_steps=2", "trainer=default"),
     *("data.layout.size=[16,16,16]", "data.layout.num_cases=5", "data.patch_size=[8,8,8]"),

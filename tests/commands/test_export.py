@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from unet3d.__main__ import main
+from unet3d.commands import export as export_checkpoint
 from unet3d.export import onnx_format
-from unet3d.workflows.export import export_checkpoint
-from unet3d.workflows.inference.ensemble import load_ensemble
+from unet3d.inference.ensemble import load_ensemble
 
 pytestmark = pytest.mark.slow
 

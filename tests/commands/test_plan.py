@@ -8,9 +8,9 @@ import yaml
 from tests.data.helpers.datasets import make_image, make_label, save_volume, write_nnunet
 from unet3d.__main__ import main
 from unet3d.config.validate import compose_call
+from unet3d.memory.from_config import estimate_memory
 from unet3d.training.config import read_training
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB
-from unet3d.workflows.memory.estimate import estimate_memory
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def experiment(folder):
 def test_one_estimate_suffices_if_the_first_patch_fits(plan, monkeypatch, capsys):
     made = []
     monkeypatch.setattr(
-        "unet3d.workflows.memory.suggest.estimate_memory",
+        "unet3d.planning.suggest.estimate_memory",
         lambda asked, **options: made.append(1) or estimate_memory(asked, **options),
     )
     assert plan("budget_gib=1", "seed=1") == 0

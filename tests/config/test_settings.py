@@ -15,15 +15,15 @@ from unet3d.commands.lr import LRConfig
 from unet3d.commands.memory import MemoryConfig
 from unet3d.commands.predict import PredictConfig
 from unet3d.commands.suggest import SuggestConfig
-from unet3d.components.step import WindowConfig
 from unet3d.config.compose import compose_config, format_overrides
 from unet3d.config.fields import read_settings
 from unet3d.data.config import read_data
 from unet3d.errors import UsageError
+from unet3d.evaluation import options
+from unet3d.memory.step.config import WindowConfig
 from unet3d.model.config import read_network, read_saved_network
 from unet3d.training.config import read_training
 from unet3d.units import GIB
-from unet3d.workflows.evaluation import options
 
 PARSERS = {
     "check": lambda c: read_settings(CheckConfig, c.config, data=read_data(c.config)),

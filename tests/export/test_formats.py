@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from tests.config.helpers.configs import SHRUNK
 from tests.pool.helpers.volumes import WINDOWS
-from unet3d.components.network import build_network
 from unet3d.config.compose import list_options
 from unet3d.errors import RunError
 from unet3d.export import onnx_format, program
+from unet3d.export.parity import compare_outputs
 from unet3d.export.program import export_program, suppress_output, to_plain_operators
 from unet3d.inference.write_labels import argmax_labels
+from unet3d.memory.step.build import build_network
 from unet3d.pool import export_modules
 from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
-from unet3d.workflows.export.parity import compare_outputs
 
 FORMATS = {
     ".onnx": (onnx_format.write_onnx, onnx_format.OnnxSession),

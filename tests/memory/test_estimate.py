@@ -7,12 +7,12 @@ import torch
 
 from unet3d.__main__ import main
 from unet3d.config.compose import compose_config
+from unet3d.memory.from_config import estimate_memory, estimate_with_savings
 from unet3d.memory.plots import compute_kinds_over_time, plot_layers
-from unet3d.memory.record import MemoryRecord
 from unet3d.memory.tables import format_measured
+from unet3d.peak_memory import MemoryRecord
 from unet3d.training.config import read_training
 from unet3d.units import MIB
-from unet3d.workflows.memory.estimate import estimate_memory, estimate_with_savings
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@ import gc
 import pytest
 import torch
 
-from unet3d.components.network import build_network
-from unet3d.workflows.memory.estimate import estimate_memory
-from unet3d.workflows.memory.measure import LayerRecorder, measure_step
+from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.step.build import build_network
+from unet3d.memory.step.measure import LayerRecorder, measure_step
 
 
 def test_a_real_step_has_the_rows_of_the_estimate(composed):

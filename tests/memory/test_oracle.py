@@ -17,8 +17,8 @@ from unet3d.config.compose import compose_config, list_options
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.overlap import DiceCE
 from unet3d.machine import Precision
+from unet3d.memory.step.training_step import TrainingStep, make_step_factory
 from unet3d.training.config import read_training
-from unet3d.workflows.memory.training_step import TrainingStep, make_step_factory
 
 Join = Callable[[Tensor, Tensor, Tensor], Tensor]
 

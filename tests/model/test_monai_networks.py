@@ -7,10 +7,10 @@ from tests.config.helpers.configs import SHRUNK
 from unet3d.checkpointing.offload import OffloadActivations
 from unet3d.checkpointing.recompute import MONAI_BLOCKS, RecomputeBlocks, find_blocks
 from unet3d.commands.train import build_training
-from unet3d.components.network import build_network
 from unet3d.config.compose import get_config_dir
 from unet3d.errors import UsageError
 from unet3d.loss.overlap import DiceCE
+from unet3d.memory.step.build import build_network
 
 NETWORKS = sorted(
     path.stem

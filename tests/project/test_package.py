@@ -67,7 +67,7 @@ def test_an_sdist_has_everything_for_building_and_testing(built):
     assert {"pyproject.toml", "README.md", "LICENSE", "Makefile", "train.py"} <= inside
     assert {"Dockerfile", ".dockerignore", "compose.yaml"} <= inside
     data = [name for name in inside if name.endswith((".ckpt", ".nii", ".nii.gz", ".so"))]
-    assert not [name for name in data if not name.startswith("tests/workflows/released/")]
+    assert not [name for name in data if not name.startswith("tests/released/")]
 
 
 def test_the_description_for_package_indexes_has_no_links_to_files(built):

@@ -6,7 +6,7 @@ import torch
 from tests.config.helpers.configs import SHRUNK
 from tests.data.helpers.datasets import write_nnunet
 from unet3d.commands.train import build_training
-from unet3d.components.dataset import ResolvedDataset
+from unet3d.data.dataset import ResolvedDataset
 from unet3d.training.build_callbacks import select_hparams
 from unet3d.training.build_module import make_config_record
 from unet3d.training.config import TrainConfig
@@ -66,7 +66,7 @@ FACTS = ResolvedDataset(
 
 def test_the_record_of_a_config_has_what_the_dataset_says(composed):
     settings: TrainConfig = composed("model=dynunet", "data=decathlon", base=[])
-    record = make_config_record(replace(settings, step=FACTS.complete(settings.step)))
+    record = make_config_record(replace(settings, step=settings.step.with_dataset(FACTS)))
     assert record["data"]["num_classes"] == 3
     assert record["data"]["in_channels"] == 2
     assert record["data"]["ignore_label"] == [9]

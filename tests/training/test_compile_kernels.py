@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from unet3d.components.network import build_network
 from unet3d.machine import Precision
 from unet3d.memory.launches import list_launches
+from unet3d.memory.step.build import build_network
+from unet3d.memory.step.training_step import make_step_factory
 from unet3d.training import compile_kernels
 from unet3d.training.compile_kernels import prepare_kernels
 from unet3d.triton_kernels import Launch, collect_launches, launch
-from unet3d.workflows.memory.training_step import make_step_factory
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import torch
 
 from tests.training.helpers.operation_recorder import PEAK, OperationRecorder
 from unet3d.commands import train as command
+from unet3d.memory.step.training_step import find_cuda_graph_obstacle
 from unet3d.training.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass
-from unet3d.workflows.memory.training_step import find_cuda_graph_obstacle
 
 OPTIONS = ("fold=0", "model=unet_tiny", "trainer.max_steps=7", "data.patches_per_case=8")
 

@@ -1,21 +1,34 @@
 """`unet3d check`: find every error in a dataset, with the file and what to do."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
+
 from unet3d.app import Progress
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, read_settings
+from unet3d.data.case import Case
+from unet3d.data.checks.headers import (
+    check_headers,
+    describe_extent,
+    describe_formats,
+    find_assumptions,
+    read_image_headers,
+)
+from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.config import DataConfig, read_data
+from unet3d.data.dataset import SplitRule, build_layout, choose_split, resolve_dataset
 from unet3d.data.findings import Finding, count_findings, group_equal
 from unet3d.data.layouts.groups import describe_groups
+from unet3d.data.preprocessing.cache import count_parallel_jobs
 from unet3d.files import write_output
+from unet3d.machine import get_available_bytes
 from unet3d.text import escape_unprintable, join_first, pluralize
-from unet3d.workflows.dataset_check import DatasetCheckResult, check_dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +40,18 @@ class CheckConfig:
     workers: Annotated[int | None, integer(">= 1")]  # None: one per core
     format: Literal["table", "json"]
     output: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetCheckResult:
+    """What was checked and what was found."""
+
+    root: Path
+    cases: list[Case]
+    findings: list[Finding]
+    hints: list[Finding]
+    summary: str
+    groups: dict[str, str] | None = None  # of each case, as data.group_by defines them
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
@@ -93,3 +118,61 @@ def check_report_to_json(report: DatasetCheckResult) -> str:
     hints = [{"message": hint.message, "advice": hint.advice} for hint in report.hints]
     content = {"cases": len(report.cases), "about": report.summary, "errors": findings}
     return json.dumps(content | {"hints": hints}, default=str)
+
+
+def check_dataset(
+    data: DataConfig,
+    *,
+    read_voxels: bool,
+    workers: int | None,
+    progress: Callable[[int, int], None],
+) -> DatasetCheckResult:
+    """Check the configured dataset; `progress` is called with cases checked and in total."""
+    layout = build_layout(data)
+    dataset = resolve_dataset(data, layout.describe())
+    cases = layout.list_cases()
+    rule = choose_split(data, cases)
+    ram = get_available_bytes(torch.device("cpu"))
+    findings = check_headers(cases, channels=len(dataset.channels), ram=ram)
+    too_large = {f.case for f in findings if f.is_too_large}
+    findings = [*layout.find_problems(), *findings]
+    headers = read_image_headers(cases)
+    findings += find_assumptions(headers, len(cases))
+    findings += find_split_hints(rule)
+    if dataset.annotations is not None:
+        findings += dataset.annotations.find_unmatched_patterns(case.name for case in cases)
+    if read_voxels:
+        largest = max([1, *(header.reading_bytes for header in headers)])
+        findings += check_voxels(
+            [case for case in cases if case.name not in too_large],
+            classes=dataset.classes,
+            ignore_labels=dataset.ignore_labels,
+            annotations=dataset.annotations,
+            channels=dataset.channels,
+            background=data.background,
+            workers=workers or count_parallel_jobs(largest, ram),
+            progress=progress,
+        )
+    findings = list(dict.fromkeys(findings))  # both checks find a file that cannot be read
+    names = f"channels {', '.join(dataset.channels)}; classes {', '.join(dataset.classes)}"
+    assert data.root is not None  # or there is no layout
+    return DatasetCheckResult(
+        root=data.root,
+        cases=cases,
+        findings=[finding for finding in findings if not finding.is_hint],
+        hints=[finding for finding in findings if finding.is_hint],
+        summary=f"{describe_formats(cases)}, {describe_extent(headers)}; {names}",
+        groups=rule.groups,
+    )
+
+
+def find_split_hints(rule: SplitRule) -> Iterator[Finding]:
+    """Yield a file of folds that is found or ignored, and patients with several scans."""
+    hints = []
+    if rule.note is not None:
+        hints.append((rule.note, "set data.splits or data.group_by to choose the folds"))
+    if likely := rule.likely_groups:
+        advice = f"set {likely.option} to keep the scans of a patient in one fold"
+        hints.append((likely.message, advice))
+    for message, advice in hints:
+        yield Finding(case=None, file=None, message=message, advice=advice, is_hint=True)

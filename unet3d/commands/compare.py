@@ -10,6 +10,7 @@ from typing import Literal
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import read_settings
 from unet3d.errors import UsageError
+from unet3d.evaluation.comparison import find_runs, try_write_comparison_page
 from unet3d.files import write_output
 from unet3d.report.comparison_page import plot_runs
 from unet3d.report.figures import save_png
@@ -23,7 +24,6 @@ from unet3d.report.run_comparison import (
     make_comparison_rows,
 )
 from unet3d.text import format_columns
-from unet3d.workflows.comparison import find_runs, try_write_comparison_page
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.data.layouts.groups import describe_groups, find_likely_groups
+from unet3d.evaluation.evaluate import run_evaluation
+from unet3d.evaluation.options import build_evaluation, read_config
+from unet3d.evaluation.score_cases import CaseScores
 from unet3d.report.evaluation import describe_roles, make_score_rows
 from unet3d.text import escape_unprintable, format_columns, join_first
-from unet3d.workflows.evaluation.evaluate import run_evaluation
-from unet3d.workflows.evaluation.options import build_evaluation, read_config
-from unet3d.workflows.evaluation.score_cases import CaseScores
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:

@@ -13,7 +13,10 @@ from unet3d.errors import UsageError
 from unet3d.files import write_figure, write_output
 from unet3d.memory.cuda_libraries import assume_cudnn
 from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.from_config import estimate_with_savings, make_figure_title
 from unet3d.memory.plots import plot_layers, plot_timeline, plot_variants
+from unet3d.memory.step.measure import Measurement, measure_step
+from unet3d.memory.strategies import resolve_fused
 from unet3d.memory.tables import (
     estimate_to_dict,
     format_layers,
@@ -25,12 +28,9 @@ from unet3d.memory.tables import (
     summarize_compiled,
     summarize_estimate,
 )
+from unet3d.memory.variants import estimate_variants
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.types import Triple
-from unet3d.workflows.memory.estimate import estimate_with_savings, make_figure_title
-from unet3d.workflows.memory.measure import Measurement, measure_step
-from unet3d.workflows.memory.strategies import resolve_fused
-from unet3d.workflows.memory.variants import estimate_variants
 
 VARIABLE_SETTINGS = (
     *("resolution", "batch", "padding", "kernel"),

@@ -10,24 +10,24 @@ from unet3d.config.fields import Kind, is_text, one_of, read, read_as, read_sett
 from unet3d.data.preprocessing.resampling import get_plane_names
 from unet3d.errors import UsageError
 from unet3d.files import write_text
-from unet3d.training.config import TrainConfig, read_training
-from unet3d.units import format_bytes
-from unet3d.workflows.memory.suggest import BUDGET, get_budget_bytes
-from unet3d.workflows.planning.dataset_summary import draw_dataset_summary, summarize_dataset
-from unet3d.workflows.planning.experiment import (
+from unet3d.planning.dataset_summary import draw_dataset_summary, summarize_dataset
+from unet3d.planning.experiment import (
     MAX_STEPS,
     explain_limits,
     plan_schedule,
     render_experiment,
 )
-from unet3d.workflows.planning.planner import (
+from unet3d.planning.planner import (
     TrainingPlan,
     find_constant_border,
     inspect_dataset,
     join_by_x,
     make_plan,
 )
-from unet3d.workflows.planning.step_time import StepTimeEstimate, measure_step_time
+from unet3d.planning.step_time import StepTimeEstimate, measure_step_time
+from unet3d.planning.suggest import BUDGET, get_budget_bytes
+from unet3d.training.config import TrainConfig, read_training
+from unet3d.units import format_bytes
 
 PRESET_GIB = {"resenc_m": 8.5, "resenc_l": 21.1, "resenc_xl": 34.1}
 """GPU memory that nnU-Net's documentation states for its presets: 9.1, 22.7 and 36.6 GB."""

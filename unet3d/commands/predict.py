@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from tqdm import tqdm
 
 from unet3d.app import get_exit_code
-from unet3d.components.step import WindowConfig
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import (
     DEVICE_KIND,
@@ -28,20 +27,21 @@ from unet3d.config.fields import (
 )
 from unet3d.data.layouts.scans import describe_ignored, find_scans
 from unet3d.errors import UsageError, summarize_error
-from unet3d.types import BACKENDS
-from unet3d.units import GIB
-from unet3d.workflows.inference.ensemble import load_ensemble
-from unet3d.workflows.inference.networks import resolve_computation
-from unet3d.workflows.inference.options import (
+from unet3d.inference.ensemble import load_ensemble
+from unet3d.inference.networks import resolve_computation
+from unet3d.inference.options import (
     check_output,
     describe_mirroring,
     plan_outputs,
     resolve_flip_axes,
     summarize_predictor,
 )
-from unet3d.workflows.inference.predictor import Predictor, PreparedScan
-from unet3d.workflows.inference.segment_scans import find_pending, segment_scans
-from unet3d.workflows.inference.sharing import InferenceResult, count_processes, run_in_processes
+from unet3d.inference.predictor import Predictor, PreparedScan
+from unet3d.inference.segment_scans import find_pending, segment_scans
+from unet3d.inference.sharing import InferenceResult, count_processes, run_in_processes
+from unet3d.memory.step.config import WindowConfig
+from unet3d.types import BACKENDS
+from unet3d.units import GIB
 
 
 def _are_axes(value: Any) -> bool:

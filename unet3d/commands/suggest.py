@@ -19,20 +19,20 @@ from unet3d.config.fields import (
     read_settings,
 )
 from unet3d.files import write_output
+from unet3d.memory.from_config import scale_patch
+from unet3d.memory.strategies import list_strategies
 from unet3d.memory.tables import format_mib
-from unet3d.text import format_columns
-from unet3d.training.config import TrainConfig, read_training
-from unet3d.units import GIB
-from unet3d.workflows.memory.estimate import scale_patch
-from unet3d.workflows.memory.strategies import list_strategies
-from unet3d.workflows.memory.suggest import (
+from unet3d.planning.planner import find_batch_limit
+from unet3d.planning.suggest import (
     BUDGET,
     Changes,
     MemoryCandidate,
     get_budget_bytes,
     search_configs,
 )
-from unet3d.workflows.planning.planner import find_batch_limit
+from unet3d.text import format_columns
+from unet3d.training.config import TrainConfig, read_training
+from unet3d.units import GIB
 
 PRECISIONS = list_of(PRECISION, f"a list of {PRECISION.words}")
 STRATEGIES = list_of(

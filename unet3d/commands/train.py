@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from unet3d.components.dataset import build_layout, resolve_dataset
-from unet3d.components.network import build_network
 from unet3d.config.compose import ComposedConfig
+from unet3d.data.dataset import build_layout, resolve_dataset
 from unet3d.errors import DoesNotFitError, RunError, UsageError
 from unet3d.machine import ProcessRank, read_process_rank, resolve_precision
+from unet3d.memory.step.build import build_network
 from unet3d.report.run_report import format_report_table
 from unet3d.stop_signals import SignalListener
 from unet3d.training.build_callbacks import build_callbacks
@@ -91,7 +91,7 @@ def build_training(
     # The dataset's channels and classes.
     layout = build_layout(settings.data)
     dataset = resolve_dataset(settings.data, layout.describe())
-    step, notes = choose_strategy(dataset.complete(settings.step), precision, device)
+    step, notes = choose_strategy(settings.step.with_dataset(dataset), precision, device)
     settings = replace(settings, step=step)
     augment = settings.augmentation()
     data = VolumeDataModule(

@@ -1,15 +1,34 @@
 """`unet3d view IMAGE [LABELS ...]`: look at volumes in a browser."""
 
+import base64
 import os
 import sys
 import webbrowser
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, read_settings
-from unet3d.workflows.view import write_view_page
+from unet3d.data.formats.labels import read_labels
+from unet3d.data.formats.volumes import open_header, read_volume, split_suffix
+from unet3d.data.layouts.label_names import find_label_names
+from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
+from unet3d.errors import UsageError
+from unet3d.files import write_text
+from unet3d.report.page import render_page
+from unet3d.report.slices import get_class_colors
+from unet3d.report.volumes import (
+    CaseVolumes,
+    Layer,
+    draw_case,
+    embed_viewer,
+    make_class_map,
+    to_bytes,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,3 +58,99 @@ def has_screen() -> bool:
     """Return whether a browser would open a window, and not take over the terminal."""
     known = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
     return bool(known) or sys.platform in ("darwin", "win32")
+
+
+MAX_BYTES = 100_000_000
+"""Size of a page; a volume of 512 x 512 x 400 voxels is half of it, and larger ones are coarser."""
+
+AFFINE_TOLERANCE_MM = 1e-3
+
+MAX_LABELS = 255
+"""A file with more different labels than this is taken for an image."""
+
+
+def write_view_page(image: Path, labels: Sequence[Path], path: Path, *, channel: int) -> None:
+    """Write a page that shows an image and labels: with NiiVue, or as slices without it."""
+    case = read_case(image, labels, channel=channel)
+    shape = " x ".join(map(str, case.image.shape))
+    spacing = " x ".join(f"{mm:.3g}" for mm in case.spacing_mm)
+    page = render_page(
+        "view.html",
+        title=case.name,
+        subtitle=f"{shape} voxels of {spacing} mm, axes to the right, anterior and superior",
+        viewer=embed_viewer([case], 1, MAX_BYTES),
+        pictures={case.title: base64.b64encode(draw_case(case)).decode("ascii")},
+    )
+    write_text(path, page)
+
+
+def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolumes:
+    """Read an image and labels on its grid; their axes are turned to right, anterior, superior."""
+    channels, affine = read_volume(image)
+    if not 0 <= channel < len(channels):
+        raise UsageError(f"channel={channel}: {image} has the channels 0 to {len(channels) - 1}")
+    axes, flips = find_orientation(affine, "RAS")
+    volumes = {
+        name: read_layer(file, image, channels.shape[1:], affine)
+        for name, file in name_files(labels).items()
+    }
+    classes = find_classes(labels, list(volumes.values()))
+    gray = channels[channel]
+    legend = [{"name": n, "color": c, "note": ""} for n, c in get_class_colors(classes).items()]
+
+    def number_classes(volume: np.ndarray) -> np.ndarray:
+        numbers = make_class_map(volume, classes) if classes else np.zeros(volume.shape, np.uint8)
+        return reorient(numbers, axes, flips)
+
+    return CaseVolumes(
+        name=image.name,
+        title=", ".join(volumes) or "Image",
+        image=to_bytes(reorient(gray.real if np.iscomplexobj(gray) else gray, axes, flips)),
+        layers={
+            name: Layer(labels=number_classes(volume), classes=legend)
+            for name, volume in volumes.items()
+        },
+        spacing_mm=get_spacing(affine, axes),
+    )
+
+
+def read_layer(file: Path, image: Path, shape: Sequence[int], affine: np.ndarray) -> np.ndarray:
+    """Read labels; refuse another grid than that of the image."""
+    volume, own = read_labels(file, open_header(image))
+    same_shape = volume.shape == tuple(shape)
+    if same_shape and np.allclose(own, affine, rtol=0, atol=AFFINE_TOLERANCE_MM):
+        return volume
+    difference = "affines" if same_shape else f"shapes, {list(volume.shape)} and {list(shape)}"
+    raise UsageError(
+        f"{file} and {image} have different {difference}: labels must be on the grid of the image"
+    )
+
+
+def find_classes(labels: Sequence[Path], volumes: Sequence[np.ndarray]) -> dict[str, list[int]]:
+    """Return the classes that a dataset.json near the labels names, else one per label."""
+    found = sorted({int(label) for volume in volumes for label in np.unique(volume)} - {0})
+    if len(found) > MAX_LABELS:
+        raise UsageError(
+            f"{labels[0]} holds {len(found)} different values: is it an image? The first file is "
+            "the image, the others are labels"
+        )
+    for file in labels:
+        names = find_label_names(file.absolute().parent)
+        known = set() if names is None else {n for c in names.classes.values() for n in c}
+        if names is not None and known >= set(found) and len(names.classes) <= MAX_LABELS:
+            return {name: list(numbers) for name, numbers in names.classes.items()}
+    return {str(label): [label] for label in found if label > 0}
+
+
+def name_files(files: Sequence[Path]) -> dict[str, Path]:
+    """Return the files by name, with their folders where names are the same.
+
+    >>> list(name_files([Path("a/x.nii.gz"), Path("b/x.nii.gz")]))
+    ['a/x', 'b/x']
+    """
+    names = [split_suffix(file)[0] for file in files]
+    if len(set(names)) < len(names):
+        names = [f"{file.absolute().parent.name}/{n}" for file, n in zip(files, names, strict=True)]
+    if len(set(names)) < len(names):
+        names = list(map(str, files))
+    return dict(zip(names, files, strict=True))

@@ -15,21 +15,21 @@ from typing import Any
 import torch
 
 from unet3d import __version__
-from unet3d.components.step import StepConfig
 from unet3d.doctor.system import inspect_software, list_gpus
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import write_text
 from unet3d.machine import resolve_precision
 from unet3d.memory.estimate import estimate_step
-from unet3d.memory.record import MemoryRecord
-from unet3d.units import MIB
-from unet3d.workflows.memory.measure import Measurement, measure_phases
-from unet3d.workflows.memory.strategies import list_strategies
-from unet3d.workflows.memory.training_step import (
+from unet3d.memory.step.config import StepConfig
+from unet3d.memory.step.measure import Measurement, measure_phases
+from unet3d.memory.step.training_step import (
     NullListener,
     TrainingStep,
     make_step_factory,
 )
+from unet3d.memory.strategies import list_strategies
+from unet3d.peak_memory import MemoryRecord
+from unet3d.units import MIB
 
 SCHEMA = "unet3d-benchmark-1"
 """Name and version of the file's format."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from unet3d.components.dataset import complete_step
 from unet3d.data.config import DataConfig
 from unet3d.doctor.system import (
     DiskSpace,
@@ -29,14 +28,15 @@ from unet3d.machine import (
     resolve_precision,
 )
 from unet3d.memory.estimate import UntraceableError
+from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.oom_advice import format_oom_warning
+from unet3d.memory.step.build import complete_step
+from unet3d.memory.strategies import FUSED_STRATEGIES, get_device_bytes, resolve_strategy
+from unet3d.planning.suggest import find_largest_batch
 from unet3d.training.config import TrainConfig
 from unet3d.training.machine_checks import Problem, check_writable
 from unet3d.training.preflight import count_local_processes, find_problems
 from unet3d.units import GIB, format_bytes
-from unet3d.workflows.memory.estimate import estimate_memory
-from unet3d.workflows.memory.oom_advice import format_oom_warning
-from unet3d.workflows.memory.strategies import FUSED_STRATEGIES, get_device_bytes, resolve_strategy
-from unet3d.workflows.memory.suggest import find_largest_batch
 
 
 @dataclass(frozen=True, kw_only=True)

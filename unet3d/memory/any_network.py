@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode
 from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import UsageError
-from unet3d.memory.autocast import AUTOCAST_TYPES
+from unet3d.machine import AUTOCAST_TYPES
 from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
 from unet3d.memory.estimate import MemoryEstimate, estimate_step, refuse_untraceable
 from unet3d.memory.plots import plot_timeline

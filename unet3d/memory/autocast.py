@@ -13,9 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-AUTOCAST_TYPES = {"16": torch.float16, "bf16": torch.bfloat16}
-"""Types of mixed precision, by the name that users type."""
-
 FP32 = frozenset(
     """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
     pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm

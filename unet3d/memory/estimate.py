@@ -15,8 +15,8 @@ from unet3d.errors import UsageError, summarize_error
 from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.autocast import use_cuda_autocast_rules
 from unet3d.memory.cuda_libraries import COLUMNS
-from unet3d.memory.record import MemoryRecord
 from unet3d.memory.trace import Block, EventRange, Trace
+from unet3d.peak_memory import MemoryRecord
 from unet3d.simulated_cuda import simulate_cuda
 from unet3d.types import has_blocks
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from unet3d.memory.estimate import KINDS, Layer, MemoryEstimate
-from unet3d.memory.record import MemoryRecord
+from unet3d.peak_memory import MemoryRecord
 from unet3d.text import format_columns
 from unet3d.units import MIB, format_bytes
 

@@ -11,12 +11,15 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from unet3d.components.dataset import ResolvedDataset, build_layout, resolve_dataset
+from unet3d.data.dataset import ResolvedDataset, build_layout, resolve_dataset
 from unet3d.errors import UsageError, summarize_error
+from unet3d.evaluation.comparison import HIDDEN_KEYS
+from unet3d.evaluation.options import build_metrics, select_class_metrics
 from unet3d.machine import Precision
 from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.peak import PeakMeter
+from unet3d.memory.from_config import make_figure_title
 from unet3d.metric.dice import Dice
+from unet3d.peak_memory import PeakMeter
 from unet3d.stop_signals import SignalListener
 from unet3d.training.callbacks.curves import Curves
 from unet3d.training.callbacks.dashboard import Dashboard
@@ -34,9 +37,6 @@ from unet3d.training.limits import StoppingLimits
 from unet3d.training.module import SegmentationModule
 from unet3d.training.resume_state import ResumeState
 from unet3d.types import HasRetention
-from unet3d.workflows.comparison import HIDDEN_KEYS
-from unet3d.workflows.evaluation.options import build_metrics, select_class_metrics
-from unet3d.workflows.memory.estimate import make_figure_title
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 from unet3d.checkpoint_file import FORMAT_VERSION
-from unet3d.components.dataset import ResolvedDataset, get_network_sizes
-from unet3d.components.loss import build_loss
-from unet3d.components.optimizer import find_heads, group_parameters, make_optimizer_factory
-from unet3d.components.step import list_data_values
+from unet3d.data.dataset import ResolvedDataset, get_network_sizes
 from unet3d.data.preprocessing.statistics import summarize_statistics
+from unet3d.evaluation.options import build_metrics
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.inference.write_labels import choose_decision
 from unet3d.kernel_cache import set_compiler_caches
 from unet3d.loss.adapter import check_loss
 from unet3d.machine import Precision
+from unet3d.memory.step.config import list_data_values
+from unet3d.memory.step.optimizer import find_heads, group_parameters, make_optimizer_factory
 from unet3d.metric.case_scores import CaseScores, ValidationHD95
 from unet3d.metric.dice import Dice
 from unet3d.training.config import TrainConfig
@@ -24,7 +24,6 @@ from unet3d.training.cuda_graph import CudaGraphs, RecordedPass
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.module import SegmentationModule
 from unet3d.training.schedules import build_scheduler
-from unet3d.workflows.evaluation.options import build_metrics
 
 
 def build_module(
@@ -43,7 +42,7 @@ def build_module(
     if step.compile:
         set_compiler_caches()
         network.compile()  # in place: names and checkpoints do not change
-    loss = build_loss(step.loss, step.data)
+    loss = step.build_loss()
     check_loss(loss, dataset.num_outputs)
     recorded_pass = None
     if graphs is not None:

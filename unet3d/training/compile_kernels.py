@@ -7,12 +7,12 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from unet3d.components.step import StepConfig
 from unet3d.errors import summarize_error
 from unet3d.machine import Precision, count_usable_cores, describe_missing_kernels
 from unet3d.memory.launches import list_launches
+from unet3d.memory.step.config import StepConfig
+from unet3d.memory.step.training_step import make_step_factory
 from unet3d.triton_kernels import compile_kernels
-from unet3d.workflows.memory.training_step import make_step_factory
 
 SLOW_SECONDS = 2.0
 """Kernels from Triton's cache are ready sooner."""

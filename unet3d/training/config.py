@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from unet3d.components.step import StepConfig, read_step
 from unet3d.config.compose import ComposedConfig, Composition, Config, resolve_config
 from unet3d.config.fields import DURATION, Kind, integer, number, read_settings
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.data.config import DataConfig
 from unet3d.errors import UsageError
+from unet3d.memory.step.config import StepConfig, read_step
 
 DEFAULT_MAX_EPOCHS = 20
 """The limit of a run whose config sets none of trainer.max_steps, max_epochs and max_time."""

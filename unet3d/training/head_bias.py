@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from unet3d.components.dataset import ResolvedDataset
-from unet3d.components.step import StepConfig
+from unet3d.data.dataset import ResolvedDataset
 from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.data.loading.loaders import TrainLoader
 from unet3d.errors import UsageError, summarize_error
 from unet3d.memory.any_network import copy_as_fake
+from unet3d.memory.step.config import StepConfig
 from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.types import HasHeads
 

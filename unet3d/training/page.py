@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from unet3d.evaluation.page import NAME, embed_worst_cases, read_result
 from unet3d.files import write_text
 from unet3d.machine import summarize_machine
 from unet3d.memory.estimate import MemoryEstimate
@@ -11,7 +12,6 @@ from unet3d.report.page import render_page
 from unet3d.report.run_page import describe_run
 from unet3d.report.run_report import get_step_memory, write_report
 from unet3d.training.run import TrainingRun
-from unet3d.workflows.evaluation.page import NAME, embed_worst_cases, read_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

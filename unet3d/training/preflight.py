@@ -6,16 +6,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from unet3d.components.dataset import get_network_sizes
+from unet3d.data.dataset import get_network_sizes
 from unet3d.errors import UsageError
-from unet3d.machine import Precision, ProcessRank, resolve_device
+from unet3d.machine import TRUE_HALF_TYPES, Precision, ProcessRank, resolve_device
 from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
+from unet3d.memory.from_config import check_step_size
 from unet3d.text import pluralize
 from unet3d.training import machine_checks as machine
 from unet3d.training.config import TrainConfig
 from unet3d.types import HasRetention
-from unet3d.workflows.memory.estimate import check_step_size
-from unet3d.workflows.memory.training_step import TRUE_HALF_TYPES
 
 NUM_AUGMENTATIONS = 256
 """Augmentations that are sampled to find how much is read around a patch."""

@@ -13,9 +13,8 @@ import torch
 import yaml
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from unet3d.components.dataset import ResolvedDataset
-from unet3d.components.network import count_parameters
 from unet3d.config.compose import list_config_groups
+from unet3d.data.dataset import ResolvedDataset
 from unet3d.data.layouts.groups import describe_groups
 from unet3d.data.loading.worker_errors import end_workers_on_error, explain_worker_error
 from unet3d.errors import (
@@ -29,6 +28,8 @@ from unet3d.errors import (
 from unet3d.files import read_report, write_text
 from unet3d.machine import Precision, ProcessRank
 from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.oom_advice import format_oom_report
+from unet3d.model.build import count_parameters
 from unet3d.report.run_report import (
     collect_versions,
     select_headline_metrics,
@@ -44,7 +45,6 @@ from unet3d.training.lightning_internals import is_restoring
 from unet3d.training.module import SegmentationModule
 from unet3d.training.run_folder import open_run_folder, write_records
 from unet3d.training.trainer import find_device
-from unet3d.workflows.memory.oom_advice import format_oom_report
 
 Log = Callable[[str], None]
 

@@ -17,9 +17,9 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from unet3d.memory.estimate import STEPS, estimate_step
+from unet3d.memory.step.training_step import TrainingStep
 from unet3d.model.fused.kernels.cpu import kernels as norm_kernels
 from unet3d.pool.kernels.cpu import kernels as pool_kernels
-from unet3d.workflows.memory.training_step import TrainingStep
 
 KERNELS = {
     "aten::add": "an operand in the dtype of the result; CUDA converts on read",

@@ -4,8 +4,7 @@ import lightning.pytorch as pl
 import pytest
 
 from unet3d.commands.train import build_training
-from unet3d.memory.peak import PeakMeter
-from unet3d.memory.record import MemoryRecord
+from unet3d.peak_memory import MemoryRecord, PeakMeter
 from unet3d.training.callbacks.step_memory import StepMemory
 from unet3d.units import MIB
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from unet3d.memory.record import MemoryRecord
+from unet3d.peak_memory import MemoryRecord
 from unet3d.training.cuda_graph import Recorded
 from unet3d.units import MIB
 

@@ -6,8 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.memory.peak import PeakMeter
-from unet3d.memory.record import MemoryRecord
+from unet3d.peak_memory import MemoryRecord, PeakMeter
 from unet3d.training.loggers import log_values
 from unet3d.units import MIB
 

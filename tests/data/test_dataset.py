@@ -1,0 +1,142 @@
+"""Channels and classes come from the settings and from the dataset, which must not contradict."""
+
+import pytest
+
+from tests.config.helpers.configs import with_values
+from unet3d.data.case import DatasetDescription
+from unet3d.data.config import read_data
+from unet3d.data.dataset import (
+    build_layout,
+    build_preprocessing,
+    get_network_sizes,
+    resolve_dataset,
+)
+from unet3d.errors import UsageError
+from unet3d.memory.step.build import complete_step
+
+UNKNOWN = {"root": "/no/such", "num_classes": None, "in_channels": None}
+"""Settings that leave everything to the dataset."""
+
+REGIONS = {"whole": (1, 2), "core": (2,)}
+
+
+def parse(**values):
+    """Parse the group `data` with other values."""
+    data = {f"data.{key}": value for key, value in (UNKNOWN | values).items()}
+    return read_data(with_values("train", data).config)
+
+
+def describe(channels=("MRI",), classes=("background", "a", "b"), **others):
+    return DatasetDescription(channels=channels, classes=classes, **others)
+
+
+@pytest.mark.parametrize("name", ["", "a\x1b[2J", "a\nb", "a\u202eb", "a" * 201])
+def test_names_of_classes_and_channels_are_short_and_printable(name):
+    for description in (describe(channels=(name,)), describe(classes=("background", name))):
+        with pytest.raises(UsageError, match="names have 1 to 200 printable characters"):
+            resolve_dataset(parse(), description)
+
+
+def test_the_dataset_says_what_the_settings_leave_open_and_settings_win():
+    description = describe(ignore_labels=(9,), regions=REGIONS)
+    dataset = resolve_dataset(parse(), description)
+    assert (dataset.channels, dataset.classes) == (("MRI",), ("background", "a", "b"))
+    assert (dataset.regions, dataset.ignore_labels) == (REGIONS, (9,))
+    data = parse(regions={"b": [2], "a": [1]}, ignore_label=8)
+    dataset = resolve_dataset(data, description)
+    assert list(dataset.regions.items()) == [("b", (2,)), ("a", (1,))]
+    assert dataset.ignore_labels == (8,)
+
+
+def test_the_labels_of_regions_are_the_datasets_unless_regions_are_set():
+    ambiguous = describe(regions={"whole": (1, 2)}, region_labels=(2,))
+    assert resolve_dataset(parse(), ambiguous).region_labels == (2,)
+    assert resolve_dataset(parse(region_labels=[1]), ambiguous).region_labels == (1,)
+    assert resolve_dataset(parse(regions={"b": [2]}), ambiguous).region_labels is None
+
+
+def test_outputs_are_classes_or_regions_and_classes_without_a_name_are_numbered():
+    dataset = resolve_dataset(parse(num_classes=5), describe())
+    assert dataset.classes == ("background", "a", "b", "class_3", "class_4")
+    assert dataset.num_outputs == 5
+    assert resolve_dataset(parse(regions={"b": [2]}), describe()).num_outputs == 1
+
+
+def test_the_dataset_completes_the_settings_and_the_loss(composed):
+    settings = composed("data=nnunet", "data.root=/no/such", base=[]).step
+    complete = settings.with_dataset(resolve_dataset(settings.data, describe(regions=REGIONS)))
+    assert (complete.data.in_channels, complete.data.num_classes) == (1, 3)
+    assert complete.data.regions == REGIONS
+    regions = {"whole": [1, 2], "core": [2]}
+    assert complete.loss.arguments["regions"] == regions
+    assert settings.loss.arguments["regions"] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "description", "message"),
+    [
+        ({"in_channels": 2}, describe(), r"data\.in_channels=2, but the dataset has 1: MRI"),
+        ({}, describe(classes=("background",)), r"data\.num_classes must be an int >= 2, got 1"),
+        ({}, describe(classes=("background", "a", "a")), "names must be unique, got background, a"),
+        ({"regions": {"a": [3]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
+        ({"regions": {"a": [0]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
+        ({"regions": {"a": [1], "b": [1, 2]}}, describe(), r"data\.regions\.a must .* one label"),
+        ({"region_labels": [1]}, describe(), r"data\.region_labels needs data\.regions"),
+        (
+            {"regions": {"a": [1]}, "region_labels": [2]},
+            describe(),
+            r"data\.region_labels must name a label of each region, .* got 2 for a",
+        ),
+        (
+            {"regions": {"a": [1]}, "region_labels": [1, 2]},
+            describe(),
+            r"data\.region_labels must .* got 2 labels for 1 regions",
+        ),
+    ],
+)
+def test_a_contradiction_is_refused(values, description, message):
+    with pytest.raises(UsageError, match=message):
+        resolve_dataset(parse(**values), description)
+
+
+def test_settings_that_give_both_sizes_need_no_dataset(composed):
+    both = {"num_classes": 4, "in_channels": 2}
+    assert get_network_sizes(parse(**both)) == (2, 4)
+    regions = {"whole": [1, 3], "core": [3]}
+    assert get_network_sizes(parse(**both, regions=regions)) == (2, 2)
+    settings = composed("data.root=/no/such", base=[]).step
+    assert complete_step(settings) is settings
+
+
+def test_one_size_alone_is_completed_by_the_dataset(composed, decathlon_folder):
+    overrides = ["data=decathlon", f"data.root={decathlon_folder}", "data.in_channels=1"]
+    settings = complete_step(composed(*overrides, base=[]).step)
+    assert get_network_sizes(settings.data) == (1, 3)
+
+
+def test_a_dataset_without_a_root_cannot_be_read():
+    with pytest.raises(UsageError, match=r"^data\.root must be given"):
+        build_layout(parse(root="???"))
+
+
+@pytest.mark.parametrize(
+    ("values", "background", "normalize"),
+    [
+        ({}, (0,), ("zscore",)),
+        ({"background": "auto"}, ("auto",), ("zscore_nonzero",)),
+        ({"background": [-3.5], "normalize": "zscore"}, (-3.5,), ("zscore",)),
+    ],
+)
+def test_a_background_other_than_zero_is_left_out_of_the_normalization(
+    values, background, normalize
+):
+    data = parse(**values)
+    preprocessing = build_preprocessing(data, resolve_dataset(data, describe()), [])
+    assert (preprocessing.background, preprocessing.normalize) == (background, normalize)
+
+
+def test_each_channel_has_its_normalization():
+    dataset = resolve_dataset(parse(), describe(channels=("T1", "T2")))
+    assert build_preprocessing(parse(normalize="zscore"), dataset, []).normalize == ("zscore",) * 2
+    with pytest.raises(UsageError, match=r"data\.normalize must be one word or one for each of"):
+        build_preprocessing(parse(normalize=["zscore"] * 3), dataset, [])

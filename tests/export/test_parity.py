@@ -1,0 +1,76 @@
+"""An exported network is compared with its checkpoint on patches that vary."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.contract.helpers.datasets import save
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import UsageError
+from unet3d.export.parity import (
+    NUM_PATCHES,
+    compare_outputs,
+    load_sample_patches,
+    select_varied_patches,
+)
+from unet3d.inference.write_labels import argmax_labels
+
+
+@pytest.fixture
+def write_volumes(tmp_path):
+    """Write volumes that are empty but for a corner, whose values tell which file it is."""
+
+    def write(number: int) -> tuple:
+        voxels = np.zeros((24, 24, 24), np.float32)
+        voxels[:10, :10, :10] = np.random.default_rng(0).normal(100 * number, 1, (10, 10, 10))
+        return (save(tmp_path / f"{number}.nii", voxels, np.eye(4)),)
+
+    return lambda count: [write(number) for number in range(count)]
+
+
+UNCHANGED = Preprocessing(num_classes=2, normalize=("none",), crop="none")
+
+
+@pytest.mark.parametrize(("num_files", "numbers"), [(1, [0, 0, 0]), (2, [0, 0, 1]), (5, [0, 1, 2])])
+def test_three_patches_come_from_any_number_of_scans(write_volumes, num_files, numbers):
+    images = select_varied_patches(write_volumes(num_files), UNCHANGED, (12, 12, 12), ["T1"])
+    assert [round(float(image.max()) / 100) for image in images] == numbers
+    assert all(image.shape == (1, 12, 12, 12) for image in images)
+
+
+def test_a_volume_smaller_than_the_patch_is_padded(write_volumes):
+    images = select_varied_patches(write_volumes(1), UNCHANGED, (40, 12, 24), ["T1"])
+    assert all(image.shape == (1, 40, 12, 24) for image in images)
+    assert not images[0][:, :8].any()
+
+
+def test_a_missing_channel_is_named_before_it_is_normalized(write_volumes):
+    each = Preprocessing(num_classes=2, normalize=("none", "zscore"))
+    with pytest.raises(UsageError, match=r"0\.nii has 1 channels, .* takes 2: T1, T2"):
+        select_varied_patches(write_volumes(1), each, (12, 12, 12), ["T1", "T2"])
+
+
+def test_noise_replaces_a_dataset_that_is_gone(tmp_path):
+    metadata = {
+        "preprocessing": UNCHANGED.to_dict(),
+        "channels": ["T1", "T2"],
+        "config": {"data": {"root": str(tmp_path / "gone")}},
+    }
+    images, source = load_sample_patches(None, metadata, (8, 8, 8), [])
+    assert [tuple(image.shape) for image in images] == [(2, 8, 8, 8)] * NUM_PATCHES
+    assert source.startswith("seeded noise instead of scans (the training dataset was not found")
+    assert str(tmp_path / "gone") in source
+
+
+def test_parity_fails_for_differences_and_nan():
+    logits = torch.randn(2, 3, 4, 4, 4)
+    batches = [torch.zeros(2, 1, 4, 4, 4)]
+
+    def compare(other):
+        return compare_outputs(lambda _: logits, lambda _: other, batches, argmax_labels)
+
+    assert compare(logits).passed
+    assert compare(logits + 1e-5).passed
+    assert not compare(logits + 0.01).passed
+    assert not compare(logits.masked_fill(logits > 1, torch.nan)).passed
+    assert compare(-logits).agreement < 0.7

@@ -1,0 +1,133 @@
+"""Backends compute the logits of torch, and the memory of their windows is measured."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.inference.conftest import build_predictor, make_ensemble
+from unet3d import peak_memory as peak
+from unet3d.errors import RunError, UsageError
+from unet3d.inference import networks
+from unet3d.inference.networks import (
+    measure_window_memory,
+    open_network,
+    resolve_computation,
+)
+from unet3d.machine import Precision, has_fast_bf16
+from unet3d.model.unet import UNet3D
+from unet3d.pool.max import MaxPool3d
+
+PATCH = (16, 12, 8)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def unet():
+    torch.manual_seed(0)
+    network = UNet3D(
+        in_channels=1, num_classes=3, depth=2, width=4, norm="instance", pool=MaxPool3d
+    )
+    return make_ensemble(network, PATCH)
+
+
+@pytest.mark.parametrize("backend", ["onnx", "openvino"])
+def test_every_backend_finds_the_same_labels(unet, write_scans, backend):
+    (task,) = write_scans(shape=(20, 17, 9))
+    predictors = [
+        build_predictor(unet, batch_size=5, backend=b)  # the last batch is smaller
+        for b in ("torch", backend)
+    ]
+    expected, labels = (p.segment(p.prepare(task)) for p in predictors)
+    assert len(np.unique(expected)) > 1
+    np.testing.assert_array_equal(labels, expected)
+    windows = torch.randn(2, 1, *PATCH)
+    with torch.inference_mode():
+        logits = unet.networks[0](windows)
+    torch.testing.assert_close(predictors[1].networks[0](windows), logits, rtol=1e-4, atol=1e-4)
+
+
+def test_openvino_computes_in_float32_unless_bf16_is_asked_for(unet):
+    # Without bf16 instructions it falls back to float32, as resolve_precision does before it.
+    used = []
+    for precision in ("32", "bf16"):
+        network = open_network(
+            *(unet.networks[0], "openvino", Precision(precision, precision), CPU),
+            channels=1,
+            patch=PATCH,
+        )
+        used.append(network.model.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+    assert used == ["f32", "bf16" if has_fast_bf16() else "f32"]
+
+
+@pytest.mark.parametrize(
+    ("requested", "backend", "used", "reason"),
+    [
+        (None, "torch", "32", "a CPU does not compute in pure fp16"),
+        ("32", "openvino", "32", ""),
+        ("bf16-true", "torch", "bf16-true", ""),
+        ("bf16-true", "onnx", "32", "backend=onnx computes in float32"),
+        ("bf16-true", "openvino", "32", "backend=openvino computes in float32"),
+    ],
+)
+def test_a_backend_computes_in_a_precision_that_it_has(requested, backend, used, reason):
+    device, precision = resolve_computation("cpu", requested, backend, "16-true")
+    assert (device, precision.used, precision.reason) == (CPU, used, reason)
+
+
+def test_a_backend_for_cpus_is_refused_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(networks, "resolve_device", lambda device, key: "cuda")
+    with pytest.raises(UsageError, match=r"^backend=onnx computes on the CPU: add device=cpu$"):
+        resolve_computation("auto", "32", "onnx", "32")
+
+
+def test_a_network_that_cannot_be_traced_is_named():
+    class Branching(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(RunError, match=r"^Branching cannot be traced by torch.export: .*"):
+        open_network(Branching(), "openvino", Precision("32", "32"), CPU, channels=1, patch=PATCH)
+
+
+def test_signals_are_handled_after_several_openvino_networks_are_freed():
+    # In a process of its own: a second Core would end it.
+    code = (
+        "import faulthandler, signal, torch\n"
+        "from unet3d.export.openvino_session import OpenVinoSession\n"
+        "faulthandler.enable()\n"
+        "program = torch.export.export(torch.nn.ReLU(), (torch.ones(1, 1, 4, 4, 4),))\n"
+        "first, second = OpenVinoSession(program), OpenVinoSession(program)\n"
+        "del first\n"
+        "del second\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('handled'))\n"
+        "signal.raise_signal(signal.SIGUSR1)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout == "handled\n"
+
+
+def test_outputs_of_modules_are_counted_where_a_process_cannot_read_its_peak(monkeypatch):
+    monkeypatch.setattr(peak, "read_resident_peak", lambda: None)
+    network = nn.Sequential(nn.Conv3d(1, 2, 1), nn.ReLU())
+    outputs, nbytes = measure_window_memory([network], (1, 1, 4, 4, 4), CPU)
+    assert outputs == 2
+    assert nbytes == 3 * 2 * 4**3 * 4  # of both layers, and of what holds them
+
+
+def test_what_the_process_held_before_does_not_count_as_the_memory_of_a_window():
+    before = peak.read_resident_peak()
+    if before is None:
+        pytest.skip("needs a process that can reset its peak")
+    network = nn.Conv3d(1, 2, 1).requires_grad_(False)
+    _, nbytes = measure_window_memory([network], (1, 1, 64, 64, 64), CPU)
+    assert 0 <= nbytes < before / 2
+
+
+def test_patches_that_a_network_does_not_take_are_refused():
+    with pytest.raises(UsageError, match=r"^the network cannot take patches of 4x4x4: "):
+        measure_window_memory([nn.Conv3d(2, 3, 1)], (1, 1, 4, 4, 4), CPU)

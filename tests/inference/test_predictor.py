@@ -1,0 +1,86 @@
+"""A scan is segmented within the memory that it may take."""
+
+from dataclasses import replace
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+from tests.inference.conftest import build_predictor
+from unet3d.errors import DoesNotFitError
+from unet3d.inference import postprocess
+from unet3d.inference import predictor as predictor_module
+
+
+@pytest.fixture
+def task(write_scans):
+    return write_scans()[0]
+
+
+def predict(predictor, prepared, log=print):
+    """Segment a scan; return the labels that were written."""
+    predictor.compute(prepared, log=log)()
+    return np.asarray(nibabel.load(prepared.task.labels).dataobj)
+
+
+def test_out_of_gpu_memory_within_a_case_is_retried_with_sums_in_ram(predictor, task):
+    prepared = predictor.prepare(task)
+    expected = predict(predictor, prepared)
+    network, calls, messages = predictor.networks[0], [], []
+
+    def run_out_of_memory_once(batch):
+        calls.append(batch)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return network(batch)
+
+    predictor.networks = [run_out_of_memory_once]
+    on_gpu = replace(prepared, plan=replace(prepared.plan, sums_in_ram=False))
+    np.testing.assert_array_equal(predict(predictor, on_gpu, messages.append), expected)
+    assert len(calls) == 3 + prepared.plan.windows
+    assert "0: out of GPU memory; retrying with" in messages[0]
+    calls.clear()
+    with pytest.raises(torch.OutOfMemoryError):  # with sums in RAM there is no second try
+        predict(predictor, prepared)
+
+
+def test_memory_for_finding_components_is_part_of_the_estimate(predictor, write_scans):
+    (task,) = write_scans(shape=(400, 8, 8))
+    predictor.window_bytes = 0
+    held = predictor.prepare(task).volume.held_bytes
+    predictor.largest_component_labels = [1]
+    assert predictor.prepare(task).max_ram == held + 400 * 8 * 8 * postprocess.BYTES_PER_VOXEL
+
+
+def test_a_scan_too_large_to_preprocess_is_refused_before_it_is_read(predictor, task):
+    predictor.ram = 2**20
+    with pytest.raises(DoesNotFitError, match=r"^preprocessing needs .* RAM, 1 MiB are avail"):
+        predictor.prepare(task)
+
+
+def test_a_shortfall_of_free_ram_comes_with_what_to_do(predictor, task, monkeypatch):
+    scan = predictor.read(task)
+    monkeypatch.setattr(predictor_module, "get_available_bytes", lambda device: 2**20)
+    with pytest.raises(DoesNotFitError, match=r"needs at least .* are available: close other pro"):
+        predictor.plan(task, scan)
+
+
+def test_a_shortfall_of_gpu_memory_comes_with_what_to_do(predictor, task, monkeypatch):
+    predictor.device, predictor.window_bytes = torch.device("cuda"), 2**30
+    monkeypatch.setattr(predictor_module, "get_free_bytes", lambda device: 2**20)
+    with pytest.raises(DoesNotFitError, match=r"^its windows need .* on the GPU, .* batch_size=1"):
+        predictor.prepare(task)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sums_in_ram", [False, True])
+def test_a_gpu_predicts_the_labels_of_a_cpu(ensemble, task, sums_in_ram):
+    on_cpu = build_predictor(ensemble)
+    expected = predict(on_cpu, on_cpu.prepare(task))
+    on_gpu = build_predictor(ensemble, "cuda", batch_size=2)
+    prepared = on_gpu.prepare(task)
+    assert not prepared.plan.sums_in_ram
+    assert prepared.plan.gpu_bytes > 0
+    prepared = replace(prepared, plan=replace(prepared.plan, sums_in_ram=sums_in_ram))
+    assert (predict(on_gpu, prepared) == expected).mean() > 0.99

@@ -1,0 +1,110 @@
+"""Scans are read and labels are written while another is segmented, within the RAM of a case."""
+
+import os
+import time
+from dataclasses import replace
+from threading import Event, current_thread, main_thread
+
+import pytest
+import torch
+
+from tests.inference.conftest import build_predictor
+from unet3d.inference.segment_scans import segment_scans
+from unet3d.peak_memory import CLEAR_REFS, PeakMeter
+from unet3d.units import MIB
+
+CPU = torch.device("cpu")
+
+
+def segment(predictor, tasks, *, prefetch=True):
+    """Segment all tasks; return the summaries of their memory, and those that failed."""
+    summaries = []
+
+    def compute(prepared):
+        summaries.append(prepared.memory_summary)
+        return predictor.compute(prepared)
+
+    failures = segment_scans(predictor, tasks, prefetch=prefetch, compute=compute)
+    return summaries, [(task.scan.name, str(error)) for task, error in failures]
+
+
+def get_readers(predictor, monkeypatch):
+    """Return a list that receives, for each scan that is read, whether a thread reads it."""
+    readers, read = [], predictor.read
+
+    def record(task, ram):
+        readers.append(current_thread() is not main_thread())
+        return read(task, ram)
+
+    monkeypatch.setattr(predictor, "read", record)
+    return readers
+
+
+def test_the_files_are_those_of_one_scan_after_the_other(predictor, write_scans, monkeypatch):
+    tasks = write_scans(4)
+    assert segment(predictor, tasks, prefetch=False)[1] == []
+    expected = [task.labels.read_bytes() for task in tasks]
+    for task in tasks:
+        task.labels.unlink()
+    readers = get_readers(predictor, monkeypatch)
+    summaries, failed = segment(predictor, tasks)
+    assert (failed, readers) == ([], [False, True, True, True])
+    assert [task.labels.read_bytes() for task in tasks] == expected
+    assert [" to read the next" in summary for summary in summaries] == [True] * 3 + [False]
+
+
+def test_a_scan_that_cannot_be_read_or_whose_labels_cannot_be_written_fails_alone(
+    predictor, write_scans
+):
+    tasks = write_scans(6)
+    file = tasks[1].scan.files[0]
+    file.write_bytes(file.read_bytes()[:2000])
+    for which in (3, 5):  # one of them is the last
+        tasks[which].labels.mkdir()
+    _, failed = segment(predictor, tasks)
+    assert [name for name, _ in failed] == ["1", "3", "5"]
+    assert [task.labels.is_file() for task in tasks] == 3 * [True, False]
+
+
+def test_the_next_scan_is_not_read_where_the_ram_suffices_for_one(
+    predictor, write_scans, monkeypatch
+):
+    tasks = write_scans(3)
+    predictor.ram = 2**40
+    needed = predictor.prepare(tasks[0]).max_ram + predictor.estimate_reading(tasks[1])
+    for ram, expected in ((needed - 1, False), (needed + MIB, True)):
+        predictor.ram, readers = ram, get_readers(predictor, monkeypatch)
+        assert segment(predictor, tasks)[1] == []
+        assert readers == [False, expected, expected]
+        monkeypatch.undo()
+
+
+def test_an_interruption_does_not_wait_for_the_next_scan(predictor, write_scans, monkeypatch):
+    tasks, never = write_scans(2), Event()
+    read = predictor.read
+    monkeypatch.setattr(
+        predictor, "read", lambda task, ram: never.wait(60) if task is tasks[1] else read(task, ram)
+    )
+
+    def interrupt(prepared):
+        raise KeyboardInterrupt
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(segment_scans(predictor, tasks, prefetch=True, compute=interrupt))
+    assert time.monotonic() - start < 30
+    never.set()
+
+
+@pytest.mark.skipif(not os.access(CLEAR_REFS, os.W_OK), reason="the peak cannot be measured")
+def test_the_peak_is_within_the_forecast_of_both_scans(ensemble, write_scans):
+    predictor = build_predictor(replace(ensemble, patch_size=(32, 32, 32)))
+    tasks = write_scans(3, shape=(128, 128, 128))
+    predictor.ram = 2**40
+    segment(predictor, tasks[:1])  # what the first case loads stays
+    forecast = predictor.prepare(tasks[0]).max_ram + predictor.estimate_reading(tasks[1])
+    meter = PeakMeter()
+    meter.start(CPU)
+    before = meter.read(CPU).resident
+    assert segment(predictor, tasks)[1] == []
+    assert meter.read(CPU).resident - before <= forecast

@@ -1,0 +1,79 @@
+import pytest
+
+from unet3d.errors import UsageError
+from unet3d.machine import Precision
+from unet3d.memory import strategies
+from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.strategies import (
+    list_leaner_strategies,
+    list_strategies,
+    resolve_strategy,
+)
+from unet3d.units import CUDA_CONTEXT_BYTES
+
+FULL_PRECISION = Precision("32", "32")
+NAIVE = ["model=naive_small", "model.encoder=[4,8,8]", "model.decoder=[8,4]"]
+
+
+def resolve(settings):
+    return resolve_strategy(settings.step, FULL_PRECISION, cuda=False)
+
+
+def test_auto_selects_the_first_strategy_that_is_estimated_to_fit(composed, monkeypatch):
+    overrides = ["data.patch_size=[64,64,64]", "model.width=16"]
+    lean = estimate_memory(composed(*overrides, "checkpointing=lean").step).peak.allocated
+    sizes = {"fused": 2**40, "lean": CUDA_CONTEXT_BYTES + lean, "leanest": 0}
+    for strategy, available in sizes.items():
+        monkeypatch.setattr(strategies, "get_available_bytes", lambda device, n=available: n)
+        settings = resolve(composed(*overrides, "checkpointing=auto"))
+        assert settings.strategy == strategy
+        assert "encoders" in settings.checkpointing.arguments
+
+
+def test_auto_without_a_gpu_to_plan_for_names_the_choices(composed):
+    settings = composed("checkpointing=auto", "trainer.accelerator=auto")
+    with pytest.raises(UsageError, match=r"this machine has no GPU: .*fused, skips, lean, leanest"):
+        estimate_memory(settings.step)
+
+
+def test_a_network_without_fused_blocks_runs_as_plain_modules_and_others_as_configured(composed):
+    assert resolve(composed("model=dynunet")).strategy == "none"
+    assert resolve(composed(*NAIVE)).strategy == "none"
+    assert resolve(composed()).strategy == "fused"
+    settings = composed("checkpointing=lean")
+    assert resolve(settings) is settings.step
+
+
+def test_strategies_are_listed_from_the_least_work_to_the_least_memory(composed):
+    assert list_strategies(composed().step) == ("fused", "skips", "lean", "leanest")
+    assert list_strategies(composed("model=dynunet").step) == ("none", "blocks")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "leaner"),
+    [
+        ("none", ("fused", "skips", "lean", "leanest")),
+        ("skips", ("lean", "leanest")),
+        ("leanest", ()),
+        ("blocks", ()),
+        ("none compile=true", ()),
+    ],
+)
+def test_leaner_strategies_follow_the_configured_one(composed, strategy, leaner):
+    settings = composed(*f"checkpointing={strategy}".split())
+    assert list_leaner_strategies(settings.step) == leaner
+
+
+@pytest.mark.parametrize(("tile_mib", "extra_bytes"), [("auto", 0), (256, 2**30)])
+def test_auto_selects_the_largest_tiles_that_fit_a_gpu(
+    composed, monkeypatch, tile_mib, extra_bytes
+):
+    overrides = ["data.patch_size=[96,96,64]", "model.width=32", "trainer.accelerator=gpu"]
+    peak = estimate_memory(composed(*overrides, "checkpointing=fused").step).peak.reserved
+    available = CUDA_CONTEXT_BYTES + peak + extra_bytes
+    monkeypatch.setattr(strategies, "get_available_bytes", lambda device: available)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    settings = composed(*overrides, "checkpointing=auto")
+    resolved = resolve_strategy(settings.step, FULL_PRECISION, cuda=True)
+    assert resolved.strategy == "fused"
+    assert resolved.checkpointing.arguments["tile_mib"] == tile_mib

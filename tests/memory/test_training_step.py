@@ -1,0 +1,93 @@
+from functools import partial
+
+import pytest
+import torch
+
+from unet3d.memory.from_config import estimate_memory, estimate_with_savings
+from unet3d.memory.step import training_step
+from unet3d.memory.step.training_step import REPEATING_OPTIMIZERS, TrainingStep
+from unet3d.memory.tables import get_compiled_range
+from unet3d.units import MIB
+
+SMALL = ("model.depth=2", "model.width=4")
+
+
+def set_optimizer(monkeypatch, kind):
+    make = partial(kind, lr=0.1)
+    monkeypatch.setattr(training_step, "make_optimizer_factory", lambda *_: make)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides", [["precision=bf16"], ["inference.batch_size=3", "trainer.accelerator=cpu"]]
+)
+def test_a_few_windows_of_a_volume_have_the_peak_of_all_of_them(composed, monkeypatch, overrides):
+    settings = composed(*SMALL, *overrides)
+
+    def estimate_validation():
+        estimate = estimate_memory(settings.step, [40, 24, 56])
+        return estimate.phases["validation"], len(estimate.trace.events)
+
+    peak_of_few, events_of_few = estimate_validation()
+    monkeypatch.setattr(training_step, "PeakWindowsOnly", lambda model, trace: model)
+    peak_of_all, events_of_all = estimate_validation()
+    assert peak_of_few == peak_of_all
+    assert events_of_few < 0.7 * events_of_all
+
+
+def test_cuda_graphs_keep_their_batch_and_have_a_memory_pool_of_their_own(composed):
+    words = (*SMALL, "data.patch_size=[64,64,64]", "precision=16")
+    words += ("trainer.accelerator=gpu", "checkpointing=none")
+    eager = estimate_memory(composed(*words).step)
+    recorded = estimate_memory(composed(*words, "trainer.cuda_graph=true").step)
+    batch = composed(*words).data.batch_size * 64**3 * 5
+    assert recorded.peak.allocated - eager.peak.allocated == pytest.approx(batch, abs=MIB)
+    assert recorded.peak.reserved >= eager.peak.reserved
+    start, _ = recorded.steady_step
+    assert all(start <= events.start for events in recorded.trace.graph_pool)
+    words += ("trainer.cuda_graph=true", "trainer.accumulate_grad_batches=2")
+    accumulated = estimate_memory(composed(*words).step)
+    assert accumulated.peak.allocated > recorded.peak.allocated
+
+
+def test_a_run_of_several_processes_is_estimated_without_cuda_graphs(composed):
+    words = (*SMALL, "precision=16", "trainer.devices=2")
+    estimate = estimate_memory(composed(*words, "trainer.cuda_graph=true").step)
+    assert not estimate.trace.graph_pool
+    assert estimate.peak == estimate_memory(composed(*words).step).peak
+
+
+def test_a_compiled_step_takes_at_most_what_plain_modules_take(composed):
+    words = (*SMALL, "precision=16")
+    plain, compiled = (
+        estimate_memory(composed(*words, option).step)
+        for option in ("checkpointing=none", "compile=true")
+    )
+    assert compiled.peak == plain.peak
+    least, most = get_compiled_range(compiled)
+    assert most == compiled.peak.allocated
+    assert 0.4 * most < least < 0.5 * most
+    _, savings = estimate_with_savings(composed(*words, "compile=true").step)
+    assert savings[0][0] == "compile=false"
+
+
+@pytest.mark.parametrize("optimizer", REPEATING_OPTIMIZERS)
+def test_a_repeated_step_allocates_what_the_second_step_allocates(composed, monkeypatch, optimizer):
+    words = (*SMALL, "precision=16", "data.patch_size=[16,16,16]")
+    set_optimizer(monkeypatch, optimizer)
+    repeated = estimate_memory(composed(*words).step)
+    monkeypatch.setattr(TrainingStep, "repeats", False)
+    traced = estimate_memory(composed(*words).step)
+    assert repeated.trace.events == traced.trace.events
+    sizes = [[block.nbytes for block in e.trace.blocks] for e in (repeated, traced)]
+    assert sizes[0] == sizes[1]
+    assert (repeated.layers, repeated.phases) == (traced.layers, traced.phases)
+    assert (repeated.kinds, repeated.levels) == (traced.kinds, traced.levels)
+
+
+def test_an_optimizer_that_replaces_its_state_is_traced_twice(composed, monkeypatch):
+    set_optimizer(monkeypatch, torch.optim.ASGD)
+    traces, train = [], TrainingStep.train
+    monkeypatch.setattr(TrainingStep, "train", lambda *args: traces.append(train(*args)))
+    estimate_memory(composed(*SMALL, "data.patch_size=[16,16,16]").step)
+    assert len(traces) == 2

@@ -1,0 +1,174 @@
+"""Train and predict with nnU-Net on a tiny dataset: python train.py FOLDER.
+
+nnU-Net's trainer and ours continue from each other's checkpoints. A program of its own: nnU-Net
+reads its folders from the environment when it is imported.
+"""
+
+import json
+import os
+import sys
+import types
+from importlib import import_module
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import torch
+
+from tests.contract.helpers.datasets import save
+from unet3d.__main__ import main as run_unet3d
+from unet3d.checkpoint_file import load_checkpoint
+from unet3d.model.pretrained import rename_weights
+from unet3d.nnunet import fused_network
+
+NAME = "Dataset001_Tiny"
+NEARLY_TIED = 2**-9  # of probabilities, from logits below 4 that are rounded to 11 bits
+
+
+class Absent(types.ModuleType):
+    """Stands for a module with networks that need torchvision, which has no build for any torch."""
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+def set_folders(root: Path) -> None:
+    """Set nnU-Net's folders and options, which it reads when it is imported."""
+    for name in ("raw", "preprocessed", "results"):
+        os.environ[f"nnUNet_{name}"] = str(root / name)
+    trainers = Path(fused_network.__file__).parent / "trainer"
+    os.environ |= {"nnUNet_extTrainer": str(trainers), "nnUNet_compile": "f"}
+    os.environ |= {"nnUNet_n_proc_DA": "1", "nnUNet_def_n_proc": "1"}
+    try:
+        import_module("torchvision")
+    except Exception:  # a build for another torch raises RuntimeError
+        sys.modules["dynamic_network_architectures.architectures.primus"] = Absent("primus")
+
+
+def write_dataset(folder: Path) -> None:
+    """Write five volumes with a bright box."""
+    rng = np.random.default_rng(0)
+    for n in range(5):
+        label = np.zeros((20, 24, 18), np.uint8)
+        x, y, z = rng.integers(2, 8, 3)
+        label[x : x + 8, y : y + 8, z : z + 8] = 1
+        image = (2.0 * label + rng.normal(scale=0.3, size=label.shape)).astype(np.float32)
+        save(folder / "imagesTr" / f"case{n}_0000.nii.gz", image, np.eye(4))
+        save(folder / "labelsTr" / f"case{n}.nii.gz", label, np.eye(4))
+    content = {
+        "channel_names": {"0": "MRI"},
+        "labels": {"background": 0, "box": 1},
+        "numTraining": 5,
+        "file_ending": ".nii.gz",
+    }
+    (folder / "dataset.json").write_text(json.dumps(content))
+
+
+def narrow(planned: Path, written: Path) -> None:
+    """Write plans for a quarter of the channels."""
+    plans = json.loads(planned.read_text())
+    network = plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
+    network["features_per_stage"] = [n // 4 for n in network["features_per_stage"]]
+    written.write_text(json.dumps(plans))
+
+
+def train(trainer: str, checkpoint: Path | None) -> Path:
+    """Train an epoch of two steps, after those of a checkpoint; return the checkpoint."""
+    from nnunetv2.run.run_training import get_trainer_from_args
+
+    run = get_trainer_from_args("1", "3d_fullres", 0, trainer, device=torch.device("cpu"))
+    run.num_iterations_per_epoch, run.num_val_iterations_per_epoch = 2, 1
+    run.initialize()  # with the learning rates of a thousand epochs
+    if checkpoint is not None:
+        run.load_checkpoint(str(checkpoint))
+    run.num_epochs = run.current_epoch + 1
+    run.run_training()
+    print("network:", type(run.network).__name__, "epochs:", run.current_epoch)
+    return Path(run.output_folder) / "checkpoint_final.pth"
+
+
+def predict(folder: Path, images: Path, output: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Predict with the network of a trainer's folder into OUTPUT.nii.gz.
+
+    Return labels and probabilities.
+    """
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+    predictor = nnUNetPredictor(device=torch.device("cpu"), use_mirroring=False, verbose=False)
+    predictor.initialize_from_trained_model_folder(str(folder), (0,), "checkpoint_final.pth")
+    print("predicts with:", type(predictor.network).__name__)
+    predictor.predict_from_files_sequential([[str(images)]], [str(output)], save_probabilities=True)
+    stored = np.load(f"{output}.npz")["probabilities"]
+    return read_labels(Path(f"{output}.nii.gz")), stored.transpose(0, 3, 2, 1)
+
+
+def read_labels(file: Path) -> np.ndarray:
+    return np.asarray(nib.nifti1.load(file).dataobj)
+
+
+def describe_labels(ours: np.ndarray, theirs: np.ndarray, probabilities: np.ndarray) -> str:
+    """Compare labels but where nnU-Net's logits, which it keeps in half precision, nearly tie."""
+    decided = abs(probabilities[1] - probabilities[0]) > NEARLY_TIED
+    equal = bool((ours == theirs)[decided].all()) and decided.mean() > 0.99
+    return f"{equal} foreground: {theirs.any()}"
+
+
+def train_here_and_export(root: Path, image: Path, checkpoint: Path) -> None:
+    """Train on nnU-Net's plans and weights; compare our labels with the exported folder's.
+
+    A patch holds a whole volume: nnU-Net has its own positions and weights of windows.
+    """
+    plans = root / "preprocessed" / NAME / "nnUNetPlans.json"
+    run, folder = root / "ours", root / "exported"
+    words = [f"experiment={plans}", f"init_from={checkpoint}", f"hydra.run.dir={run}"]
+    words += ["data.patches_per_case=1", "trainer.max_steps=2"]
+    words += ["trainer.check_val_every_n_epoch=1", "precision=32", "trainer.accelerator=cpu"]
+    commands = [
+        ["train", *words, "optimizer.lr=1e-4", f"data.cache={root / 'cache'}"],
+        ["export", f"checkpoint={run}", f"output={folder}", "format=nnunet"],
+        [
+            *("predict", f"checkpoint={run}", f"input={image.parent}"),
+            *(f"output={root / 'labels'}", "keep_largest_component=none"),
+        ],
+    ]
+    print("exit codes:", [run_unet3d(command) for command in commands])
+    theirs = predict(folder, image, root / "theirs")
+    ours = read_labels(root / "labels" / image.name.replace("_0000", ""))
+    print("equal after export:", describe_labels(ours, *theirs))
+
+
+def main() -> None:
+    root = Path(sys.argv[1])
+    set_folders(root)
+    from nnunetv2.experiment_planning.plan_and_preprocess_api import (
+        extract_fingerprints,
+        plan_experiments,
+        preprocess,
+    )
+
+    write_dataset(root / "raw" / NAME)
+    extract_fingerprints([1], num_processes=1)
+    plan_experiments([1], experiment_planner_class_name="nnUNetPlannerResEncM")
+    plans = root / "preprocessed" / NAME
+    narrow(plans / "nnUNetResEncUNetMPlans.json", plans / "nnUNetPlans.json")
+    preprocess([1], configurations=["3d_fullres"], num_processes=[1])
+    ours = train("nnUNetTrainerLean", None)
+    theirs = train("nnUNetTrainer", ours)
+    again = train("nnUNetTrainerLean", theirs)
+    weights = torch.load(again, weights_only=False)["network_weights"]
+    stored = torch.load(theirs, weights_only=False)
+    torch.save(stored | {"network_weights": weights}, theirs)
+    first = rename_weights(load_checkpoint(again)["network_weights"], {}).weights
+    print("init_from reads", first["encoder.0.convs.0.conv.weight"].shape[1], "channel")
+    images, results = root / "raw" / NAME / "imagesTr" / "case0_0000.nii.gz", root / "results"
+    (fused, _), plain = (
+        predict(c.parents[1], images, results / c.parents[1].name) for c in (again, theirs)
+    )
+    print("equal labels:", describe_labels(fused, *plain))
+    train_here_and_export(root, images, theirs)
+
+
+if __name__ == "__main__":
+    main()

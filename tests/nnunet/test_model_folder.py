@@ -1,0 +1,137 @@
+"""Networks that were exported for nnU-Net, run with nnU-Net's modules."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.config.helpers.configs import SHRUNK
+from unet3d.errors import UsageError
+from unet3d.inference.ensemble import TrainedNetwork
+from unet3d.memory.step.build import build_network
+from unet3d.nnunet.model_folder import CHECKPOINT, NnUnetSession, write_model_folder
+
+pytest.importorskip("dynamic_network_architectures.architectures.unet")
+
+SIZES = ["model.pool_kernel=[[1,2,2],[2,2,1]]", "model.kernel_size=[[3,1,3],3,3]", "pool=strided"]
+PLAIN = ["model=unet_nnunet", "model.channels=[4,8,12]", *SIZES]
+RESIDUAL = ["model=unet_resenc", "model.channels=[4,8,12]", *SIZES]
+NETWORKS = {
+    "plain": PLAIN,
+    "no deep supervision": [*PLAIN, "model.deep_supervision=false"],
+    "convolutions": [*PLAIN, "model.convs_per_level=[1,3,2]"],
+    "residual": [*RESIDUAL, "model.residual_blocks=[1,2,3]", "model.convs_per_level=[2,1,1]"],
+    "norm": [*RESIDUAL, "model.norm=batch", "model.residual_blocks=1", "model.activation=relu"],
+}
+
+
+@pytest.fixture
+def build(composed):
+    """Make a network with random norms and statistics, as if it were trained."""
+
+    def build_network_of(words=PLAIN, regions=None, mirroring_axes=None, **preprocessing):
+        torch.manual_seed(0)
+        sizes = ["data.in_channels=2", "data.num_classes=3"]
+        network = build_network(composed(*words, *sizes, base=[]).step)
+        for tensor in [*network.parameters(), *network.buffers()]:
+            if tensor.dim() == 1:
+                torch.nn.init.uniform_(tensor, 0.5, 1.5)
+        defaults = {"num_classes": 3, "spacing_mm": [1.0, 2.0, 3.0], "crop": "nonzero"}
+        metadata = {
+            "classes": ["background", "a", "b"],
+            "channels": ["T1", "T2"],
+            "regions": regions,
+            "region_labels": None,
+            "preprocessing": defaults | {"normalize": ["zscore", "ct"]} | preprocessing,
+            "config": {"data": {"batch_size": 2}, "augmentation": {"flip_p": 0.5}},
+            "training_statistics": None,
+            "mirroring_axes": mirroring_axes,
+        }
+        return TrainedNetwork(
+            path=Path("best.ckpt"),
+            network=network.eval(),
+            metadata=metadata,
+            patch_size=(8, 16, 12),
+        )
+
+    return build_network_of
+
+
+def read(folder, name):
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_nnunets_network_has_the_same_logits(build, tmp_path, name):
+    trained = build(NETWORKS[name])
+    write_model_folder(trained, tmp_path / "model")
+    x = torch.randn(2, 2, 8, 16, 12)
+    with torch.inference_mode():
+        expected = trained.network(x)
+    torch.testing.assert_close(NnUnetSession(tmp_path / "model")(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_plans_have_nnunets_order_of_axes(build, tmp_path):
+    write_model_folder(build(intensities=[[0, 1, 2, 3], [4, 5, 6, 7]]), tmp_path / "model")
+    plans = read(tmp_path / "model", "plans")
+    sizes = plans["configurations"]["3d_fullres"]
+    assert sizes["patch_size"] == [12, 16, 8]
+    assert sizes["spacing"] == [3, 2, 1]
+    assert sizes["architecture"]["arch_kwargs"]["strides"] == [[1, 1, 1], [2, 2, 1], [1, 2, 2]]
+    assert sizes["normalization_schemes"] == ["ZScoreNormalization", "CTNormalization"]
+    assert plans["foreground_intensity_properties_per_channel"]["1"]["percentile_99_5"] == 7
+    assert plans["image_reader_writer"] == "NibabelIOWithReorient"
+
+
+@pytest.mark.parametrize(("flipped", "axes"), [([0, 1], (1, 2)), ([2], (0,)), ([], None)])
+def test_nnunet_mirrors_the_axes_that_training_flipped(build, tmp_path, flipped, axes):
+    write_model_folder(build(mirroring_axes=flipped), tmp_path / "model")
+    content = torch.load(tmp_path / "model" / CHECKPOINT, weights_only=True)
+    assert content["inference_allowed_mirroring_axes"] == axes
+
+
+def test_regions_and_their_labels_are_those_of_dataset_json(build, tmp_path):
+    write_model_folder(build(regions={"whole": [1, 2], "core": [2]}), tmp_path / "model")
+    dataset = read(tmp_path / "model", "dataset")
+    assert dataset["labels"] == {"background": 0, "whole": [1, 2], "core": [2]}
+    assert dataset["regions_class_order"] == [1, 2]
+    assert dataset["channel_names"] == {"0": "T1", "1": "T2"}
+
+
+def test_another_orientation_is_said(build, tmp_path):
+    said = write_model_folder(build(orientation="LPS"), tmp_path / "model")
+    assert "files stored in LPS orientation" in said
+    assert read(tmp_path / "model", "plans")["image_reader_writer"] == "SimpleITKIO"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=dynunet", *SHRUNK["dynunet"]], "DynUNet .use model=unet_nnunet"),
+        (["model=unet_tiny"], r"it pools \(use pool=strided\)"),
+        (["model=unet_tiny", "pool=strided"], "it interpolates"),
+        (["model=unet_tiny", "pool=strided", "model.upsampling=transposed_wide"], "keeps the chan"),
+        ([*PLAIN, "model.norm=group"], "model.norm=group"),
+        ([*PLAIN, "model.halve_first_conv=true"], "different widths"),
+        ([*PLAIN, "model.decoder_channels=finer"], "different widths"),
+    ],
+)
+def test_networks_that_nnunet_does_not_have_are_refused(build, tmp_path, words, message):
+    with pytest.raises(UsageError, match=message):
+        write_model_folder(build(words), tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "message"),
+    [
+        ({"spacing_mm": None}, "train with data.spacing_mm=median"),
+        ({"crop": "none"}, "data.crop=nonzero"),
+        ({"background": [-1]}, "data.background=0"),
+    ],
+)
+def test_preprocessing_that_nnunet_does_not_have_is_refused(
+    build, tmp_path, preprocessing, message
+):
+    with pytest.raises(UsageError, match=message):
+        write_model_folder(build(**preprocessing), tmp_path / "model")

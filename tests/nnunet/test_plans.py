@@ -1,0 +1,137 @@
+"""experiment=nnUNetPlans.json trains what nnU-Net has planned."""
+
+import json
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from tests.contract.test_nnunet import NAME, plans  # noqa: F401  (a fixture)
+from unet3d.config.compose import compose_config
+from unet3d.errors import UsageError
+from unet3d.nnunet.plans import expand_plans, read_plans
+from unet3d.training.config import read_training
+
+
+@pytest.fixture
+def path(plans):  # noqa: F811
+    return plans
+
+
+def read_settings(path, *overrides):
+    words = [*read_plans(path, "3d_fullres", None), *overrides]
+    return read_training(compose_config(words, "train"))
+
+
+def change(path, **values):
+    """Replace values of the plans, whose keys are joined by two underscores."""
+    content = json.loads(path.read_text())
+    for key, value in values.items():
+        *parents, last = key.split("__")
+        part = content
+        for parent in parents:
+            part = part[parent]
+        part[last] = value
+    path.write_text(json.dumps(content))
+
+
+SIZES = "configurations__3d_fullres__"
+NETWORK = f"{SIZES}architecture__arch_kwargs__"
+
+
+def test_patches_and_folds_are_those_of_nnunet(path, tmp_path):
+    change(path, **{f"{SIZES}use_mask_for_norm": [True, False]})
+    data = read_settings(path).data
+    assert data.normalize == ("zscore_nonzero", "ct")
+    assert data.splits == tmp_path / "nnUNet_preprocessed" / NAME / "splits_final.json"
+    assert data.patches_per_case == 188  # 4 training cases, 250 steps of 3 patches
+    assert data.foreground_fraction == pytest.approx(1 / 3, abs=1e-3)
+    overrides = read_plans(path, "3d_fullres", None)
+    assert {"trainer.max_steps=250000", "trainer.check_val_every_n_epoch=20"} <= {*overrides}
+
+
+def test_volumes_have_the_axes_that_the_reader_of_nnunet_gives_them(path, tmp_path):
+    raw = tmp_path / "nnUNet_raw" / NAME / "imagesTr" / "case_0_0000.nii.gz"
+    assert read_settings(path).data.orientation == "RAS"
+    voxels = np.asarray(nib.nifti1.load(raw).dataobj)
+    nib.save(nib.Nifti1Image(voxels, np.diag([-1.0, -1, 1, 1])), raw)
+    for reader, orientation in (("SimpleITKIO", "LPS"), ("NibabelIOWithReorient", "RAS")):
+        change(path, image_reader_writer=reader)
+        assert read_settings(path).data.orientation == orientation
+    change(path, image_reader_writer="Tiff3DIO")
+    with pytest.raises(UsageError, match=r"^[^ ]+: nnU-Net's reader Tiff3DIO"):
+        read_plans(path, "3d_fullres", None)
+
+
+def test_a_transposition_of_nnunet_is_undone(path):
+    change(path, transpose_forward=[1, 0, 2])
+    data = read_settings(path).data
+    assert data.patch_size == (12, 8, 16)
+    assert data.spacing_mm == (2, 3, 1)
+
+
+def test_a_residual_network_has_the_blocks_and_convolutions_of_nnunet(path):
+    kind = "dynamic_network_architectures.architectures.unet.ResidualEncoderUNet"
+    change(path, **{f"{SIZES}architecture__network_class_name": kind})
+    blocks, convs = f"{NETWORK}n_blocks_per_stage", f"{NETWORK}n_conv_per_stage_decoder"
+    change(path, **{blocks: [1, 2, 2], convs: [1, 2]})
+    model = {"model=unet_resenc", "model.residual_blocks=[1,2,2]", "model.convs_per_level=[2,1,1]"}
+    assert model <= {*read_plans(path, "3d_fullres", None)}
+
+
+def test_a_configuration_inherits_and_the_command_line_wins(path):
+    lines = []
+    words = ["data.batch_size=7", f"experiment={path}:3d_lowres", "data.root=/elsewhere"]
+    with pytest.raises(UsageError, match="/elsewhere"):
+        expand_plans(words, lines.append)
+    data = read_training(compose_config(expand_plans(words[:2], lines.append), "train")).data
+    assert (data.batch_size, data.patch_size, data.spacing_mm) == (7, (12, 16, 8), (4, 2, 6))
+    assert lines[0] == f"{path} stands for:"
+
+
+def test_an_estimate_needs_no_raw_dataset(path, tmp_path, monkeypatch):
+    (tmp_path / "nnUNet_raw").rename(tmp_path / "moved")
+    data = read_settings(path).data
+    assert (data.root, data.in_channels, data.num_classes) == (None, 2, 3)
+    monkeypatch.setenv("nnUNet_raw", str(tmp_path / "moved"))
+    assert read_settings(path).data.root == tmp_path / "moved" / NAME
+
+
+def test_thin_patches_rotate_by_180_degrees(path):
+    change(path, **{f"{SIZES}patch_size": [4, 16, 16]})
+    assert read_settings(path).augmentation.arguments["rotation_degrees"] == [180, 180, 180]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (f"{SIZES}normalization_schemes", ["RGBTo01Normalization"] * 2, "RGBTo01Normalization is"),
+        (f"{SIZES}architecture__network_class_name", "a.Primus", "Primus .* is not available"),
+        (f"{NETWORK}dropout_op", "torch.nn.Dropout3d", "is not available"),
+        (f"{NETWORK}n_conv_per_stage", [1, 2, 2], "in the decoder, are not"),
+        (f"{NETWORK}strides", [[2, 1, 1], [1, 2, 2], [2, 2, 2]], "a stride in the first stage"),
+        (f"{NETWORK}conv_bias", False, "with conv_bias=False is not avail"),
+        ("configurations__3d_fullres", {"patch_size": [8]}, "KeyError: .* plan again with"),
+        (f"{SIZES}patch_size", [8, 8], "does not describe 3d_fullres .*IndexError"),
+        ("configurations", {"2d": {}}, "3d_fullres cannot be trained here, use one of none"),
+        ("configurations", None, "has no configurations"),
+    ],
+)
+def test_plans_that_cannot_be_trained_here_are_refused(path, key, value, message):
+    change(path, **{key: value})
+    with pytest.raises(UsageError, match=message):
+        read_plans(path, "3d_fullres", None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=a.json", "experiment=b.json"],
+        ["experiment=hippocampus", "experiment=a.json"],
+        ["-m", "experiment=a.json,b.json"],
+        ["+experiment=a.json"],
+    ],
+)
+def test_plans_are_one_file_and_no_other_experiment(words):
+    with pytest.raises(UsageError, match="one file and no other experiment, got"):
+        expand_plans(words, print)

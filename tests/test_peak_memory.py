@@ -1,0 +1,62 @@
+import pytest
+import torch
+
+from unet3d import nvml
+from unet3d import peak_memory as peak
+from unet3d.peak_memory import MemoryRecord, PeakMeter
+from unet3d.units import MIB
+
+CPU = torch.device("cpu")
+
+
+def test_a_peak_is_that_of_freed_memory_too_until_it_is_reset():
+    meter = PeakMeter()
+    meter.start(CPU)
+    torch.ones(200 * MIB // 4)  # freed at once
+    with_large = meter.read(CPU).resident
+    meter.start(CPU)
+    without = meter.read(CPU).resident
+    assert with_large - without > 150 * MIB
+
+
+@pytest.mark.parametrize("content", [None, "Name: python\n"])
+def test_a_system_that_does_not_report_the_peak_has_none(tmp_path, monkeypatch, content):
+    if content is not None:
+        (tmp_path / "status").write_text(content)
+    monkeypatch.setattr(peak, "STATUS", tmp_path / "status")
+    record = PeakMeter().read(CPU)
+    assert record.known() == {}
+    assert record.headline is None
+
+
+def test_merged_records_have_the_larger_figure_of_each_kind():
+    a = MemoryRecord(allocated=3, reserved=10)
+    b = MemoryRecord(allocated=5, process=1)
+    assert a | b == MemoryRecord(allocated=5, reserved=10, process=1)
+    assert (a | b).known() == {"allocated": 5, "reserved": 10, "process": 1}
+
+
+def test_the_driver_is_asked_for_the_process_once_a_second(monkeypatch):
+    queries, seconds = [], [0.0]
+    monkeypatch.setattr(nvml, "get_process_bytes", lambda device: queries.append(1) or len(queries))
+    monkeypatch.setattr(peak.time, "monotonic", lambda: seconds[0])
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    meter, records = PeakMeter(), []
+    for seconds[0] in (0.0, 0.4, 0.9, 1.0, 1.9):
+        records.append(meter.read(torch.device("cuda", 0)).process)
+    assert records == [1, 1, 1, 2, 2]
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_allocated_reserved_and_process_memory():
+    gpu = torch.device("cuda", 0)
+    before = torch.cuda.memory_allocated(gpu)  # of other tests
+    meter = PeakMeter()
+    meter.start(gpu)
+    torch.ones(64 * MIB // 4, device=gpu)
+    record = meter.read(gpu)
+    assert before + 64 * MIB <= record.allocated <= record.reserved
+    assert record.process is None or record.process > record.reserved
+    meter.start(gpu)
+    assert meter.read(gpu).allocated == before

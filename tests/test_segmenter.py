@@ -1,0 +1,110 @@
+"""`unet3d.load(...)` segments arrays, files and folders, with files of every released format."""
+
+import warnings
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+import unet3d
+from unet3d.checkpoint_file import FORMAT_VERSION, save_checkpoint
+from unet3d.errors import UsageError
+from unet3d.export import bundle
+from unet3d.inference.ensemble import load_ensemble
+
+RELEASED = sorted((Path(__file__).parent / "released").iterdir())
+
+
+def test_every_format_version_has_a_file():
+    versions = [int(folder.name) for folder in RELEASED]
+    assert versions == list(range(1, FORMAT_VERSION + 1))
+    assert bundle.FORMAT_VERSION == FORMAT_VERSION
+
+
+@pytest.mark.parametrize("folder", RELEASED, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("name", ["best.ckpt", "bundle"])
+def test_a_released_file_gives_the_logits_that_it_gave(folder, name):
+    network = load_ensemble([folder / name]).networks[0]
+    logits = network(torch.linspace(-2, 2, 8**3).reshape(1, 1, 8, 8, 8))
+    np.testing.assert_allclose(logits, np.load(folder / "logits.npy"), atol=1e-4)
+
+
+def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
+    content = torch.load(RELEASED[-1] / "best.ckpt", weights_only=True)
+    content["unet3d"]["format_version"] = FORMAT_VERSION + 1
+    save_checkpoint(content, tmp_path / "later.ckpt")
+    with pytest.raises(UsageError, match=rf"has format version {FORMAT_VERSION + 1}, .* upgrade"):
+        unet3d.load(tmp_path / "later.ckpt")
+
+
+def load(**options):
+    return unet3d.load(**{"checkpoint": RELEASED[-1] / "best.ckpt", "device": "cpu", **options})
+
+
+def test_a_printed_segmenter_is_one_line_and_nothing_else_is_printed(capsys):
+    segmenter = load(device=torch.device("cpu"), precision="32-true")
+    labels = segmenter.predict(np.ones((9, 8, 7)), spacing_mm=(1,) * 3)
+    assert labels.shape == (9, 8, 7)
+    assert capsys.readouterr() == ("", "")
+    text = str(segmenter)
+    assert text.startswith("Segmenter: UNet3D, ")
+    assert f" parameters on cpu; channels {', '.join(segmenter.channels)}; classes back" in text
+
+
+def test_ignored_files_and_labels_made_again_are_warned_of(tmp_path):
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    voxels = np.random.default_rng(0).normal(size=(9, 8, 7)).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), scans / "a.nii")
+    load().predict_files(scans, tmp_path / "out")
+    (scans / "notes.txt").write_text("text")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(overlap=0.25).predict_files(scans, tmp_path / "out")
+    ignored, again = (str(warning.message) for warning in caught)
+    assert "notes.txt" in ignored
+    assert again == "1 label is of other options: predicting it again"
+
+
+NAN = np.where(np.arange(8) < 2, np.nan, np.zeros((8, 8, 8)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s, a: s.predict(a), "needs spacing_mm or affine, one of them"),
+        (lambda s, a: s.predict(a, spacing_mm=(1, 1, 0)), "three numbers > 0"),
+        (lambda s, a: s.predict(a, affine=np.zeros((4, 4))), "an invertible matrix"),
+        (lambda s, a: s.predict(a[0], spacing_mm=(1, 1, 1)), r"is \(D, H, W\) or \(C, D, H, W\)"),
+        (lambda s, a: s.predict(a[None] * 1j, spacing_mm=(1, 1, 1)), "real numbers"),
+        (lambda s, a: s.predict(np.stack([a, a]), spacing_mm=(1, 1, 1)), "image has 2 channels"),
+        (lambda s, a: s.predict(NAN, spacing_mm=(1, 1, 1)), "has 128 voxels that are NaN or inf"),
+        (lambda s, a: s.predict_file("missing.nii", "x.nii"), r"missing\.nii is missing"),
+        (lambda s, a: s.predict_files("missing", "x"), "^no file or folder of scans at .*missing$"),
+        (lambda s, a: s.save(Path(__file__).parent), "^.*tests exists: name a new folder"),
+        (lambda s, a: s.predict_file(__file__, "x.txt"), r"output must end in \.nii\.gz, \.nii"),
+    ],
+)
+def test_what_cannot_be_segmented_is_named(call, message):
+    with pytest.raises(UsageError, match=message):
+        call(load(), np.zeros((8, 8, 8), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint": []}, "load needs a checkpoint"),
+        ({"device": "tpu"}, "device must be auto, cpu, cuda, cuda:N or mps, got 'tpu'"),
+        ({"precision": "8"}, "precision must be one of"),
+        ({"backend": "tpu"}, "backend must be one of torch"),
+        ({"flip_axes": [3]}, "flip_axes are of 0, 1 and 2"),
+        ({"skip_background": 1}, r"skip_background must be in \[0, 1\)"),
+        ({"overlap": 1.0}, r"load needs overlap in \[0, 1\)"),
+        ({"keep_largest_component": ["x"]}, "keep_largest_component must be some of the classes"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(options, message):
+    with pytest.raises(UsageError, match=message):
+        load(**options)

@@ -1,1 +1,0 @@
-"""Build what several workflows need: the dataset, the network, the optimizer."""

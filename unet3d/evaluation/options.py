@@ -1,0 +1,271 @@
+"""Build an evaluation and its metrics from settings: match the files, name the classes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any
+
+from unet3d.checkpoint_file import load_checkpoint
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.fields import (
+    ANNOTATED,
+    NAMES,
+    PATHS,
+    REGIONS,
+    SKIP,
+    Kind,
+    integer,
+    mapping_of,
+    number,
+    one_or_list_of,
+    read_settings,
+    word_or,
+)
+from unet3d.config.instantiate import Factory
+from unet3d.data.annotated import read_annotations
+from unet3d.data.formats.labels import list_files_by_name
+from unet3d.data.formats.volumes import is_volume, split_suffix
+from unet3d.data.layouts.groups import read_groups
+from unet3d.data.layouts.label_names import LabelNames, find_label_names
+from unet3d.errors import UsageError
+from unet3d.evaluation.score_cases import CasePair, Evaluation
+from unet3d.files import TRAINING_FILES
+from unet3d.metric.case_scores import LogitMetric
+from unet3d.metric.scores import SCORES, ClassMetric
+from unet3d.text import are_unique_names
+
+CLASSES = Kind(
+    "unique names, background first, as in classes=[background,liver]",
+    lambda v: NAMES.accepts(v) and len(v) > 1 and are_unique_names(NAMES.convert(v)),
+    NAMES.convert,
+)
+LABELS = one_or_list_of(integer(), "an int, a list of ints, or null")
+DISTANCES = mapping_of(number(">= 0"), "a distance of each class")
+TOLERANCE = Kind(
+    "a distance in mm, or one of each class, 0 or more",
+    lambda value: DISTANCES.accepts(value) or number(">= 0").accepts(value),
+    lambda value: DISTANCES.convert(value) if isinstance(value, dict) else float(value),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """What to compare, and which classes to score."""
+
+    predictions: tuple[Path, ...]
+    references: Path
+    skip_missing_predictions: Annotated[bool, SKIP, "missing_predictions"]
+    checkpoints: Annotated[tuple[Path, ...], word_or(None, PATHS, ()), "checkpoint"]
+    output: Path | None  # None: no files are written
+    images: Path | None
+    classes: Annotated[tuple[str, ...] | None, CLASSES]  # names of the labels 0, 1, 2, ...
+    regions: Annotated[Mapping[str, tuple[int, ...]] | None, REGIONS]
+    annotated: Annotated[Any | None, ANNOTATED]  # None: all classes
+    group_by: str | None  # pattern of case names, or a file; None: cases are independent
+    ignore_labels: Annotated[tuple[int, ...] | None, LABELS, "ignore_label"]  # None: dataset.json's
+    tolerance_mm: Annotated[float | Mapping[str, float], TOLERANCE]
+    metrics: Mapping[str, Factory]  # by name
+    draw_worst: Annotated[int, integer(">= 0")]
+    workers: Annotated[int, integer(">= 1")]
+    command: str  # the command line that asks for this
+
+    def __post_init__(self):
+        output, images = self.output, self.images
+        if output is not None and output.exists() and not output.is_dir():
+            raise UsageError(f"output: {output} is a file; it must be a folder")
+        if output is not None and any((output / name).exists() for name in TRAINING_FILES):
+            raise UsageError(
+                f"output: {output} holds a training run, whose report.html would be replaced: set "
+                f"another folder, as in output={output / 'scores'}"
+            )
+        if images is not None and not images.exists():
+            raise UsageError(f"images: {images} is neither a file nor a folder")
+
+
+def read_config(composed: ComposedConfig) -> EvaluationConfig:
+    """Read the config of `unet3d evaluate`."""
+    command = composed.composition.format_command()
+    return read_settings(EvaluationConfig, composed.config, command=command)
+
+
+def build_evaluation(settings: EvaluationConfig) -> Evaluation:
+    """Match the files and resolve the classes."""
+    pairs, without_reference = match_files(settings.predictions, settings.references)
+    if settings.skip_missing_predictions:
+        pairs = [pair for pair in pairs if pair.prediction]
+    names = resolve_classes(settings)
+    if settings.annotated is not None:
+        if names is None:
+            raise UsageError("annotated needs classes= or regions= to name them")
+        annotations = read_annotations("annotated", settings.annotated, list(names.classes))
+        for finding in annotations.find_unmatched_patterns(pair.name for pair in pairs):
+            raise UsageError(finding.message)
+        pairs = [
+            replace(pair, unknown=frozenset(annotations.find_unknown(pair.name))) for pair in pairs
+        ]
+    return Evaluation(
+        predictions=", ".join(map(str, settings.predictions)),
+        references=str(settings.references),
+        output=settings.output,
+        images=settings.images,
+        draw_worst=settings.draw_worst,
+        workers=settings.workers,
+        pairs=pairs,
+        without_reference=without_reference,
+        names=names,
+        ignore_labels=resolve_ignore_labels(settings, names),
+        tolerance_mm=resolve_tolerance(settings, names),
+        metrics=resolve_metrics(settings),
+        groups=None
+        if settings.group_by is None
+        else read_groups(settings.group_by, [pair.name for pair in pairs], "group_by"),
+        roles=resolve_roles(settings.checkpoints, [pair.name for pair in pairs]),
+        command=settings.command,
+    )
+
+
+def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[CasePair], list[str]]:
+    """Match files by name, endings aside; also return the predictions without a reference."""
+    for path in predictions:
+        if not path.exists():
+            raise UsageError(f"predictions: {path} is neither a file nor a folder")
+    if not references.exists():
+        raise UsageError(f"references: {references} is neither a file nor a folder")
+    # Volumes of some formats are folders.
+    is_file, *others = (path.is_file() or is_volume(path) for path in (references, *predictions))
+    if any(other != is_file for other in others):
+        raise UsageError("predictions and references must be folders, or two files")
+    if is_file:
+        name = split_suffix(references)[0]
+        return [CasePair(name=name, prediction=predictions, reference=[references])], []
+    predicted: dict[str, list[Path]] = {}
+    for folder in predictions:
+        for name, files in list_files_by_name(folder).items():
+            predicted.setdefault(name, []).extend(files)
+    expected = list_files_by_name(references)
+    if not predicted.keys() & expected.keys():
+        folders = ", ".join(map(str, predictions))
+        raise UsageError(
+            f"no volume in {folders} ({len(predicted)} files) has the name of one in "
+            f"{references} ({len(expected)} files)"
+        )
+    pairs = [
+        CasePair(name=name, prediction=predicted.get(name, []), reference=files)
+        for name, files in sorted(expected.items())
+    ]
+    return pairs, sorted(predicted.keys() - expected.keys())
+
+
+def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
+    """Return the classes of the settings or of a dataset.json; None: every label is a class."""
+    references = settings.references
+    if settings.classes is not None:
+        names = LabelNames(
+            classes={name: (c,) for c, name in enumerate(settings.classes) if c > 0},
+            known_labels=frozenset(range(len(settings.classes))),
+        )
+    else:
+        names = find_label_names(
+            references if references.is_dir() else references.absolute().parent
+        )
+    if settings.regions is None:
+        return names
+    return replace(names or LabelNames(classes={}, known_labels=None), classes=settings.regions)
+
+
+def resolve_ignore_labels(settings: EvaluationConfig, names: LabelNames | None) -> tuple[int, ...]:
+    """Return the labels to ignore, of the settings or else of a dataset.json."""
+    if settings.ignore_labels is None:
+        return () if names is None else names.ignore_labels
+    for name, labels in ({} if names is None else names.classes).items():
+        for label in settings.ignore_labels:
+            if label in labels:
+                raise UsageError(
+                    f"ignore_label={label} is a label of the class {name}: ignore another label, "
+                    "or leave the class out of classes= or regions="
+                )
+    return settings.ignore_labels
+
+
+def build_metrics(
+    factories: Mapping[str, Factory], regions: Mapping[str, Sequence[int]] | None
+) -> list[ClassMetric | LogitMetric]:
+    """Build each metric, with the regions if its class takes them."""
+    built: list[ClassMetric | LogitMetric] = []
+    for name, factory in factories.items():
+        takes_regions = "regions" in signature(factory.target).parameters
+        metric = factory(regions=regions) if takes_regions else factory()
+        if not isinstance(metric, ClassMetric | LogitMetric):
+            raise UsageError(
+                f"metrics.{name}: {type(metric).__name__} is not a metric: it needs `scores` and a "
+                "call with two masks, or start, update and finish"
+            )
+        built.append(metric)
+    names = [*SCORES, *(score for m in select_class_metrics(built) for score in m.scores)]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise UsageError(f"metrics: two of them have the score {min(twice)}")
+    return built
+
+
+def select_class_metrics(metrics: Sequence[ClassMetric | LogitMetric]) -> list[ClassMetric]:
+    """Return those that an evaluation of files can compute."""
+    return [metric for metric in metrics if isinstance(metric, ClassMetric)]
+
+
+def resolve_metrics(settings: EvaluationConfig) -> list[ClassMetric]:
+    """Build the metrics; refuse those that need more than labels."""
+    metrics = build_metrics(settings.metrics, settings.regions)
+    for name, metric in zip(settings.metrics, metrics, strict=True):
+        if not isinstance(metric, ClassMetric):
+            raise UsageError(
+                f"metrics.{name} needs the probabilities of a network, which files of labels do "
+                "not have: it is a metric of validation"
+            )
+    return select_class_metrics(metrics)
+
+
+def resolve_tolerance(
+    settings: EvaluationConfig, names: LabelNames | None
+) -> float | Mapping[str, float]:
+    """Return one distance in mm for all classes, or one for each."""
+    tolerance = settings.tolerance_mm
+    if not isinstance(tolerance, Mapping):
+        return tolerance
+    if names is None:
+        raise UsageError("tolerance_mm for each class needs classes= or regions= to name them")
+    if tolerance.keys() != names.classes.keys():
+        raise UsageError(
+            f"tolerance_mm must name every class once: {', '.join(names.classes)}; it names "
+            f"{', '.join(tolerance)}"
+        )
+    return tolerance
+
+
+def resolve_roles(checkpoints: Sequence[Path], names: Iterable[str]) -> dict[str, list[str]] | None:
+    """Return the cases that trained a checkpoint, that chose it, and that did neither, by name.
+
+    None: the predictions may be of any checkpoint.
+    """
+    if not checkpoints:
+        return None
+    roles: dict[str, list[str]] = {"training": [], "validation": [], "held out": []}
+    known = [_read_cases(path) for path in checkpoints]
+    for name in names:
+        used = (part for part in ("training", "validation") if any(name in c[part] for c in known))
+        roles[next(used, "held out")].append(name)
+    return roles
+
+
+def _read_cases(path: Path) -> Mapping[str, Mapping[str, str]]:
+    """Return the cases of a checkpoint's run by part; their digests need the images, too."""
+    files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+    content = load_checkpoint(next((file for file in files if file.is_file()), path))
+    try:
+        return content["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
+    except KeyError as error:
+        raise UsageError(
+            f"checkpoint={path}: it does not list the cases of its run: leave out checkpoint=, "
+            "then nothing is said about held-out cases"
+        ) from error

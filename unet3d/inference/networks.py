@@ -1,0 +1,137 @@
+"""Run networks with torch, ONNX Runtime or OpenVINO, and measure what their windows take."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from unet3d import __version__
+from unet3d.errors import DoesNotFitError, UsageError, lacks_memory, summarize_error
+from unet3d.export import onnx_format, openvino_session
+from unet3d.export.program import export_program, require_packages, to_plain_operators
+from unet3d.inference.accumulate import Network
+from unet3d.machine import (
+    AUTOCAST_TYPES,
+    TRUE_HALF_TYPES,
+    Precision,
+    resolve_device,
+    resolve_precision,
+)
+from unet3d.model.half_precision import cast_to_half
+from unet3d.peak_memory import PeakMeter
+from unet3d.types import Triple
+
+
+def resolve_computation(
+    device: str, precision: object, backend: str, trained_precision: str
+) -> tuple[torch.device, Precision]:
+    """Return the device to predict on, and the precision that it and the backend support.
+
+    None is the precision of training, as far as the device has it.
+    """
+    kind = resolve_device(device, "device")
+    if kind == "mps":
+        raise UsageError("device=mps is for training only: use device=cpu")
+    if precision is None and trained_precision == "16-true" and kind == "cpu":
+        used = Precision("16-true", "32", "a CPU does not compute in pure fp16")
+    else:
+        used = resolve_precision(trained_precision if precision is None else precision, kind)
+    if backend != "torch":
+        if kind != "cpu":
+            raise UsageError(f"backend={backend} computes on the CPU: add device=cpu")
+        module = onnx_format if backend == "onnx" else openvino_session
+        require_packages(f"backend={backend}", module.REQUIRED_PACKAGES)
+        if used.used != "32" and (backend, used.used) != ("openvino", "bf16"):
+            used = Precision(used.requested, "32", f"backend={backend} computes in float32")
+    return torch.device(device if ":" in device else kind), used
+
+
+def open_network(
+    network: nn.Module,
+    backend: str,
+    precision: Precision,
+    device: torch.device,
+    *,
+    channels: int,
+    patch: Triple,
+) -> Network:
+    """Return a function from windows to logits, computed by the backend."""
+    if backend == "torch":
+        return get_inference_fn(network, precision, device)
+    program = export_program(to_plain_operators(network), channels, patch)
+    if backend == "openvino":
+        dtype = torch.bfloat16 if precision.used == "bf16" else torch.float32
+        return openvino_session.OpenVinoSession(program, dtype=dtype)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        onnx_format.write_onnx(program, path, {"unet3d": __version__})
+        return onnx_format.OnnxSession(path)
+
+
+def get_inference_fn(network: nn.Module, precision: Precision, device: torch.device) -> Network:
+    """Move a network to its device and precision; return its forward without gradients."""
+    dtype = TRUE_HALF_TYPES.get(precision.used, torch.float32)
+    if dtype != torch.float32:
+        cast_to_half(network, dtype)
+    network.to(device)
+
+    def forward(batch: Tensor) -> Tensor:
+        mixed = AUTOCAST_TYPES.get(precision.used)
+        autocast = nullcontext() if mixed is None else torch.autocast(device.type, dtype=mixed)
+        with torch.inference_mode(), autocast:
+            return network(batch.to(dtype))
+
+    return forward
+
+
+def measure_window_memory(
+    networks: Sequence[Network], shape: Sequence[int], device: torch.device
+) -> tuple[int, int]:
+    """Return the number of outputs, and the peak bytes of a batch of windows (B, C, D, H, W).
+
+    Where a process cannot read its own peak, the outputs of all modules are added up instead.
+    """
+    output_bytes = 0
+
+    def count(module: nn.Module, inputs: object, output: object) -> None:
+        nonlocal output_bytes
+        output_bytes += output.nbytes if isinstance(output, Tensor) else 0
+
+    hook = register_module_forward_hook(count)  # of all modules: those of one disable fused blocks
+    meter, num_outputs = PeakMeter(), 0
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    meter.start(device)
+    before = meter.read(device)
+    try:
+        batch = torch.zeros(tuple(shape)).to(device)
+        for network in networks:
+            num_outputs = network(batch.flip([])).shape[1]
+    except (UsageError, DoesNotFitError):
+        raise
+    except Exception as error:
+        size = "x".join(map(str, shape[2:]))
+        if lacks_memory(error):
+            memory = "GPU" if device.type == "cuda" else "RAM"
+            raise DoesNotFitError(
+                f"{shape[0]} windows of {size} do not fit in the {memory}: try batch_size=1, "
+                "precision=bf16 or device=cpu"
+            ) from error
+        if device.type == "cuda" and isinstance(error, RuntimeError):  # may be the device's
+            raise
+        raise UsageError(
+            f"the network cannot take patches of {size}: {summarize_error(error)}"
+        ) from error
+    finally:
+        hook.remove()
+    after = meter.read(device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return num_outputs, (after.reserved or 0) - (before.reserved or 0)
+    if after.resident is None or before.resident is None:
+        return num_outputs, output_bytes
+    return num_outputs, after.resident - before.resident

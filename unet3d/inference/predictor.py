@@ -1,0 +1,345 @@
+"""Segment scans: preprocess, plan the memory, run the windows, write the labels."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unet3d.data.checks.headers import check_scan_headers
+from unet3d.data.formats.nifti import get_probability_bytes, open_probability_file
+from unet3d.data.formats.volumes import check_target, open_header, write_labels
+from unet3d.data.layouts.scans import ScanFiles
+from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
+from unet3d.data.preprocessing.pipeline import PreprocessedScan, check_channels, count_nonfinite
+from unet3d.data.preprocessing.resampling import crop, reorient
+from unet3d.data.preprocessing.statistics import describe_differences
+from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.inference import postprocess
+from unet3d.inference.accumulate import BackgroundTest, list_flips
+from unet3d.inference.ensemble import Ensemble
+from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
+from unet3d.inference.networks import measure_window_memory, open_network
+from unet3d.inference.window_order import WindowSchedule
+from unet3d.inference.write_labels import Output, choose_decision, segment
+from unet3d.machine import Precision, get_available_bytes, get_free_bytes
+from unet3d.text import pluralize
+from unet3d.units import MIB, format_bytes
+
+USABLE_FRACTION = 0.9
+"""Fraction of the free memory that a case may take."""
+
+HEAP = 64 * MIB
+"""Freed small blocks that the C library may keep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanTask:
+    """A scan, and where its labels and probabilities go."""
+
+    scan: ScanFiles
+    labels: Path
+    probabilities: Path | None
+
+    @property
+    def done(self) -> bool:
+        """Return whether all outputs exist; files are written atomically."""
+        return self.labels.exists() and (not self.probabilities or self.probabilities.exists())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedScan:
+    """A preprocessed scan and the plan for segmenting it."""
+
+    name: str
+    task: ScanTask | None  # None: the labels are not written
+    scan: PreprocessedScan
+    volume: VolumeToSegment
+    plan: InferencePlan
+    max_ram: int  # with reading and postprocessing
+    spare_ram: int  # that is left of what a case may take
+    memory_summary: str  # one line
+    differences: list[str]  # from the training cases of every network
+
+
+class Predictor:
+    """Segment scans with the networks of an ensemble.
+
+    `overlap`, `batch_size` and `flip_axes` (test-time augmentation) concern the sliding window;
+    of the classes `keep_largest_component` only the largest component is kept (None: as in
+    training); a case may take `ram` bytes, or, if None, what is free; `backend` runs the networks.
+    Windows without a voxel above the level `skip_background` are not computed
+    (:class:`unet3d.inference.accumulate.BackgroundTest`); None: all are.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        *,
+        device: torch.device,
+        precision: Precision,
+        overlap: float,
+        batch_size: int,
+        flip_axes: Sequence[int] = (),
+        keep_largest_component: Sequence[str] | None = (),
+        ram: int | None = None,
+        backend: str = "torch",
+        skip_background: float | None = None,
+    ):
+        self.ensemble, self.device, self.precision = ensemble, device, precision
+        self.overlap, self.batch_size, self.skip_background = overlap, batch_size, skip_background
+        self.flips, self.ram, self.backend = list_flips(flip_axes), ram, backend
+        if keep_largest_component is None:
+            keep_largest_component = ensemble.keep_largest_component
+        unknown = [name for name in keep_largest_component if name not in ensemble.classes[1:]]
+        if unknown:
+            raise UsageError(
+                "keep_largest_component must be some of the classes "
+                f"{', '.join(ensemble.classes[1:])}; got {unknown[0]!r}"
+            )
+        self.largest_component_labels = [ensemble.classes.index(n) for n in keep_largest_component]
+        self.networks = [
+            open_network(
+                *(network, backend, precision, device),
+                channels=len(ensemble.channels),
+                patch=ensemble.patch_size,
+            )
+            for network in ensemble.networks
+        ]
+        shape = (batch_size, len(ensemble.channels), *ensemble.patch_size)
+        self.classes, self.window_bytes = measure_window_memory(self.networks, shape, device)
+
+    def describe_settings(self) -> dict[str, Any]:
+        """Return all that changes the labels of a scan by more than rounding, as plain values."""
+        return {
+            "checkpoints": list(self.ensemble.digests),
+            "options": {
+                "overlap": self.overlap,
+                "flips": [list(axes) for axes in self.flips],
+                "largest_component_labels": self.largest_component_labels,
+                "precision": self.precision.used,
+                "skip_background": self.skip_background,
+            },
+        }
+
+    def prepare(self, task: ScanTask) -> PreparedScan:
+        """Read and preprocess a scan, and plan its segmentation within the free memory."""
+        return self.plan(task, self.read(task))
+
+    def estimate_reading(self, task: ScanTask) -> int:
+        """Return the bytes of RAM that reading and preprocessing a scan takes."""
+        return estimate_preprocessing_cost(task.scan.files, self.ensemble.preprocessing).ram
+
+    def read(self, task: ScanTask, ram: int | None = None) -> PreprocessedScan:
+        """Read and preprocess a scan, if its headers are valid and it fits in `ram` bytes.
+
+        None: what a case may take.
+        """
+        ram = self._budget().ram_bytes if ram is None else ram
+        findings = list(check_scan_headers(task.scan.name, task.scan.files))
+        if findings:
+            first, rest = findings[0], len(findings) - 1
+            more = f" (and {pluralize(rest, 'more problem')})" if rest else ""
+            raise UsageError(f"{first.file} {first.message}: {first.advice}{more}")
+        check_target(task.labels, task.scan.files[0])
+        needed = self.estimate_reading(task)
+        if needed > ram:
+            raise DoesNotFitError(
+                f"preprocessing needs {format_bytes(needed)} of RAM, "
+                f"{format_bytes(ram)} are available: {self._ram_advice}"
+            )
+        ensemble = self.ensemble
+        return ensemble.preprocessing.preprocess_scan(task.scan.files, ensemble.channels)
+
+    def prepare_array(self, channels: np.ndarray, affine: np.ndarray) -> PreparedScan:
+        """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
+        check_channels("the image", len(channels), self.ensemble.channels)
+        for name, channel in zip(self.ensemble.channels, channels, strict=True):
+            if count := count_nonfinite(channel):
+                raise UsageError(
+                    f"channel {name} of the image has {pluralize(count, 'voxel')} that are NaN or "
+                    "infinite: replace them"
+                )
+        scan = self.ensemble.preprocessing.preprocess_channels(channels, affine)
+        return self.plan(None, scan)
+
+    def plan(self, task: ScanTask | None, scan: PreprocessedScan) -> PreparedScan:
+        """Plan the segmentation of a preprocessed scan, within the free memory."""
+        budget = self._budget(held=scan.image.nbytes)
+        d, h, w = (stop - start for start, stop in scan.grid.box)
+        voxels = prod(scan.grid.file_shape)
+        volume = VolumeToSegment(
+            schedule=WindowSchedule(
+                size=scan.grid.shape,
+                patch=self.ensemble.patch_size,
+                overlap=self.overlap,
+                batch_size=self.batch_size,
+            ),
+            box=(d, h, w),
+            channels=len(self.ensemble.channels),
+            classes=self.classes,
+            window_bytes=self.window_bytes,
+            held_bytes=scan.image.nbytes + voxels + HEAP,
+        )
+        plan = self._choose_plan(volume, budget)
+        max_ram = max(plan.ram_bytes, 0 if task is None else self.estimate_reading(task))
+        if self.largest_component_labels:
+            max_ram = max(max_ram, volume.held_bytes + postprocess.BYTES_PER_VOXEL * voxels)
+        name = "the image" if task is None else task.scan.name
+        size, cost = "x".join(map(str, scan.grid.file_shape)), replace(plan, ram_bytes=max_ram)
+        memory_summary = f"{name} {size}, {self.classes} classes: {describe_cost(cost)}"
+        if task is not None and task.probabilities is not None:
+            file = get_probability_bytes(scan.grid.file_shape, self.classes)
+            memory_summary += f"; probabilities: {format_bytes(file)} on disk"
+        return PreparedScan(
+            name=name,
+            task=task,
+            scan=scan,
+            volume=volume,
+            plan=plan,
+            max_ram=max_ram,
+            spare_ram=max(0, budget.ram_bytes - max_ram),
+            memory_summary=memory_summary,
+            differences=self._find_differences(scan),
+        )
+
+    def _find_differences(self, scan: PreprocessedScan) -> list[str]:
+        """Return how a scan differs from the training cases, if it does for every network."""
+        normalize = self.ensemble.preprocessing.normalize
+        by_network = [
+            describe_differences(scan.statistics, training, self.ensemble.channels, normalize)
+            for training in self.ensemble.training_statistics
+        ]
+        return by_network[0] if by_network and all(by_network) else []
+
+    def compute(
+        self,
+        prepared: PreparedScan,
+        *,
+        on_windows: Callable[[int], None] = lambda count: None,
+        log: Callable[[str], None] = lambda message: None,
+    ) -> Callable[[], None]:
+        """Segment a scan; return what writes the labels.
+
+        `on_windows` gets the number of windows done.
+        """
+        task, regions = prepared.task, self.ensemble.regions
+        assert task is not None
+        more = []
+        with ExitStack() as files:
+            if task.probabilities is not None:
+                like = task.scan.files[0]
+                opened = open_probability_file(
+                    task.probabilities, self.classes, like, open_header(like)
+                )
+                array = files.enter_context(opened)
+                if regions is None:
+                    array[0] = 1  # all is background outside of the crop
+                activation = torch.sigmoid if regions else partial(torch.softmax, dim=0)
+                more.append(Output(activation, get_crop(array, prepared)))
+                del array
+            labels = self.segment(prepared, on_windows=on_windows, log=log, more=more)
+            del more  # and with it the mapping of the file, which Windows would not move
+        return partial(write_labels, task.labels, labels, task.scan.files[0], self.ensemble.classes)
+
+    def segment(
+        self,
+        prepared: PreparedScan,
+        *,
+        on_windows: Callable[[int], None] = lambda count: None,
+        log: Callable[[str], None] = lambda message: None,
+        more: Sequence[Output] = (),
+    ) -> np.ndarray:
+        """Return the labels of a scan in the grid of its file, uint8; fill `more` outputs."""
+        labels = np.zeros(prepared.scan.grid.file_shape, np.uint8)
+        decide = choose_decision(self.ensemble.regions, self.ensemble.region_labels)
+        outputs = [Output(decide, get_crop(labels, prepared)), *more]
+        image, background = torch.from_numpy(prepared.scan.image), None
+        if self.skip_background is not None:
+            background = BackgroundTest(
+                image,
+                self.skip_background,
+                outputs=self.classes,
+                overlapping=self.ensemble.regions is not None,
+            )
+
+        def run(plan: InferencePlan) -> None:
+            num_skipped = segment(
+                image,
+                self.networks,
+                plan,
+                outputs,
+                flips=self.flips,
+                device=self.device,
+                on_windows=on_windows,
+                background=background,
+            )
+            if num_skipped:
+                log(f"{prepared.name}: skipped {num_skipped} of {plan.windows} windows")
+
+        out_of_memory = False
+        try:
+            run(prepared.plan)
+        except torch.OutOfMemoryError:
+            if prepared.plan.sums_in_ram:
+                raise
+            out_of_memory = True
+        if out_of_memory:  # outside of the handler, whose error holds memory
+            torch.cuda.empty_cache()
+            budget = replace(self._budget(), gpu_bytes=self.window_bytes)  # none for the sums
+            plan = self._choose_plan(prepared.volume, budget)
+            log(f"{prepared.name}: out of GPU memory; retrying with {describe_cost(plan)}")
+            run(plan)
+        postprocess.keep_largest_component(labels, self.largest_component_labels)
+        return labels
+
+    def _choose_plan(self, volume: VolumeToSegment, budget: Budget) -> InferencePlan:
+        plan = choose_plan(volume, budget)
+        if plan.fits(budget):
+            return plan
+        if plan.gpu_bytes > (budget.gpu_bytes or 0):
+            raise DoesNotFitError(
+                f"its windows need {format_bytes(plan.gpu_bytes)} on the GPU, "
+                f"{format_bytes(budget.gpu_bytes or 0)} are free: close other programs on the GPU, "
+                "or predict with batch_size=1, precision=bf16 or device=cpu"
+            )
+        raise DoesNotFitError(
+            f"needs at least {describe_cost(plan)}; {format_bytes(budget.ram_bytes)} are "
+            f"available: {self._ram_advice}"
+        )
+
+    @property
+    def _ram_advice(self) -> str:
+        return "close other programs" if self.ram is None else "raise memory_gib"
+
+    def _budget(self, held: int = 0) -> Budget:
+        """Return what a case may take, of which it holds some bytes of RAM already."""
+        ram = self.ram
+        if ram is None:
+            free = get_available_bytes(torch.device("cpu"))
+            ram = 2**62 if free is None else int(USABLE_FRACTION * free) + held
+        if self.device.type != "cuda":
+            return Budget(ram_bytes=ram)
+        return Budget(ram_bytes=ram, gpu_bytes=int(USABLE_FRACTION * get_free_bytes(self.device)))
+
+
+def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:
+    """Return the part of an array (..., D, H, W) in a file's grid that is segmented, as a view."""
+    grid = prepared.scan.grid
+    return crop(reorient(array, grid.axes, grid.flips), grid)
+
+
+def describe_cost(plan: InferencePlan) -> str:
+    """Say what a plan takes, and what it does to take less."""
+    cost = f"{format_bytes(plan.ram_bytes)} of RAM"
+    if plan.gpu_bytes:
+        cost = f"{format_bytes(plan.gpu_bytes)} on the GPU, {cost}"
+        cost += " (logits are summed in RAM)" if plan.sums_in_ram else ""
+    if len(plan.slabs) > 1:
+        cost += f", in {len(plan.slabs)} slabs with {100 * plan.extra_fraction:.0f}% more windows"
+    return cost

@@ -1,0 +1,167 @@
+"""Say what to change when memory does not suffice: before the run, and when it runs out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from unet3d.config.compose import Composition, format_overrides
+from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError, UsageError
+from unet3d.machine import get_available_bytes
+from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.step.config import StepConfig
+from unet3d.memory.strategies import get_device_bytes, list_leaner_strategies
+from unet3d.units import CUDA_CONTEXT_BYTES, format_bytes
+
+
+@dataclass(frozen=True)
+class MemoryFix:
+    """Changed values, and what a step is estimated to reserve with them."""
+
+    changes: dict[str, Any]
+    reserved: int
+
+
+def check_memory(
+    estimate: MemoryEstimate,
+    config: StepConfig,
+    device: torch.device,
+    *,
+    if_too_large: str,
+    sweeping: bool,
+) -> list[str]:
+    """Return lines that warn of a run estimated to run out of memory, or raise.
+
+    DoesNotFitError stops the run; EstimatedOutOfMemoryError makes a sweep skip it.
+    """
+    available = get_available_bytes(device)
+    if if_too_large == "ignore" or available is None:
+        return []
+    needed = get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
+    if sweeping and if_too_large == "warn" and needed > available:
+        raise EstimatedOutOfMemoryError(
+            f"estimated to need {format_bytes(needed)}, only {format_bytes(available)} available"
+        )
+    lines = format_oom_warning(estimate, config, available)
+    if lines and if_too_large == "error":
+        raise DoesNotFitError("\n".join(lines))
+    return lines
+
+
+def format_oom_warning(estimate: MemoryEstimate, config: StepConfig, available: int) -> list[str]:
+    """Return lines that warn if a step is estimated not to fit in `available` bytes."""
+    needed = get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
+    if needed <= available:
+        return []
+    return [
+        f"estimated to run out of memory: a step needs {format_bytes(needed)}, "
+        f"{format_bytes(available)} are available",
+        *format_fixes(find_fixes(config, available)),
+    ]
+
+
+def find_fixes(config: StepConfig, available: int | None, count: int = 3) -> list[MemoryFix]:
+    """Return the first changes estimated to fit `available` bytes (None: to need less than now)."""
+    limit = available
+    if limit is None:
+        limit = get_device_bytes(estimate_memory(config, validates=False)) + CUDA_CONTEXT_BYTES
+    fixes: list[MemoryFix] = []
+    tried: list[dict[str, Any]] = [{}]
+    for candidate in _list_candidates(config):
+        changes = {k: v for k, v in candidate.items() if config.vary({k: v}) != config}
+        if changes in tried:
+            continue
+        tried.append(changes)
+        try:
+            reserved = get_device_bytes(estimate_memory(config.vary(changes), validates=False))
+        except UsageError:
+            continue  # this network or this patch does not support it
+        if reserved + CUDA_CONTEXT_BYTES < limit:
+            fixes.append(MemoryFix(changes, reserved))
+        if len(fixes) == count:
+            break
+    return fixes
+
+
+def _list_candidates(config: StepConfig) -> list[dict[str, Any]]:
+    """Return changes to try; those that change training least come first."""
+    data = config.data
+    strategies = [{"checkpointing": name} for name in list_leaner_strategies(config)]
+    leanest = strategies[-1] if strategies else {}
+    half, one = ({"data.batch_size": n} for n in (max(1, data.batch_size // 2), 1))
+    smaller = {"data.patch_size": tuple(max(8, n // 16 * 8) for n in data.patch_size)}
+    bf16 = {"precision": "bf16"}
+    return [
+        *strategies,
+        bf16,
+        half,
+        leanest | bf16,
+        leanest | half,
+        leanest | bf16 | half,
+        leanest | bf16 | one,
+        leanest | bf16 | one | smaller,
+    ]
+
+
+def format_fixes(fixes: Sequence[MemoryFix]) -> list[str]:
+    """Return the fixes as lines to paste."""
+    if not fixes:
+        return ["no change of batch, precision, checkpointing or patch is estimated to fit"]
+    lines = [
+        f"  {format_overrides(f.changes)}   ({format_bytes(f.reserved)} reserved)" for f in fixes
+    ]
+    return ["estimated to fit:", *lines]
+
+
+def format_oom_report(
+    error: torch.OutOfMemoryError,
+    *,
+    config: StepConfig,
+    composition: Composition,
+    model: nn.Module,
+    phase: str,
+    device: torch.device,
+    estimate: MemoryEstimate | None,
+    folder: Path,
+) -> str:
+    """Say where memory ran out, what holds it, and what to change."""
+    module = find_failing_module(error.__traceback__, model)
+    lines = [f"out of GPU memory in the {phase}" + (f", in module {module}" if module else "")]
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        allocated = torch.cuda.max_memory_allocated(device)
+        reserved = torch.cuda.max_memory_reserved(device)
+        lines.append(
+            f"peak: {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved of "
+            f"{format_bytes(total)}; {format_bytes(reserved - allocated)} reserved but unused "
+            "(fragmentation)"
+        )
+    if estimate is not None:
+        holders = list(estimate.group_by_module(estimate.peak_event).items())[:5]
+        largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders)
+        lines.append(f"estimated to hold the most at the peak: {largest}")
+    fixes = find_fixes(config, get_available_bytes(device) if device.type == "cuda" else None)
+    lines += format_fixes(fixes)
+    resumable = [f.changes for f in fixes if [*f.changes] == ["checkpointing"]]
+    changes_step = config.strategy in ("none", "blocks")  # other blocks would round differently
+    if resumable and not changes_step and (folder / "checkpoints" / "last.ckpt").exists():
+        overrides = " ".join([*composition.overrides, format_overrides(resumable[0])])
+        command = f"unet3d train {overrides} hydra.run.dir='{folder}' resume=auto"
+        lines.append(f"to resume from the last checkpoint: {command}")
+    return "\n".join(lines)
+
+
+def find_failing_module(trace: TracebackType | None, model: nn.Module) -> str:
+    """Return the innermost module of the model whose code was running when an error was raised."""
+    names = {id(module): name for name, module in model.named_modules()}
+    innermost = ""
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        innermost = names.get(id(owner), innermost) or innermost
+        trace = trace.tb_next
+    return innermost

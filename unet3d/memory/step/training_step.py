@@ -1,0 +1,253 @@
+"""A training step as Lightning runs it, without trainer or data: to estimate and to measure."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unet3d.checkpointing.offload import OffloadActivations
+from unet3d.data.dataset import get_network_sizes
+from unet3d.inference.sliding_window import SlidingWindow
+from unet3d.machine import AUTOCAST_TYPES, TRUE_HALF_TYPES, Precision
+from unet3d.memory.any_network import copy_as_fake
+from unet3d.memory.step.build import build_network, complete_step
+from unet3d.memory.step.config import StepConfig
+from unet3d.memory.step.gradient_buckets import GradientBuckets
+from unet3d.memory.step.optimizer import group_parameters, make_optimizer_factory
+from unet3d.model.half_precision import cast_to_half
+from unet3d.model.weight_average import WeightAverage
+from unet3d.simulated_cuda import choose_foreach
+
+REPEATING_OPTIMIZERS = (
+    *(torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.Adam),
+    *(torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD),
+)
+"""Optimizers whose steps allocate the same, but for the state that the first one creates."""
+
+
+class NullListener:
+    """Ignores the phases of a step, so that only the step is timed."""
+
+    def begin_phase(self, phase: str) -> None:
+        """Do nothing."""
+
+    def label(self, tensors: Any, kind: str) -> None:
+        """Do nothing."""
+
+
+class PeakWindowsOnly:
+    """A network that runs only on windows that find more memory allocated than any before them.
+
+    A window itself always needs the same: no other window comes near the peak, and a volume has
+    hundreds of them.
+    """
+
+    def __init__(self, model: nn.Module, trace: Any):
+        self.model, self.trace = model, trace
+        self.peaks: dict[torch.Size, int] = {}
+        self.logits: dict[torch.Size, tuple[torch.Size, torch.dtype]] = {}
+
+    def __call__(self, windows: Tensor) -> Tensor:
+        live_bytes, size = self.trace.count_live_bytes(), windows.shape
+        if live_bytes <= self.peaks.get(size, -1):
+            shape, dtype = self.logits[size]
+            return windows.new_empty(shape, dtype=dtype)
+        logits = self.model(windows)
+        self.peaks[size], self.logits[size] = live_bytes, (logits.shape, logits.dtype)
+        return logits
+
+
+@dataclass(eq=False, kw_only=True)
+class TrainingStep:
+    """Forward, backward, clipping, optimizer, zero_grad: in the order of training/module.py.
+
+    It tells a Trace or a meter of its phases.
+    """
+
+    model: nn.Module
+    loss: nn.Module
+    optimizer: torch.optim.Optimizer
+    inference: SlidingWindow
+    patch_size: Sequence[int]
+    volume_size: Sequence[int]
+    batch_size: int
+    channels: int
+    micro_batches: int
+    clip_norm: float | None
+    autocast: torch.dtype | None
+    dtype: torch.dtype
+    device: str = "cpu"
+    several_processes: bool = False
+    cuda_graph: bool = False
+    ema_decay: float | None = None
+
+    is_first = True
+    average: WeightAverage | None = field(default=None, init=False)
+    buckets: GradientBuckets | None = field(default=None, init=False)
+    recorded_batch: tuple[Tensor, ...] | None = field(default=None, init=False)
+    """What CUDA graphs read."""
+
+    @property
+    def repeats(self) -> bool:
+        """Return whether all steps are like the first, but for what the first one keeps."""
+        model, optimizer = type(self.model), type(self.optimizer)
+        is_known = model.__module__.startswith("unet3d.") and optimizer in REPEATING_OPTIMIZERS
+        return is_known and not (self.cuda_graph or self.several_processes)
+
+    def train(self, trace: Any) -> None:
+        """Run one optimizer step; with CUDA graphs, the first step runs without them."""
+        if self.several_processes and self.buckets is None:
+            self.buckets = GradientBuckets(self.model)
+            trace.label(list(self.buckets.views.values()), "gradients")
+        for micro_batch in range(self.micro_batches):
+            if self.buckets is not None:
+                self.buckets.reduces = micro_batch == self.micro_batches - 1
+            trace.begin_phase("forward")
+            if self.ema_decay is not None and self.average is None:
+                self.average = WeightAverage(self.model, self.ema_decay)
+                trace.label(list(self.average.values.values()), "averaged weights")
+            batch = self._make_batch(trace, self.batch_size, self.patch_size)
+            if self.cuda_graph and not self.is_first and self.recorded_batch is None:
+                self._prepare_recording(batch, trace)
+            with self._use_graph_pool(trace):
+                with self._autocast():
+                    loss = self.compute_loss(*batch)
+                trace.begin_phase("backward")
+                (loss / self.micro_batches).backward()
+                del loss
+        self.is_first = False
+        trace.begin_phase("optimizer")
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update()
+        for state in self.optimizer.state.values():
+            trace.label(list(state.values()), "optimizer state")
+
+    def validate(self, trace: Any) -> None:
+        """Run the windows of one validation case that may set the peak."""
+        trace.begin_phase("validation")
+        if self.average is not None:
+            self.average.apply()
+        image, _ = self._make_batch(trace, 1, self.volume_size)
+        self.model.eval()
+        with torch.no_grad(), self._autocast(), self._use_graph_pool(trace):
+            self.inference(image, PeakWindowsOnly(self.model, trace))
+        self.model.train()
+        if self.average is not None:
+            self.average.restore()
+
+    def compute_loss(self, image: Tensor, label: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        return self.loss(self.model(image), label)
+
+    def _make_batch(
+        self, trace: Any, batch_size: int, shape: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        image = torch.zeros(batch_size, self.channels, *shape, dtype=self.dtype, device=self.device)
+        if self.device != "cpu":
+            image.normal_()  # a GPU multiplies zeros faster than other numbers
+        label = torch.zeros(batch_size, *shape, dtype=torch.uint8, device=self.device)
+        trace.label([image, label], "input")
+        return image, label
+
+    def _prepare_recording(self, batch: tuple[Tensor, ...], trace: Any) -> None:
+        """Allocate what CUDA graphs read and write, besides what the step allocates."""
+        self.recorded_batch = tuple(tensor.clone() for tensor in batch)
+        trace.label(self.recorded_batch, "input")
+        if self.micro_batches > 1:
+            trained = (p for p in self.model.parameters() if p.requires_grad)
+            self.recorded_gradients = [torch.empty_like(p) for p in trained]  # of a micro-batch
+            trace.label(self.recorded_gradients, "gradients")
+
+    def _use_graph_pool(self, trace: Any) -> AbstractContextManager:
+        if self.recorded_batch is None:
+            return nullcontext()
+        return trace.use_graph_pool()  # only traced steps have graphs
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device, dtype=self.autocast)
+
+
+def make_step_factory(
+    config: StepConfig,
+    precision: Precision,
+    *,
+    cuda: bool,
+    volume_size: Sequence[int] | None = None,
+    device: str = "cpu",
+    network: nn.Module | None = None,
+) -> Callable[[], TrainingStep]:
+    """Return a function that builds the configured step, under FakeTensorMode or for real.
+
+    `cuda` chooses whose defaults the step has, `device` where its tensors are. CUDA graphs are only
+    traced: a step on a real device runs without. Where `network` has been built, with its
+    checkpointing, a copy of it without values is traced.
+    """
+
+    config = complete_step(config)
+    several = config.several_processes
+    obstacle = find_cuda_graph_obstacle(config, "cuda", several_processes=several)
+    uses_graphs = config.cuda_graph is True and obstacle is None
+
+    def make_step() -> TrainingStep:
+        if network is None:
+            model = build_network(config)
+            config.checkpointing().apply(model)
+        else:
+            model = copy_as_fake(network)
+        dtype = TRUE_HALF_TYPES.get(precision.used, torch.float32)
+        if dtype != torch.float32:
+            cast_to_half(model, dtype)
+        if device != "cpu":
+            model.to(device)
+        parameters = group_parameters(model, config.head_warmup, config.lr_factors)
+        optimizer = make_optimizer_factory(config.optimizer, precision)(parameters)
+        if cuda:
+            choose_foreach(optimizer)
+        data, windows = config.data, config.windows
+        return TrainingStep(
+            model=model,
+            loss=config.build_loss().to(device),
+            optimizer=optimizer,
+            inference=SlidingWindow(
+                list(data.patch_size), overlap=windows.overlap, batch_size=windows.batch_size
+            ),
+            patch_size=data.patch_size,
+            volume_size=volume_size or data.patch_size,
+            batch_size=data.batch_size,
+            channels=get_network_sizes(data)[0],
+            micro_batches=config.micro_batches,
+            clip_norm=config.clip_norm,
+            autocast=AUTOCAST_TYPES.get(precision.used),
+            dtype=dtype,
+            device=device,
+            several_processes=several,
+            ema_decay=config.ema_decay,
+            cuda_graph=uses_graphs and cuda and device == "cpu",
+        )
+
+    return make_step
+
+
+def find_cuda_graph_obstacle(
+    config: StepConfig, device: str, *, several_processes: bool
+) -> str | None:
+    """Return why batches cannot be recorded."""
+    if device != "cuda":
+        return f"a {device} device has no CUDA graphs"
+    if several_processes:
+        return "several processes exchange gradients during backward"
+    if config.compile:
+        return "compile=true launches compiled code itself"
+    if isinstance(config.checkpointing(), OffloadActivations):
+        return "checkpointing=offload copies to host memory, which it allocates in each step"
+    return None

@@ -1,0 +1,163 @@
+"""Write a folder that nnUNetv2_predict reads, and run the network in it with nnU-Net's modules.
+
+Keys of the files were read in nnunetv2 2.8.1.
+"""
+
+import json
+from pathlib import Path
+from pydoc import locate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unet3d.data.dataset import get_region_labels
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import UsageError
+from unet3d.inference.ensemble import TrainedNetwork
+from unet3d.model.nnunet_weights import describe_architecture, permute_axes, to_nnunet_weights
+from unet3d.types import NORMALIZATIONS
+
+CONFIGURATION = "3d_fullres"
+CHECKPOINT = Path("fold_0") / "checkpoint_final.pth"
+
+
+def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
+    """Write plans, dataset and checkpoint as nnU-Net's trainer leaves them; say what it is."""
+    metadata = trained.metadata
+    preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
+    plans = make_plans(trained, preprocessing)
+    (path / CHECKPOINT).parent.mkdir(parents=True)
+    (path / "plans.json").write_text(json.dumps(plans, indent=1), "utf-8")
+    (path / "dataset.json").write_text(json.dumps(make_dataset(trained), indent=1), "utf-8")
+    network: Any = trained.network
+    flipped = metadata.get("mirroring_axes") or ()
+    content = {
+        "network_weights": to_nnunet_weights(network),
+        "trainer_name": "nnUNetTrainer",
+        "init_args": {"plans": plans, "configuration": CONFIGURATION, "fold": 0},
+        # prediction may flip the axes that training flipped, in nnU-Net's order
+        "inference_allowed_mirroring_axes": tuple(sorted(2 - axis for axis in flipped)) or None,
+        "optimizer_state": None,
+        "grad_scaler_state": None,
+        "logging": {},
+        "current_epoch": 0,
+        "_best_ema": None,
+    }
+    with (path / CHECKPOINT).open("wb") as file:
+        torch.save(content, file)
+    files = "files in any orientation"
+    if preprocessing.orientation != "RAS":
+        files = f"files stored in {preprocessing.orientation} orientation (others are not checked)"
+    return f"nnU-Net 2.8 model folder for {files}"
+
+
+def make_plans(trained: TrainedNetwork, preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return the plans; axes are in reverse order, as SimpleITK reads them."""
+    architecture = describe_architecture(trained.network)
+    spacing = get_spacing(trained, preprocessing)[::-1]
+    size = list(trained.patch_size[::-1])
+    methods = trained.normalizations
+    schemes = [NORMALIZATIONS[method] for method in methods]
+    if preprocessing.crop != "nonzero" or any(value != 0 for value in preprocessing.background):
+        raise UsageError(
+            "nnU-Net crops volumes to voxels other than 0: train with data.crop=nonzero and "
+            "data.background=0"
+        )
+    resampling: dict[str, Any] = {}
+    for name, is_seg, order in (("data", False, 3), ("seg", True, 1), ("probabilities", False, 1)):
+        resampling[f"resampling_fn_{name}"] = "resample_data_or_seg_to_shape"
+        resampling[f"resampling_fn_{name}_kwargs"] = {
+            "is_seg": is_seg,
+            "order": order,
+            "order_z": 0,
+            "force_separate_z": None,
+        }
+    keys = ("mean", "std", "percentile_00_5", "percentile_99_5")
+    known = preprocessing.intensities or [(0.0, 1.0, 0.0, 0.0)] * len(methods)  # only CT reads them
+    intensities = {str(n): dict(zip(keys, values, strict=True)) for n, values in enumerate(known)}
+    configuration = {
+        "data_identifier": f"nnUNetPlans_{CONFIGURATION}",
+        "preprocessor_name": "DefaultPreprocessor",
+        "batch_size": int(trained.metadata["config"]["data"]["batch_size"]),
+        "patch_size": size,
+        "median_image_size_in_voxels": size,
+        "spacing": spacing,
+        "normalization_schemes": [scheme for scheme, _ in schemes],
+        "use_mask_for_norm": [masked for _, masked in schemes],
+        **resampling,
+        "architecture": architecture,
+        "batch_dice": True,
+    }
+    reorients = preprocessing.orientation == "RAS"
+    return {
+        "dataset_name": "Dataset000_unet3d",
+        "plans_name": "nnUNetPlans",
+        "original_median_spacing_after_transp": spacing,
+        "original_median_shape_after_transp": size,
+        "image_reader_writer": "NibabelIOWithReorient" if reorients else "SimpleITKIO",
+        "transpose_forward": [0, 1, 2],
+        "transpose_backward": [0, 1, 2],
+        "configurations": {CONFIGURATION: configuration},
+        "experiment_planner_used": "unet3d",
+        "label_manager": "LabelManager",
+        "foreground_intensity_properties_per_channel": intensities,
+    }
+
+
+def get_spacing(trained: TrainedNetwork, preprocessing: Preprocessing) -> list[float]:
+    """Return the spacing that volumes are resampled to; nnU-Net cannot leave them as they are."""
+    if preprocessing.spacing_mm is not None:
+        return list(preprocessing.spacing_mm)
+    found = (trained.metadata.get("training_statistics") or {}).get("spacing_mm") or [[0], [1]]
+    if list(found[0]) != list(found[-1]):
+        raise UsageError(
+            "nnU-Net resamples all volumes to one spacing: train with data.spacing_mm=median"
+        )
+    return list(found[0])
+
+
+def make_dataset(trained: TrainedNetwork) -> dict[str, Any]:
+    """Return the content of dataset.json."""
+    metadata = trained.metadata
+    regions = metadata.get("regions")
+    labels: dict[str, Any] = {name: n for n, name in enumerate(metadata["classes"][1:], 1)}
+    order = {}
+    if regions is not None:
+        labels = {name: list(part) for name, part in regions.items()}
+        order["regions_class_order"] = get_region_labels(regions, metadata.get("region_labels"))
+    return {
+        "channel_names": {str(n): name for n, name in enumerate(trained.channels)},
+        "labels": {"background": 0, **labels},
+        **order,
+        "numTraining": (metadata.get("training_statistics") or {}).get("cases", 0),
+        "file_ending": ".nii.gz",
+    }
+
+
+class NnUnetSession:
+    """The network of a model folder, built of nnU-Net's modules and run on the CPU."""
+
+    def __init__(self, path: Path):
+        plans = json.loads((path / "plans.json").read_text("utf-8"))
+        dataset = json.loads((path / "dataset.json").read_text("utf-8"))
+        architecture = plans["configurations"][CONFIGURATION]["architecture"]
+        options = dict(architecture["arch_kwargs"])
+        for key in architecture["_kw_requires_import"]:
+            options[key] = options[key] and locate(options[key])
+        kind: Any = locate(architecture["network_class_name"])
+        has_regions = "regions_class_order" in dataset
+        self.network = kind(
+            input_channels=len(dataset["channel_names"]),
+            num_classes=len(dataset["labels"]) - has_regions,
+            deep_supervision=False,
+            **options,
+        )
+        content = torch.load(path / CHECKPOINT, weights_only=True)
+        self.network.load_state_dict(content["network_weights"])
+        self.network.eval()
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
+        with torch.inference_mode():
+            return permute_axes(self.network(permute_axes(batch)))

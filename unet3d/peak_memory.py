@@ -1,0 +1,101 @@
+"""Measure the peak memory of a piece of work, not that of the process's lifetime."""
+
+import time
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+
+import torch
+
+from unet3d import nvml
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRecord:
+    """Memory peaks in bytes; None where the device has no such figure."""
+
+    allocated: int | None = None
+    """Tensors on the GPU."""
+    reserved: int | None = None
+    """Memory that the caching allocator reserved on the GPU for them."""
+    process: int | None = None
+    """All memory of the process on the GPU, as nvidia-smi reports it."""
+    resident: int | None = None
+    """Resident memory of the process, as the operating system reports it."""
+
+    def __or__(self, other: "MemoryRecord") -> "MemoryRecord":
+        """Return the peaks over two phases that run one after the other."""
+        a, b = asdict(self), asdict(other)
+        known = {k: [v for v in (a[k], b[k]) if v is not None] for k in a}
+        return MemoryRecord(**{k: max(v) if v else None for k, v in known.items()})
+
+    def known(self) -> dict[str, int]:
+        """Return the figures that the device has."""
+        return {k: v for k, v in asdict(self).items() if v is not None}
+
+    @property
+    def headline(self) -> int | None:
+        """Return the figure to show where only one is shown."""
+        return self.resident if self.allocated is None else self.allocated
+
+
+STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+PROCESS_QUERY_SECONDS = 1.0
+"""Seconds between queries of the driver, which take longer than those of torch's allocator."""
+
+
+class PeakMeter:
+    """Measures the peak memory of a device; for the CPU, the resident memory of the process."""
+
+    def __init__(self) -> None:
+        self.process_bytes: int | None = None  # on the GPU, as the driver reports them
+        self.queried_at = -inf
+
+    def start(self, device: torch.device) -> None:
+        """Reset the peak."""
+        if device.type == "cuda":
+            torch.cuda.init()  # an uninitialized GPU has no peak to reset
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            _reset_resident_peak()
+
+    def read(self, device: torch.device) -> MemoryRecord:
+        """Return the peak since `start`."""
+        if device.type == "cuda":
+            return MemoryRecord(
+                allocated=torch.cuda.max_memory_allocated(device),
+                reserved=torch.cuda.max_memory_reserved(device),
+                process=self._query_process(device),
+            )
+        return MemoryRecord(resident=read_resident_peak())
+
+    def _query_process(self, device: torch.device) -> int | None:
+        """Return the bytes of this process on the GPU, queried once a second."""
+        now = time.monotonic()
+        if now - self.queried_at >= PROCESS_QUERY_SECONDS:
+            self.process_bytes, self.queried_at = nvml.get_process_bytes(device), now
+        return self.process_bytes
+
+
+def _reset_resident_peak() -> None:
+    # "5" resets this process's high-water mark and nothing else (man 5 proc).
+    try:
+        CLEAR_REFS.write_text("5", "utf-8")
+    except OSError:  # not Linux, or not permitted
+        global _lifetime_peak_only
+        _lifetime_peak_only = True
+
+
+_lifetime_peak_only = False
+
+
+def read_resident_peak() -> int | None:
+    """Return the peak of resident memory; None where the system cannot reset it."""
+    if _lifetime_peak_only or not STATUS.exists():
+        return None
+    peaks = (s for s in STATUS.read_text("utf-8").splitlines() if s.startswith("VmHWM:"))
+    line = next(peaks, None)
+    return None if line is None else int(line.split()[1]) * 1024

@@ -1,0 +1,319 @@
+"""Plan spacing, patch, levels, checkpointing and batch for a dataset and a memory budget."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+
+from unet3d.data.case import Case
+from unet3d.data.config import DataConfig
+from unet3d.data.dataset import build_layout, choose_split, resolve_dataset
+from unet3d.data.layouts.groups import read_groups
+from unet3d.data.layouts.splits import find_too_few
+from unet3d.data.layouts.synthetic import GeneratedDataset
+from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
+from unet3d.data.preprocessing.pipeline import choose_background
+from unet3d.data.usable_cases import UsableCases
+from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.memory.step.config import StepConfig
+from unet3d.memory.strategies import FUSED_STRATEGIES, LARGEST_TILE_MIB, list_strategies
+from unet3d.peak_memory import MemoryRecord
+from unet3d.planning.suggest import Changes, check_configured_batch, find_largest_batch
+from unet3d.planning.topology import (
+    Levels,
+    choose_initial_patch,
+    choose_target_spacing,
+    find_median_shape,
+    list_patches,
+    plan_levels,
+    round_up_to_multiple,
+)
+from unet3d.types import Triple
+
+IsGiven = Callable[[str], bool]
+"""Whether the command line sets a key."""
+
+BATCH_FRACTION = 0.05
+"""A batch holds at most this fraction of the dataset's voxels, but at least two patches."""
+
+MAX_BATCH_SIZE = 32
+
+OTHER_FACTOR = 8
+"""Patch sides are multiples of this where the network's levels are not planned here."""
+
+MASKED_FRACTION = 0.75
+"""Below this median fraction of foreground box in the file, normalization masks the background."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetFingerprint:
+    """Fingerprints of the usable cases, the classes and channels of the dataset, and its split."""
+
+    fingerprints: list[CaseFingerprint]
+    classes: tuple[str, ...]
+    channels: tuple[str, ...]
+    skipped: list[str]  # cases that data.invalid_cases=skip skips, and why
+    group_by: str | None  # what the plan sets data.group_by to, if anything
+    notes: Sequence[str]  # on the groups, and on a file of folds in the dataset's folder
+    too_few: str | None  # why there are no folds
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """What was decided, and from what."""
+
+    num_cases: int
+    spacing_mm: tuple[float, float, float]
+    median_shape: tuple[float, float, float]  # of the cases at that spacing
+    normalize: list[str]
+    initial_patch: Triple  # the patch that no budget would make smaller
+    patch_size: Triple
+    levels: Levels
+    model: Changes  # the levels, where they are left open
+    batch_size: int
+    strategy: Changes  # of checkpointing, or nothing
+    peak: MemoryRecord
+
+
+def inspect_dataset(data: DataConfig, fold: int | None, is_given: IsGiven) -> DatasetFingerprint:
+    """Read every usable case, or its cached fingerprint."""
+    layout = build_layout(data)
+    facts = resolve_dataset(data, layout.describe())
+    usable = UsableCases(data, layout, facts.channels)
+    background = choose_background(facts.channels)
+    if is_given("data.background"):
+        background = data.background
+    fingerprints = usable.run_on_valid_cases(
+        lambda cases: fingerprint_dataset(cases, data.orientation, data.cache, background)
+    )
+    group_by, notes, too_few = plan_split(data, layout.list_cases(), fold, is_given)
+    return DatasetFingerprint(
+        fingerprints=fingerprints,
+        classes=facts.classes,
+        channels=facts.channels,
+        skipped=[finding.describe() for finding in usable.skipped],
+        group_by=group_by,
+        notes=notes,
+        too_few=too_few,
+    )
+
+
+def plan_split(
+    data: DataConfig, cases: Sequence[Case], fold: int | None, is_given: IsGiven
+) -> tuple[str | None, list[str], str | None]:
+    """Keep the scans of a patient in one fold, and see whether there are enough cases for folds."""
+    if fold is None:
+        return None, [], None
+    rule, names = choose_split(data, cases), [case.name for case in cases]
+    notes, groups, group_by = [rule.note] if rule.note else [], rule.groups, None
+    likely = rule.likely_groups
+    if likely is not None and not is_given("data.group_by"):
+        group_by, groups = likely.pattern, read_groups(likely.pattern, names)
+        notes.append(f"{likely.message}: the plan sets {likely.option}")
+    return group_by, notes, find_too_few(names, groups) if rule.file is None else None
+
+
+def make_plan(
+    config: StepConfig, dataset: DatasetFingerprint, budget: int, is_given: IsGiven
+) -> TrainingPlan:
+    """Choose the largest patch that fits with a batch of two, then the largest batch."""
+    target, median = choose_resolution(config.data, dataset)
+    patches = list_candidate_patches(config, target, median, is_given)
+
+    strategies: Sequence[Changes] = [{}]
+    if not is_given("checkpointing"):  # from the least work to the least memory
+        strategies = [{"checkpointing": name} for name in list_strategies(config)]
+    given_batch = config.data.batch_size if is_given("data.batch_size") else None
+
+    def with_patch(patch: Triple) -> StepConfig:
+        levels = get_model_changes(config, plan_levels(target, patch), is_given)
+        return config.vary({"data.patch_size": patch, **levels})
+
+    def fits(patch: Triple) -> bool:
+        """Return whether a patch fits with the leanest strategy and the smallest batch.
+
+        For the first, the strategy with the least work is tried before: most budgets suffice.
+        """
+        tried = [strategies[0], *strategies[1:][-1:]] if patch == patches[0] else strategies[-1:]
+        variant = with_patch(patch).vary({"data.batch_size": given_batch or 2})
+        return any(check_configured_batch(variant.vary(s), budget) for s in tried)
+
+    # The first patch is tried before any other: most budgets suffice for it. If one fits, every
+    # smaller one does, too.
+    index = 0 if fits(patches[0]) else bisect_left(patches, True, lo=1, key=fits)
+    if index == len(patches):
+        raise DoesNotFitError(
+            f"no patch down to {join_by_x(patches[-1])} fits the budget with a batch of 2 and the "
+            "leanest checkpointing: try a narrower network (model.width=16)"
+        )
+    patch = patches[index]
+    levels = plan_levels(target, patch)
+    limit = given_batch or limit_batch(patch, median, len(dataset.fingerprints))
+    planned = with_patch(patch)
+    strategy, batch_size, peak = choose_strategy(planned, strategies, budget, limit)
+    planned = planned.vary({**strategy, "data.batch_size": batch_size})
+    if torch.cuda.is_available() and strategy:  # on a CPU, larger tiles are slower
+        tiles, peak = enlarge_tiles(planned, peak, budget)
+        strategy = strategy | tiles
+    return TrainingPlan(
+        num_cases=len(dataset.fingerprints),
+        spacing_mm=target,
+        median_shape=median,
+        normalize=choose_normalization(config.data, dataset),
+        initial_patch=patches[0],
+        patch_size=patch,
+        levels=levels,
+        model=get_model_changes(config, levels, is_given),
+        batch_size=batch_size,
+        strategy=strategy,
+        peak=peak,
+    )
+
+
+def choose_resolution(
+    data: DataConfig, dataset: DatasetFingerprint
+) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    """Return the spacing in mm, and the median shape of the cases at that spacing."""
+    shapes = [case.shape for case in dataset.fingerprints]
+    spacings = [case.spacing_mm for case in dataset.fingerprints]
+    target = choose_target_spacing(spacings, shapes)
+    if isinstance(data.spacing_mm, tuple):
+        target = data.spacing_mm
+    return target, find_median_shape(spacings, shapes, target)
+
+
+def find_batch_limit(
+    data: DataConfig, fold: int | None, is_given: IsGiven
+) -> Callable[[Triple], int]:
+    """Return the largest batch that a plan tries for a patch, from the dataset if it exists.
+
+    Generated data may have any size: it limits nothing.
+    """
+    root, layout = data.root, data.layout
+    exists = root is not None and root.is_dir()
+    if layout is None or not exists or isinstance(layout(), GeneratedDataset):
+        return lambda patch: MAX_BATCH_SIZE
+    dataset = inspect_dataset(data, fold, is_given)
+    median, count = choose_resolution(data, dataset)[1], len(dataset.fingerprints)
+    return lambda patch: limit_batch(patch, median, count)
+
+
+def limit_batch(patch: Triple, median_shape: Sequence[float], num_cases: int) -> int:
+    """Return the largest batch that is tried.
+
+    >>> limit_batch((64, 64, 64), (128, 128, 128), 20)
+    8
+    """
+    patches = prod(median_shape) * num_cases * BATCH_FRACTION / prod(patch)
+    return max(2, min(MAX_BATCH_SIZE, round(patches)))
+
+
+def list_candidate_patches(
+    config: StepConfig,
+    spacing_mm: Sequence[float],
+    median_shape: Sequence[float],
+    is_given: IsGiven,
+) -> list[Triple]:
+    """Return patches from the largest down, or the one that is configured."""
+    if is_given("data.patch_size"):
+        patch = config.data.patch_size
+        levels = plan_levels(spacing_mm, patch)
+        if not levels.pool_windows and get_model_changes(config, levels, is_given):
+            raise UsageError(
+                f"data.patch_size={format_list(patch)} leaves nothing to pool at "
+                f"{format_list(spacing_mm)} mm: give one axis at least 12 voxels, or set "
+                "model.depth"
+            )
+        return [patch]
+    patches = list_patches(spacing_mm, median_shape)
+    if "depth" not in config.network.model.arguments:  # its levels cannot be planned
+        patches = [p for p in patches if all(n % OTHER_FACTOR == 0 for n in p)]
+        largest = choose_initial_patch(spacing_mm, median_shape)
+        return patches or [round_up_to_multiple(largest, [OTHER_FACTOR] * 3)]
+    if not patches:
+        raise UsageError(
+            f"the median case has {format_list(median_shape)} voxels at "
+            f"{format_list(spacing_mm)} mm, too few to pool: set a finer data.spacing_mm"
+        )
+    return patches
+
+
+def choose_strategy(
+    config: StepConfig, strategies: Sequence[Changes], budget: int, limit: int
+) -> tuple[Changes, int, MemoryRecord]:
+    """Return the strategy with the least work that fits a batch of two, and its largest batch.
+
+    A larger patch is worth recomputing convolutions, a larger batch is not.
+    """
+    for strategy in strategies:
+        result = find_largest_batch(config.vary(strategy), budget, limit=limit)
+        if result is not None and result[0] >= min(2, limit):
+            return strategy, *result
+    raise DoesNotFitError(
+        f"no checkpointing strategy fits a batch of {min(2, limit)} in the budget: raise "
+        "budget_gib, or lower data.batch_size or data.patch_size"
+    )
+
+
+def enlarge_tiles(
+    config: StepConfig, peak: MemoryRecord, budget: int
+) -> tuple[Changes, MemoryRecord]:
+    """Return the largest tiles, which launch the fewest kernels, if they fit."""
+    if config.strategy not in FUSED_STRATEGIES:
+        return {}, peak
+    tiles = {"checkpointing.tile_mib": LARGEST_TILE_MIB}
+    fitting = check_configured_batch(config.vary(tiles), budget)
+    return ({}, peak) if fitting is None else (tiles, fitting[1])
+
+
+def get_model_changes(config: StepConfig, levels: Levels, is_given: IsGiven) -> Changes:
+    """Return the levels, where the network and the command line leave them open."""
+    has_depth = "depth" in config.network.model.arguments
+    if not has_depth or is_given("model.depth") or is_given("model.channels"):
+        return {}
+    return {
+        "model.depth": len(levels.kernels),
+        "model.pool_kernel": [list(window) for window in levels.pool_windows],
+        "model.kernel_size": [list(kernel) for kernel in levels.kernels],
+    }
+
+
+def format_list(numbers: Sequence[float]) -> str:
+    """Format numbers as the value of an override.
+
+    >>> format_list((1, 2, 2))
+    '[1,2,2]'
+    """
+    return f"[{','.join(f'{n:.7g}' for n in numbers)}]"
+
+
+def choose_normalization(data: DataConfig, dataset: DatasetFingerprint) -> list[str]:
+    """Return one method per channel: by modality; masked where much of a volume is background."""
+    if data.normalize != ("auto",):
+        return list(data.normalize)
+    fractions = [case.crop_fraction for case in dataset.fingerprints]
+    usual = "zscore_nonzero" if float(np.median(fractions)) < MASKED_FRACTION else "zscore"
+    return ["ct" if name.upper() == "CT" else usual for name in dataset.channels]
+
+
+def find_constant_border(
+    dataset: DatasetFingerprint, is_given: IsGiven
+) -> tuple[float, float] | None:
+    """Return the range of constant borders that are not 0; None if there are none.
+
+    Also None where the command line says what is background.
+    """
+    values = [value for case in dataset.fingerprints for value in case.background if value != 0]
+    return None if is_given("data.background") or not values else (min(values), max(values))
+
+
+def join_by_x(numbers: Sequence[float]) -> str:
+    """Join numbers by x.
+
+    >>> join_by_x((1.0, 0.5, 3))
+    '1 x 0.5 x 3'
+    """
+    return " x ".join(f"{n:g}" for n in numbers)

@@ -1,0 +1,153 @@
+"""Search the configs that fit a memory budget, and the largest batch of each."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from unet3d.config.fields import number, word_or
+from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.machine import Precision, get_available_bytes
+from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
+from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.from_config import check_step_size, estimate_memory
+from unet3d.memory.step.config import StepConfig
+from unet3d.memory.step.training_step import make_step_factory
+from unet3d.memory.trace import Trace
+from unet3d.parallel import map_in_processes
+from unet3d.peak_memory import MemoryRecord
+from unet3d.types import Triple
+from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
+
+BUDGET = word_or("auto", number("above 0"))
+
+Changes = dict[str, Any]
+"""Other values, by key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCandidate:
+    """Changes that fit, what they take, and how much they compute beyond plain modules."""
+
+    changes: Changes
+    batch_size: int
+    patch_voxels: int
+    peak: MemoryRecord
+    extra_compute: float
+
+
+def get_budget_bytes(budget_gib: float | None) -> int:
+    """Return a budget in bytes; None is what this machine's GPU has left for a process."""
+    if budget_gib is None:
+        if not torch.cuda.is_available():
+            raise UsageError("budget_gib=auto: torch finds no GPU; give the GPU's memory in GiB")
+        available = get_available_bytes(torch.device("cuda"))
+        assert available is not None
+        return available
+    if budget_gib * GIB <= CUDA_CONTEXT_BYTES:
+        context = format_bytes(CUDA_CONTEXT_BYTES)
+        raise DoesNotFitError(
+            f"budget_gib={budget_gib:g} is too small: the CUDA context alone takes about {context}"
+        )
+    return int(budget_gib * GIB)
+
+
+def search_configs(
+    config: StepConfig,
+    combinations: Sequence[Changes],
+    budget: int,
+    limit_batch: Callable[[Triple], int] | None,
+) -> Iterator[tuple[Changes, MemoryCandidate | None]]:
+    """Yield every combination with its largest batch; None where not even batch size 1 fits.
+
+    `limit_batch` returns the largest batch of a patch that is of use; None: the batch is given.
+    """
+    check_step_size(config.vary({"data.batch_size": 1}))
+
+    def evaluate(changes: Changes) -> MemoryCandidate | None:
+        variant = config.vary(changes)
+        if limit_batch is None:
+            result = check_configured_batch(variant, budget)
+        else:
+            result = find_largest_batch(variant, budget, limit=limit_batch(variant.data.patch_size))
+        if result is None:
+            return None
+        batch_size, peak = result
+        return MemoryCandidate(
+            changes=changes | ({} if limit_batch is None else {"data.batch_size": batch_size}),
+            batch_size=batch_size,
+            patch_voxels=prod(variant.data.patch_size),
+            peak=peak,
+            extra_compute=flops[variant.strategy] / flops["none"] - 1,
+        )
+
+    chosen = [changes.get("checkpointing", config.strategy) for changes in combinations]
+    strategies = list(dict.fromkeys(["none", *chosen]))
+    counts = map_in_processes(partial(count_flops, config), strategies)
+    flops = dict(zip(strategies, counts, strict=True))
+    yield from zip(combinations, map_in_processes(evaluate, combinations), strict=True)
+
+
+def find_largest_batch(
+    config: StepConfig, budget: int, *, limit: int | None = None
+) -> tuple[int, MemoryRecord] | None:
+    """Return the largest batch that fits, at most `limit`, and its peak; None if 1 does not."""
+    one = config.vary({"data.batch_size": 1})
+    if limit is not None and limit <= 2:  # one trace instead of two
+        of_limit = config.vary({"data.batch_size": limit})
+        return check_configured_batch(of_limit, budget) or check_configured_batch(one, budget)
+    two, three = (estimate_cached(config.vary({"data.batch_size": n})) for n in (2, 3))
+    extrapolation = BatchExtrapolation(two, three)
+    if not extrapolation.affine:
+        raise UsageError(
+            f"cannot compute the largest batch for {config.format_options()}: it allocates "
+            "differently at batch sizes 2 and 3; try sizes one by one with unet3d memory "
+            "data.batch_size=N"
+        )
+    batch_size = search_largest_batch(extrapolation, budget)
+    if limit is not None:
+        batch_size = min(batch_size, limit)
+    if batch_size >= 2:
+        return batch_size, extrapolation.peak(batch_size)
+    return check_configured_batch(one, budget)
+
+
+def check_configured_batch(config: StepConfig, budget: int) -> tuple[int, MemoryRecord] | None:
+    """Return the configured batch size and its peak; None if it does not fit."""
+    peak = estimate_cached(config).peak
+    if (peak.reserved or 0) + CUDA_CONTEXT_BYTES > budget:
+        return None
+    return config.data.batch_size, peak
+
+
+_last: list[tuple[StepConfig, bool, MemoryEstimate]] = []
+
+
+def estimate_cached(config: StepConfig) -> MemoryEstimate:
+    """Estimate a step, or return the last estimate if it was of the same config.
+
+    A search asks twice in a row, and a trace takes seconds.
+    """
+    has_gpu = torch.cuda.is_available()
+    if not _last or _last[0][:2] != (config, has_gpu):
+        estimate = estimate_memory(config, validates=False)
+        _last[:] = [(config, has_gpu, estimate)]
+    return _last[0][2]
+
+
+def count_flops(config: StepConfig, strategy: str) -> int:
+    """Return the floating-point operations of one training step with a strategy."""
+    variant = config.vary({"data.batch_size": 1, "precision": "32"})
+    if strategy != config.strategy:
+        variant = variant.with_strategy(strategy)
+    precision = Precision(variant.precision, variant.precision)
+    with FakeTensorMode():
+        step = make_step_factory(variant, precision, cuda=True)()
+        with FlopCounterMode(display=False) as counter:
+            step.train(Trace(cuda=True))
+    return counter.get_total_flops()

@@ -1,0 +1,230 @@
+"""Segment scans from Python: arrays, files and folders."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from unet3d.commands.export import export
+from unet3d.config.fields import PRECISION
+from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
+from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
+from unet3d.errors import RunError, UsageError, summarize_error
+from unet3d.inference.ensemble import load_ensemble, resolve_checkpoint
+from unet3d.inference.networks import resolve_computation
+from unet3d.inference.options import (
+    describe_mirroring,
+    describe_networks,
+    plan_outputs,
+    resolve_flip_axes,
+)
+from unet3d.inference.predictor import Predictor, ScanTask
+from unet3d.inference.segment_scans import find_pending, segment_scans
+from unet3d.text import join_first, pluralize
+from unet3d.types import BACKENDS
+from unet3d.units import GIB
+
+PathLike = str | Path
+
+
+class Segmenter:
+    """Trained networks with their preprocessing and postprocessing; :func:`load` makes one.
+
+    A scan is segmented by overlapping windows, within the memory that is free: see ``memory_gib``
+    of :func:`load`.
+    """
+
+    def __init__(
+        self, predictor: Predictor, checkpoints: Sequence[Path], allow_targets: Sequence[str]
+    ):
+        self._predictor = predictor
+        self._checkpoints, self._allow_targets = tuple(checkpoints), tuple(allow_targets)
+
+    def __repr__(self) -> str:
+        networks = describe_networks(self._predictor.ensemble)
+        return (
+            f"Segmenter: {networks} on {self._predictor.device}; "
+            f"channels {', '.join(self.channels)}; classes {', '.join(self.classes)}"
+        )
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Return the names of the channels that an image must have."""
+        return self._predictor.ensemble.channels
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the labels 0, 1, 2, ..."""
+        return self._predictor.ensemble.classes
+
+    def predict(
+        self,
+        image: np.ndarray,
+        *,
+        spacing_mm: Sequence[float] | None = None,
+        affine: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Segment an image that is in memory.
+
+        Args:
+            image: ``(D, H, W)``, or ``(C, D, H, W)``, as a NIfTI file holds them.
+            spacing_mm: voxel spacing along D, H and W, if the axes point right, forward and up.
+            affine: ``(4, 4)`` matrix from voxels to mm, as of nibabel, instead of ``spacing_mm``.
+
+        Returns:
+            Labels ``(D, H, W)``, uint8.
+        """
+        array = np.asarray(image)
+        channels = array[None] if array.ndim == 3 else array
+        if channels.ndim != 4 or not channels.size:
+            raise UsageError(f"an image is (D, H, W) or (C, D, H, W), got {list(array.shape)}")
+        if array.dtype.kind not in "iuf":
+            raise UsageError(f"an image has real numbers, got {array.dtype}")
+        prepared = self._predictor.prepare_array(channels, _make_affine(spacing_mm, affine))
+        return self._predictor.segment(prepared)
+
+    def predict_file(self, image: PathLike | Sequence[PathLike], output: PathLike) -> Path:
+        """Segment a scan, and write its labels on the grid of the scan.
+
+        Args:
+            image: a volume in any format, or one per channel.
+            output: the file to write; its ending is the format.
+        """
+        files = [image] if isinstance(image, str | Path) else list(image)
+        paths = tuple(Path(file).expanduser() for file in files)
+        target = Path(output).expanduser()
+        if not split_suffix(target)[1]:
+            raise UsageError(f"output must end in {SUFFIX_LIST}, got {output}")
+        scan = ScanFiles(name=paths[0].name, files=paths)
+        task = ScanTask(scan=scan, labels=target, probabilities=None)
+        for _, error in segment_scans(self._predictor, [task], prefetch=False):
+            raise error
+        return target
+
+    def predict_files(
+        self, images: PathLike, output: PathLike, *, overwrite: bool = False
+    ) -> list[Path]:
+        """Segment every scan of a folder, and return the files of labels.
+
+        A scan that cannot be segmented is named by the error that is raised after the last one.
+
+        Args:
+            images: folder of scans; several channels are NAME_0000, NAME_0001, ...
+            output: folder to write to.
+            overwrite: also segment scans that already have their labels there, and replace files
+                that were not written by this function.
+        """
+        source = Path(images).expanduser()
+        scans = find_scans(source, self.channels)
+        tasks = plan_outputs(scans, source, Path(output).expanduser(), save_probabilities=False)
+        settings = self._predictor.describe_settings()
+        pending, notice = find_pending(tasks, settings, overwrite=overwrite)
+        for warning in filter(None, (describe_ignored(source), notice)):
+            warnings.warn(warning, stacklevel=2)
+        failures = list(segment_scans(self._predictor, pending, prefetch=True))
+        if failures:
+            reasons = [f"{task.scan.name}: {summarize_error(error)}" for task, error in failures]
+            is_usage = all(isinstance(error, UsageError) for _, error in failures)
+            raise (UsageError if is_usage else RunError)(
+                f"{len(failures)} of {pluralize(len(pending), 'scan')} failed: "
+                f"{join_first(reasons)}"
+            ) from failures[0][1]
+        return [task.labels for task in tasks]
+
+    def save(self, folder: PathLike) -> Path:
+        """Save the networks as a bundle, with the preprocessing and postprocessing of training.
+
+        A bundle runs without unet3d, and :func:`load` reads it.
+
+        Args:
+            folder: the new folder.
+        """
+        output = Path(folder).expanduser()
+        export(self._checkpoints, output, format="bundle", allow_targets=self._allow_targets)
+        return output
+
+
+def load(
+    checkpoint: PathLike | Sequence[PathLike],
+    *,
+    device: str | torch.device = "auto",
+    precision: str | int | None = None,
+    overlap: float = 0.5,
+    batch_size: int = 1,
+    flip_axes: Sequence[int] | None = (),
+    memory_gib: float | None = None,
+    keep_largest_component: Sequence[str] | None = None,
+    allow_targets: Sequence[str] = (),
+    backend: str = "torch",
+    skip_background: float | None = None,
+) -> Segmenter:
+    """Load trained networks to segment with.
+
+    Args:
+        checkpoint: a checkpoint file, a run folder (its best checkpoint, else the last one), the
+            folder of a bundle, or ``hf://OWNER/NAME``, a bundle on Hugging Face's hub; several
+            make an ensemble.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or one GPU, such as ``"cuda:1"``.
+        precision: ``"32"``, ``"16"``, ``"bf16"``, ``"16-true"`` or ``"bf16-true"``, or Lightning's
+            name, such as ``"16-mixed"``; by default that of training.
+        overlap: overlap of neighboring windows, as a fraction of their size, in [0, 1).
+        batch_size: windows per forward pass.
+        flip_axes: axes of test-time augmentation by flipping, of those that training flipped; None
+            flips all of these.
+        memory_gib: RAM that a scan may take, besides the networks; all that is free by default.
+        keep_largest_component: classes of which only the largest component is kept; as chosen in
+            training by default.
+        allow_targets: your own packages that the network may use.
+        backend: what runs the network: ``"torch"``; on a CPU also ``"onnx"`` or ``"openvino"``.
+        skip_background: skip windows without a voxel brighter than this level in [0, 1), between
+            the darkest (0) and the brightest voxels (1) of the scan; None computes all windows.
+    """
+    paths = [checkpoint] if isinstance(checkpoint, str | Path) else list(checkpoint)
+    if not paths:
+        raise UsageError("load needs a checkpoint or a run folder")
+    used = None if precision is None else PRECISION.parse(precision, "precision")
+    if backend not in BACKENDS:
+        raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if flip_axes is not None and not set(flip_axes) <= {0, 1, 2}:
+        raise UsageError(f"flip_axes are of 0, 1 and 2, got {list(flip_axes)}")
+    if skip_background is not None and not 0 <= skip_background < 1:
+        raise UsageError(f"skip_background must be in [0, 1), got {skip_background}")
+    if not 0 <= overlap < 1 or batch_size < 1 or (memory_gib is not None and memory_gib <= 0):
+        raise UsageError(
+            "load needs overlap in [0, 1), batch_size >= 1 and memory_gib > 0, got "
+            f"{overlap}, {batch_size} and {memory_gib}"
+        )
+    files = [resolve_checkpoint(Path(path).expanduser()) for path in paths]
+    ensemble = load_ensemble(files, allow_targets)
+    axes = resolve_flip_axes(flip_axes, ensemble, "flip_axes")
+    if flip_axes is None and not axes:
+        warnings.warn(f"flip_axes=None: {describe_mirroring(ensemble)}", stacklevel=2)
+    kind, used = resolve_computation(str(device), precision, backend, ensemble.precision)
+    predictor = Predictor(
+        ensemble,
+        device=kind,
+        precision=used,
+        overlap=overlap,
+        batch_size=batch_size,
+        flip_axes=axes,
+        keep_largest_component=keep_largest_component,
+        ram=None if memory_gib is None else int(memory_gib * GIB),
+        backend=backend,
+        skip_background=skip_background,
+    )
+    return Segmenter(predictor, files, allow_targets)
+
+
+def _make_affine(spacing_mm: Sequence[float] | None, affine: np.ndarray | None) -> np.ndarray:
+    if (spacing_mm is None) == (affine is None):
+        raise UsageError("predict needs spacing_mm or affine, one of them")
+    if spacing_mm is not None:
+        if len(spacing_mm) != 3 or not all(0 < mm < np.inf for mm in spacing_mm):
+            raise UsageError(f"spacing_mm must be three numbers > 0, got {list(spacing_mm)}")
+        return np.diag([*map(float, spacing_mm), 1.0])
+    matrix = np.asarray(affine, np.float64)
+    if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or not np.linalg.det(matrix):
+        raise UsageError("affine must be an invertible matrix of 4 x 4 numbers")
+    return matrix

@@ -1,1 +1,0 @@
-"""Workflows: one package per command; each combines parts of several packages."""

@@ -1,1 +1,0 @@
-"""Export a trained network and verify the file."""

@@ -1,1 +1,0 @@
-"""Segment scans with trained networks."""
