@@ -4,6 +4,7 @@ They must be equal. oracle.py lists what neither side counts, with the reasons.
 """
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -42,8 +43,7 @@ EVERY_OPTION = [
     ),
     *(
         (f"optimizer={optimizer}", f"model.norm={norm}", *NARROW)
-        for optimizer in list_options("optimizer")
-        for norm in ("batch", "instance")
+        for optimizer, norm in zip(list_options("optimizer"), cycle(("batch", "instance")))
     ),
 ]
 OTHER_OPTIONS = [
@@ -77,9 +77,11 @@ OTHER_KERNELS = ("model=basic_unet ", "model=unetr ", "model=swin_unetr ", "data
 
 
 def mark_larger_networks(case: tuple[str, ...]) -> Any:
-    """Mark the cases of other networks than unet_tiny as slow."""
-    is_larger = any(word.startswith("model=") and word != "model=unet_tiny" for word in case)
-    return pytest.param(case, marks=pytest.mark.slow if is_larger else ())
+    """Mark the cases of other networks than unet_tiny as slow, those of the largest as long."""
+    names = [word for word in case if word.startswith("model=") and word != "model=unet_tiny"]
+    is_largest = {"model=unetr", "model=swin_unetr"} & set(names)
+    marks = pytest.mark.long if is_largest else pytest.mark.slow
+    return pytest.param(case, marks=marks if names else ())
 
 
 @pytest.fixture(scope="module", params=map(mark_larger_networks, CASES), ids=" ".join)

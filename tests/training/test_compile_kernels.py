@@ -17,7 +17,7 @@ from unet3d.training.compile_kernels import prepare_kernels
 from unet3d.triton_kernels import Launch, collect_launches, launch
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_compiling_a_steps_kernels_in_parallel_none_is_left(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.training.helpers.compile_step"],
