@@ -131,7 +131,7 @@ def test_a_run_without_results_has_a_page(finished):
     """It was interrupted before its first step, or has neither validation nor estimate."""
     report = make_run(finished=finished, metrics={}, memory={}, speed={}, evaluation=None)
     text = check(render_report(report, None, curves={}, timeline=None, kinds_at_peak={}))
-    assert "No step was recorded." in text
+    assert "No curve has two points." in text
     assert "the memory of the step was not estimated" in text
     assert ("stopped after 10 steps" in text) is not finished
 
