@@ -27,7 +27,7 @@ from unet3d.text import format_columns
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareSettings:
+class CompareConfig:
     """Which runs to compare, and where to write what."""
 
     runs: tuple[Path, ...]
@@ -39,7 +39,7 @@ class CompareSettings:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the comparison; return 1 if an argument is not a run."""
-    settings = read_settings(CompareSettings, composed.config)
+    settings = read_settings(CompareConfig, composed.config)
     for path in settings.runs:
         if not path.exists():
             raise UsageError(f"{path} does not exist")

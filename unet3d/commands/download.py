@@ -12,7 +12,7 @@ from unet3d.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class DownloadSettings:
+class DownloadConfig:
     """Which task to download."""
 
     task: str
@@ -23,7 +23,7 @@ class DownloadSettings:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Download, verify and unpack a task, unless its folder exists."""
-    settings = read_settings(DownloadSettings, composed.config)
+    settings = read_settings(DownloadConfig, composed.config)
     url, md5 = resolve_download(settings)
     target = settings.root / settings.task
     if target.exists():
@@ -39,7 +39,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     return 0
 
 
-def resolve_download(settings: DownloadSettings) -> tuple[str, str]:
+def resolve_download(settings: DownloadConfig) -> tuple[str, str]:
     """Return URL and checksum: the given ones, or MONAI's for its ten tasks."""
     task, url, md5 = settings.task, settings.url, settings.md5
     if url is not None and md5 is not None:

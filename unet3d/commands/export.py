@@ -47,6 +47,15 @@ ENDINGS = {"onnx": ".onnx", "torch_export": ".pt2", "nnunet": "", "bundle": ""}
 """The ending of a file in each format; without one, a folder."""
 
 
+REQUIRED_PACKAGES = {
+    "onnx": onnx_format.REQUIRED_PACKAGES,
+    "torch_export": (),
+    "nnunet": ("dynamic_network_architectures",),
+    "bundle": ("safetensors", *onnx_format.REQUIRED_PACKAGES),
+}
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
     """Which checkpoint to export, and how."""
@@ -71,15 +80,6 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     """Write the file, and say how well it agrees with the checkpoint."""
     print(export(**vars(read_settings(ExportConfig, composed.config))))
     return 0
-
-
-REQUIRED_PACKAGES = {
-    "onnx": onnx_format.REQUIRED_PACKAGES,
-    "torch_export": (),
-    "nnunet": ("dynamic_network_architectures",),
-    "bundle": ("safetensors", *onnx_format.REQUIRED_PACKAGES),
-}
-CPU = torch.device("cpu")
 
 
 def export(

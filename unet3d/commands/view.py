@@ -32,7 +32,7 @@ from unet3d.report.volumes import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewSettings:
+class ViewConfig:
     """What to show, and where."""
 
     image: Path
@@ -44,7 +44,7 @@ class ViewSettings:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Write the page, print its path and open it."""
-    settings = read_settings(ViewSettings, composed.config)
+    settings = read_settings(ViewConfig, composed.config)
     write_view_page(
         settings.image, [*map(Path, settings.labels)], settings.output, channel=settings.channel
     )

@@ -87,11 +87,10 @@ def make_config_record(settings: TrainConfig) -> dict[str, Any]:
     step, resolved = settings.step, settings.resolved
     in_channels, num_outputs = get_network_sizes(step.data)
     model = step.network.bind(in_channels=in_channels, num_outputs=num_outputs).model
-    data = {k.removeprefix("data."): v for k, v in list_data_values(step.data).items()}
     return {
         **resolved,
         "model": {**resolved["model"], **model.arguments},
-        "data": {**resolved["data"], **data},
+        "data": {**resolved["data"], **list_data_values(step.data)},
         "loss": dict(step.loss.arguments),
         "checkpointing": dict(step.checkpointing.arguments),
     }

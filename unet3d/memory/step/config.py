@@ -78,7 +78,8 @@ class StepConfig:
     def with_data(self, **changes: Any) -> "StepConfig":
         """Return the step with other data; arguments that follow a key of it follow the new one."""
         step = replace(self, data=replace(self.data, **changes))
-        values, network = list_data_values(step.data), self.network
+        values = {f"data.{key}": value for key, value in list_data_values(step.data).items()}
+        network = self.network
         return replace(
             step,
             network=replace(
@@ -120,9 +121,9 @@ class StepConfig:
 
 
 def list_data_values(data: DataConfig) -> dict[str, Any]:
-    """Return the data's values as a config has them, by key: those that arguments may follow."""
+    """Return the values of `data` that arguments may follow, as a config has them."""
     regions, labels, ignored = data.regions, data.region_labels, data.ignore_labels
-    values = {
+    return {
         "in_channels": data.in_channels,
         "num_classes": data.num_classes,
         "regions": None if regions is None else {k: list(own) for k, own in regions.items()},
@@ -131,7 +132,6 @@ def list_data_values(data: DataConfig) -> dict[str, Any]:
         "patch_size": list(data.patch_size),
         "batch_size": data.batch_size,
     }
-    return {f"data.{key}": value for key, value in values.items()}
 
 
 def read_step(config: Config, composition: Composition, *, several_processes: bool) -> StepConfig:
