@@ -10,7 +10,7 @@ from unet3d.__main__ import main
 from unet3d.commands.search import Range, read_config
 from unet3d.config.compose import compose_config
 from unet3d.errors import UsageError
-from unet3d.training.callbacks.trial_report import TrialPruned
+from unet3d.training.callbacks.trials import TrialPruned
 
 SPACE = "space={pool:[max,avg],optimizer.lr:{low:1e-3,high:3e-2,log:true},model.width:[4,8]}"
 SHORT = ["trials=4", "startup=2", "prune_after=1", "trainer.max_steps=6", "logger=none"]
@@ -46,7 +46,7 @@ def test_a_search_goes_on_with_more_trials(search, tmp_path, capsys):
 
 def interrupt_in_validation(monkeypatch, count):
     """Send SIGTERM in a validation, counted over the whole search."""
-    from unet3d.training.resume_state import ResumeState
+    from unet3d.training.callbacks.resume_state import ResumeState
 
     original, calls = ResumeState.on_validation_end, []
 

@@ -1,8 +1,7 @@
 import pytest
 
 from unet3d.errors import UsageError
-from unet3d.training.checkpoints import PREVIOUS, AtomicCheckpointIO, remove_leftovers
-from unet3d.training.resume import load_resume
+from unet3d.training.checkpoints import PREVIOUS, AtomicCheckpointIO, load_resume, remove_leftovers
 
 
 def test_resume_finds_a_file_or_a_folder_or_starts_over(tmp_path):
@@ -12,8 +11,7 @@ def test_resume_finds_a_file_or_a_folder_or_starts_over(tmp_path):
     last = folder / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"a": 1}, last)
     for resume in ("auto", str(tmp_path), str(last)):
-        loaded = load_resume(resume, folder)
-        assert (loaded.path, loaded.content) == (last, {"a": 1})
+        assert load_resume(resume, folder) == (last, {"a": 1}, [])
     with pytest.raises(UsageError, match="no checkpoint at"):
         load_resume(str(tmp_path / "other"), folder)
 

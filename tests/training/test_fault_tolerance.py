@@ -5,10 +5,8 @@ import resource
 from contextlib import contextmanager
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from unet3d.training.checkpoints import AtomicCheckpointIO
 from unet3d.training.loggers import ResumableCSVLogger, ResumableTensorBoardLogger, close_logger
 
 MISSING = "some metrics were not logged; training continues"
@@ -58,22 +56,3 @@ def test_a_table_goes_on_when_the_disk_has_space_again(tmp_path, capsys, size):
     assert rows[-2] == {"step": "49", "loss": "0.5", "dice": "0.5"}
     assert fitting == 0 if size == 5 else 2 < fitting < 49
     assert capsys.readouterr().err.count(MISSING) == 1
-
-
-def test_a_checkpoint_that_does_not_fit_keeps_the_previous_one(tmp_path, capsys):
-    checkpoint_io, path = AtomicCheckpointIO(), tmp_path / "last.ckpt"
-    checkpoint_io.save_checkpoint({"a": 1}, path)
-    with full_disk(2**20):
-        for _ in range(2):
-            checkpoint_io.save_checkpoint({"a": torch.zeros(2**21)}, path)
-    assert capsys.readouterr().err.count("training continues") == 1
-    assert list(checkpoint_io.failed_saves) == ["last.ckpt"]
-    assert torch.load(path, weights_only=True) == {"a": 1}
-    checkpoint_io.save_checkpoint({"a": 2}, path)
-    assert checkpoint_io.failed_saves == {}
-    assert {file.name for file in tmp_path.iterdir()} == {"last.ckpt", "previous.ckpt"}
-
-
-def test_other_errors_while_saving_are_raised(tmp_path):
-    with pytest.raises((AttributeError, TypeError)):
-        AtomicCheckpointIO().save_checkpoint({"a": lambda: None}, tmp_path / "last.ckpt")

@@ -64,7 +64,7 @@ def test_a_validation_scores_the_classes_that_a_case_annotates(build):
     prediction = run.module.validation_step(batch, 0)
     assert prediction is perfect
     scores = run.module.metric.compute()
-    names = run.dataset.classes
+    names = run.data.dataset.classes
     assert scores[f"dice/{names[known]}"] == 1
     assert np.isnan(scores[f"dice/{names[unknown]}"])
     assert set(batch["label"].unique().tolist()) <= {0, known}  # pictures show it

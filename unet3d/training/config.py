@@ -18,9 +18,6 @@ DEFAULT_MAX_EPOCHS = 20
 TRAINER_KEYS = ("timeout_seconds", "launch", "cuda_graph")
 """Keys of the group `trainer` that Lightning's Trainer does not have."""
 
-INPUT_KEYS = ("init_from", "data.root", "data.cache", "data.splits")
-"""Keys of the files and folders that a run reads."""
-
 RESERVED_KEYS = {
     *("strategy", "num_nodes", "plugins", "logger", "callbacks", "default_root_dir"),
     *("enable_checkpointing", "enable_model_summary", "use_distributed_sampler", "precision"),
@@ -117,11 +114,6 @@ class TrainConfig:
     def data(self) -> DataConfig:
         """Return the settings of the data."""
         return self.step.data
-
-    def list_inputs(self) -> dict[str, Path | None]:
-        """Return the files and folders that a run reads, by key; None where none is given."""
-        paths = (self.init_from, self.data.root, self.data.cache, self.data.splits)
-        return dict(zip(INPUT_KEYS, paths, strict=True))
 
 
 def read_training(composed: ComposedConfig) -> TrainConfig:
