@@ -12,6 +12,7 @@ from unet3d.training.module import make_config_record
 from unet3d.training.trainer import seed_run, select_hparams
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_compiled_run_warns_of_its_first_step_and_is_estimated_with_plain_modules(
     composed, tmp_path

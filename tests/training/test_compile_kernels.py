@@ -15,7 +15,6 @@ from unet3d.memory.step.build import build_network
 from unet3d.memory.step.training_step import make_step_factory
 from unet3d.training import preflight
 from unet3d.training.preflight import prepare_kernels
-from unet3d.triton_kernels import Launch, collect_launches, launch
 
 
 @pytest.mark.long
@@ -29,12 +28,6 @@ def test_after_compiling_a_steps_kernels_in_parallel_none_is_left(tmp_path):
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-
-
-def test_collected_launches_do_not_run():
-    with collect_launches() as launches:
-        launch("kernel", torch.device("cpu"), (1, 2), 3, size=4)
-    assert launches == [Launch("kernel", (1, 2), (3,), {"size": 4})]
 
 
 def test_launches_of_a_step_are_listed_for_every_network(composed):
@@ -75,12 +68,6 @@ def test_a_run_compiles_before_it_trains_and_says_what_it_took(prepare, monkeypa
     assert received[0][0] > 20
     assert lines[0] == "preparing GPU kernels"
     assert lines[1].startswith("compiled 12 GPU kernels in ")
-
-
-def test_rocm_compiles_no_kernels_which_it_would_not_use(prepare, monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", "7.0")
-    monkeypatch.setattr(preflight, "list_launches", lambda step: pytest.fail("listed"))
-    assert not prepare("cuda")
 
 
 def test_a_network_that_cannot_be_followed_compiles_in_its_first_step(prepare, monkeypatch):

@@ -30,16 +30,10 @@ def record_rates(*arguments, **options):
     return rates if len(rates[0]) > 1 else [rate for (rate,) in rates]
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        ["scheduler=poly", "scheduler.power=1", "scheduler.warmup=0"],
-        ["scheduler=step", "scheduler.step_size=1", "scheduler.gamma=0.5"],
-    ],
-)
-def test_parts_of_the_network_have_their_own_rates_which_are_no_decay(composed, tmp_path, schedule):
+def test_parts_of_the_network_have_their_own_rates_which_are_no_decay(composed, tmp_path):
     """Or a run with a slow part would be warned of a rate that has fallen."""
-    words = ["lr_factors={encoder:0.1,encoder.0:0.01}", *schedule, "trainer.max_steps=2"]
+    words = ["lr_factors={encoder:0.1,encoder.0:0.01}", "trainer.max_steps=2"]
+    words += ["scheduler=poly", "scheduler.power=1", "scheduler.warmup=0"]
     recorded = train_and_record(composed, tmp_path, *words)
     assert recorded.rates == [[0.01, 0.1, 1.0], [0.005, 0.05, 0.5]]
     assert recorded.fractions == pytest.approx([1, 0.5])
@@ -87,14 +81,6 @@ def test_the_rate_falls_when_validation_no_longer_improves(composed, tmp_path):
     Scores.values = iter((9.0, 8.0, 8.5, 8.4, 7.0, 7.0))
     run.trainer.fit(run.module, run.data)
     assert [rate for (rate,) in rates.rates] == pytest.approx([1, 1, 1, 1, 0.1, 0.1])
-
-
-def test_a_scheduler_without_its_number_of_steps_is_refused_with_its_name(composed, tmp_path):
-    words = ["scheduler=one_cycle", "trainer.max_steps=null", "trainer.max_epochs=1"]
-    with pytest.raises(
-        UsageError, match=r"scheduler \(_target_: torch.optim.lr_scheduler.OneCycle"
-    ):
-        record_rates(composed, tmp_path, *words)
 
 
 def test_the_learning_rate_follows_the_limit_that_comes_first(composed, tmp_path):

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
 LAST, BEST, CORRUPTED = "last.ckpt", "best.ckpt", "corrupted.ckpt"
 
-MAX_TIME_FRACTION = 0.01
-"""Largest fraction of a run's time that may go into saving `last.ckpt`."""
+MAX_TIME_FRACTION = 0.01  # largest fraction of a run's time that may go into saving `last.ckpt`
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

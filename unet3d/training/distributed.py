@@ -45,8 +45,7 @@ POLL_SECONDS = 0.05
 SETTLE_SECONDS = 2.0
 """Time for the other ranks to notice that one has failed, before they are sent SIGTERM."""
 
-GRACE_SECONDS = 8.0
-"""Time for them to end then, before they are killed."""
+GRACE_SECONDS = 8.0  # time for them to end then, before they are killed
 
 INTERRUPTED = {Interrupted(number).exit_code: number for number in STOP_SIGNALS}
 """The exit codes of ranks that were asked to stop."""

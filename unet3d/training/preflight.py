@@ -53,11 +53,8 @@ if TYPE_CHECKING:
 
 SHM = Path("/dev/shm")
 
-PREFETCH = 2
-"""Batches that each DataLoader worker loads ahead, all of them in shared memory."""
-
-SLOW_SECONDS = 2.0
-"""Kernels from Triton's cache are ready sooner."""
+PREFETCH = 2  # batches that each DataLoader worker loads ahead, all of them in shared memory
+SLOW_SECONDS = 2.0  # kernels from Triton's cache are ready sooner
 
 
 @dataclass(frozen=True)

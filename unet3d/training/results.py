@@ -64,13 +64,11 @@ class TrainingResult:
 
 
 def make_result(run: TrainingRun, report: Mapping[str, Any]) -> TrainingResult:
-    """Return what a run has reached, with the checkpoint that was evaluated if one was."""
-    evaluated = (report.get("evaluation") or {}).get("checkpoint")
-    names = [*([Path(evaluated).name] if evaluated else []), "best.ckpt", "last.ckpt"]
-    checkpoints = [run.folder / "checkpoints" / name for name in names]
+    """Return what a run has reached."""
+    best, last = (run.folder / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
     return TrainingResult(
         folder=run.folder,
-        checkpoint=next((path for path in checkpoints if path.exists()), checkpoints[-1]),
+        checkpoint=best if best.exists() else last,
         metrics=select_headline_metrics(report),
         report=report,
     )

@@ -71,19 +71,15 @@ class RunCallbacks:
         self.training_warnings = TrainingWarnings(limits, suggest, data.absent_classes)
         # Within a kind of blocks, strategies change no bit of a step.
         is_plain = step.strategy in ("none", "blocks") or not isinstance(module.model, HasRetention)
-        self.resume_state = ResumeState(
-            data,
-            limits,
-            seed=settings.seed,
-            fixed={
-                "head_warmup": step.head_warmup,
-                "lr_factors": dict(step.lr_factors),
-                "ema_decay": step.ema_decay,
-                "kind of device": data.device.type,
-                "precision in use": precision.used,
-                "blocks of the network": "plain" if is_plain else "fused",
-            },
-        )
+        fixed = {
+            "head_warmup": step.head_warmup,
+            "lr_factors": dict(step.lr_factors),
+            "ema_decay": step.ema_decay,
+            "kind of device": data.device.type,
+            "precision in use": precision.used,
+            "blocks of the network": "plain" if is_plain else "fused",
+        }
+        self.resume_state = ResumeState(data, limits, fixed)
         checkpoints = folder / "checkpoints"
         self.last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)
         shows_bar = sys.stdout.isatty() if bar == "auto" else bar

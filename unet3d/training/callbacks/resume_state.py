@@ -44,8 +44,7 @@ MAY_CHANGE = (
 )
 """Keys that a resumed run may change, with all keys below them; any other key is compared."""
 
-MAX_NAMED = 12
-"""Differences that are named in full."""
+MAX_NAMED = 12  # differences that are named in full
 
 
 class ResumeState(Callback):
@@ -55,15 +54,8 @@ class ResumeState(Callback):
     resumed run must have the same `fixed` values, or it would be another experiment.
     """
 
-    def __init__(
-        self,
-        data: VolumeDataModule,
-        limits: StoppingLimits,
-        *,
-        seed: int,
-        fixed: Mapping[str, Any],
-    ):
-        self.data, self.limits, self.seed, self.fixed = data, limits, seed, fixed
+    def __init__(self, data: VolumeDataModule, limits: StoppingLimits, fixed: Mapping[str, Any]):
+        self.data, self.limits, self.fixed = data, limits, fixed
         self.position = {"epoch": 0, "batch": 0}  # of the loader, after the last optimizer step
         self.logged = 0  # steps that loggers have recorded
         self.pending = False  # whether a validation is due before the next batch
@@ -82,7 +74,8 @@ class ResumeState(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         batches = trainer.current_epoch * len(self.data.train_loader) + batch_idx
-        seed = hash((self.seed, batches * trainer.world_size + trainer.global_rank))
+        number = batches * trainer.world_size + trainer.global_rank
+        seed = hash((self.data.settings.seed, number))
         # torch.manual_seed takes 1 ms: without a GPU it records the stack for a lazy CUDA call.
         torch.default_generator.manual_seed(seed)
         if pl_module.device.type == "cuda":
@@ -113,7 +106,7 @@ class ResumeState(Callback):
         """Return what a resumed run must share besides its config."""
         order = self.data.train_loader.epoch_sampler
         return {
-            "seed": self.seed,
+            "seed": self.data.settings.seed,
             "number of processes": order.world_size,
             "data.batch_size": order.batch_size,
             "patches per epoch": order.samples,

@@ -16,8 +16,7 @@ from unet3d import nvml
 from unet3d.machine import count_usable_cores
 from unet3d.training.loggers import log_values
 
-WINDOW = 50
-"""Steps averaged before a warning about waiting for data."""
+WINDOW = 50  # steps averaged before a warning about waiting for data
 
 MAX_WAIT_FRACTION = {"cuda": 0.02, "cpu": 0.1}
 """Fraction of a step from which waiting is worth a warning; without workers a CPU always waits."""

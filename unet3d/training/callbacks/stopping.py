@@ -18,8 +18,7 @@ from unet3d.training.lightning_internals import (
     request_exit,
 )
 
-FEWEST_STEPS = 200
-"""Steps that are expected of a run that only time limits."""
+FEWEST_STEPS = 200  # steps that are expected of a run that only time limits
 
 
 class StoppingLimits(Timer):

@@ -28,8 +28,7 @@ from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig
 from unet3d.training.module import SegmentationModule
 
-HIGH_FOREGROUND_FRACTION = 0.9
-"""The foreground fraction that is suggested to a run with less."""
+HIGH_FOREGROUND_FRACTION = 0.9  # the foreground fraction that is suggested to a run with less
 
 
 class TrainingWarnings(Callback):
