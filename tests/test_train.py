@@ -31,14 +31,6 @@ def fit(run):
     run.trainer.fit(run.module, run.data)
 
 
-def test_a_run_that_ends_within_an_epoch_validates_its_last_step(composed, tmp_path):
-    limit = ["trainer.max_steps=null", "trainer.max_time=00:00:00:01"]
-    run = build_training(composed(*limit, "trainer.check_val_every_n_epoch=999"), tmp_path)
-    fit(run)
-    steps = [s.step for s in read_events(tmp_path).Scalars("val/dice")]
-    assert steps == [run.trainer.global_step - 1]
-
-
 def test_a_file_named_like_a_keyword_of_lightning_is_resumed(unet3d, tmp_path):
     assert unet3d("trainer.max_steps=1", "fold=none") == 0
     content = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt", mmap=False)
@@ -108,6 +100,7 @@ def test_pure_fp16_trains_fifty_steps_without_nan(composed, tmp_path):
     assert all(p.isfinite().all() for p in run.module.model.parameters())
 
 
+@pytest.mark.long
 def test_the_default_run_learns_every_class(tmp_path, monkeypatch):
     """`make train`, but shorter, at a seed that missed a class before heads had a prior bias.
 

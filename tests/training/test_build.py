@@ -9,7 +9,7 @@ from unet3d.commands.train import build_training
 from unet3d.data.dataset import ResolvedDataset
 from unet3d.training.config import TrainConfig
 from unet3d.training.module import make_config_record
-from unet3d.training.trainer import seed_run, select_hparams
+from unet3d.training.trainer import seed_run
 
 
 @pytest.mark.slow
@@ -91,14 +91,3 @@ def test_regions_of_the_dataset_reach_network_loss_and_metadata(composed, small,
     assert run.config["loss"]["regions"] == regions
     assert run.config["model"]["num_classes"] == 2
     assert run.config["data"]["num_classes"] == 3
-
-
-def test_hparams_are_the_main_options_and_what_the_command_line_sets(composed):
-    settings = composed("optimizer.lr=0.5", "model=dynunet", base=[])
-    assert select_hparams(settings, dict(settings.resolved)) == {
-        "model": "dynunet",
-        "pool": "max",
-        "checkpointing": "fused",
-        "optimizer.lr": 0.5,
-        "precision": "32",
-    }

@@ -8,7 +8,6 @@ from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.errors import UsageError
 from unet3d.model.head_bias import compute_softmax_bias
 from unet3d.training.checkpoints import resolve_start
-from unet3d.training.preflight import initialize_head_bias
 
 
 def count_class_fractions(run):
@@ -63,13 +62,6 @@ def test_pretrained_weights_keep_their_bias_but_a_new_head_starts_at_the_class_f
     )
     bias = more.module.model.heads[0].bias
     assert bias.tolist() == pytest.approx(compute_softmax_bias(fractions))
-
-
-def test_the_bias_draws_no_random_number(composed, tmp_path):
-    run = build_training(composed(), tmp_path)
-    state = torch.random.get_rng_state()
-    initialize_head_bias(run.data, run.module.model)
-    assert torch.random.get_rng_state().equal(state)
 
 
 def test_a_package_that_a_network_lacks_is_not_taken_for_a_patch_it_cannot_take(

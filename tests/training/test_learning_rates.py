@@ -5,6 +5,7 @@ import torch
 from tests.config.helpers.configs import SHRUNK
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
+from unet3d.training.schedules import Cosine, Poly
 
 
 class RecordRates(pl.Callback):
@@ -120,3 +121,19 @@ def test_a_network_without_a_list_of_heads_has_no_warmup_of_them(composed, tmp_p
     words = ["model=dynunet", *SHRUNK["dynunet"], "head_warmup=0.5"]
     with pytest.raises(UsageError, match="head_warmup: DynUNet does not list its heads"):
         build_training(composed(*words), tmp_path)
+
+
+def test_cosine_is_one_half_in_the_middle():
+    assert [round(Cosine(warmup=0)(f), 3) for f in (0, 0.5, 1)] == [1, 0.5, 0]
+
+
+def test_a_warmup_starts_low_but_not_at_zero():
+    schedule = Cosine(warmup=0.5)
+    assert 0 < schedule(0) < 0.01
+    assert schedule(0.5) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("bad", [{"power": 0}, {"warmup": 1.0}, {"warmup": -0.1}])
+def test_invalid_schedule_parameters_are_rejected(bad):
+    with pytest.raises(UsageError):
+        Poly(**bad)

@@ -12,14 +12,13 @@ import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
-from lightning.pytorch.plugins.precision import HalfPrecision
 
 from unet3d.training import lightning_internals
 
 NAMES = """trainer.fit_loop._should_accumulate trainer.fit_loop.epoch_loop._should_check_val_epoch
 trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor trainer._signal_connector.received_sigterm
 trainer._signal_connector.register_signal_handlers trainer.fit_loop.epoch_loop._batches_that_stepped
-trainer._checkpoint_connector._loaded_checkpoint precision._desired_input_dtype
+trainer._checkpoint_connector._loaded_checkpoint
 checkpoint._monitor_candidates checkpoint._save_checkpoint checkpoint._save_topk_checkpoint
 checkpoint._should_save_on_exception checkpoint._last_global_step_saved
 checkpoint._train_time_interval logger._experiment logger._kwargs wandb._wandb_init
@@ -34,7 +33,6 @@ def owners(tmp_path):
     yield {
         "trainer": Trainer(accelerator="cpu", logger=False, enable_checkpointing=False),
         "checkpoint": ModelCheckpoint(train_time_interval=timedelta(seconds=1)),
-        "precision": HalfPrecision("bf16-true"),
         "logger": logger,
         "wandb": WandbLogger(),
         "writer": logger.experiment,

@@ -91,10 +91,9 @@ def test_an_event_file_holds_complete_records_only(tmp_path, capsys):
     assert capsys.readouterr().err.count(MISSING) == 1
 
 
-@pytest.mark.parametrize("size", [5, 100])
-def test_a_table_goes_on_when_the_disk_has_space_again(tmp_path, capsys, size):
+def test_a_table_goes_on_when_the_disk_has_space_again(tmp_path, capsys):
     logger = ResumableCSVLogger(tmp_path)
-    with full_disk(size):
+    with full_disk(100):
         for step in range(50):
             logger.log_metrics({"loss": 0.5}, step)
             logger.save()
@@ -107,7 +106,7 @@ def test_a_table_goes_on_when_the_disk_has_space_again(tmp_path, capsys, size):
     fitting = len(rows) - 2
     assert [row["step"] for row in rows] == [*map(str, range(fitting)), "49", "50"]
     assert rows[-2] == {"step": "49", "loss": "0.5", "dice": "0.5"}
-    assert fitting == 0 if size == 5 else 2 < fitting < 49
+    assert 2 < fitting < 49
     assert capsys.readouterr().err.count(MISSING) == 1
 
 

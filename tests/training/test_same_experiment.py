@@ -7,8 +7,9 @@ import pytest
 from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.commands.train import build_training
+from unet3d.errors import UsageError
 from unet3d.training.callbacks.resume_state import find_differences, list_compared
-from unet3d.training.checkpoints import resolve_start
+from unet3d.training.checkpoints import PREVIOUS, AtomicCheckpointIO, load_resume, resolve_start
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +127,14 @@ def test_a_run_whose_last_checkpoint_is_missing_goes_on_from_an_older_one(
         assert (folder / "checkpoints" / name).exists()
     (folder / "checkpoints" / "last.ckpt").rename(folder / "checkpoints" / "previous.ckpt")
     (folder / "checkpoints" / "best.ckpt").unlink()
+    draft = folder / "checkpoints" / ".123-last.ckpt"  # of a run that was killed
+    draft.touch()
     settings = composed("resume=auto", "trainer.max_steps=5", base=base)
     start = resolve_start(build_training(settings, folder))
     assert start.checkpoint.name == "previous.ckpt"
     assert start.messages[0].endswith("last.ckpt is missing")
     assert (folder / "checkpoints" / "last.ckpt").exists()
+    assert not draft.exists()
 
 
 def test_the_order_of_classes_and_regions_is_part_of_an_experiment():
@@ -144,3 +148,22 @@ def test_the_order_of_classes_and_regions_is_part_of_an_experiment():
         'data.regions is [["y", [1]], ["x", [1]]] now, but was [["x", [1]], ["y", [1]]]',
         'classes is ["y", "x"] now, but was ["x", "y"]',
     ]
+
+
+def test_resume_finds_a_file_or_a_folder_or_starts_over(tmp_path):
+    folder = tmp_path / "checkpoints"
+    assert load_resume("auto", folder) is None
+    folder.mkdir()
+    last = folder / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"a": 1}, last)
+    for resume in ("auto", str(tmp_path), str(last)):
+        assert load_resume(resume, folder) == (last, {"a": 1}, [])
+    with pytest.raises(UsageError, match="no checkpoint at"):
+        load_resume(str(tmp_path / "other"), folder)
+
+
+def test_a_run_with_two_corrupted_checkpoints_does_not_silently_start_over(tmp_path):
+    (tmp_path / "last.ckpt").write_bytes(b"half")
+    (tmp_path / PREVIOUS).write_bytes(b"half")
+    with pytest.raises(UsageError, match="no intact previous checkpoint"):
+        load_resume("auto", tmp_path)

@@ -143,23 +143,23 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     settings, composition = read_config(composed), composed.composition
     check_search_monitor(settings.make_trial(settings.first_values), settings.monitor)
     # A search goes on with what its folder holds.
-    with open_run_folder(folder, resume="auto", composition=composition, log=print) as own:
-        if any(any(own.glob(name)) for name in TRAINING_MARKERS):
-            raise UsageError(f"{own} holds a run, not a search: set another hydra.run.dir=")
-        write_records(own, composition.records)
-        trials = run_trials(settings, own)
+    with open_run_folder(folder, resume="auto", composition=composition, log=print) as locked:
+        if any(any(locked.glob(name)) for name in TRAINING_MARKERS):
+            raise UsageError(f"{locked} holds a run, not a search: set another hydra.run.dir=")
+        write_records(locked, composition.records)
+        trials = run_trials(settings, locked)
         best = settings.choose(
             (trial for trial in trials if trial["state"] == "complete"),
             key=lambda trial: trial["value"],
             default=None,
         )
-        write_report({"best": best, "trials": trials}, own / "search.json")
+        write_report({"best": best, "trials": trials}, locked / "search.json")
         print("\n" + format_columns(make_rows(settings, trials), left=2 + len(settings.space)))
         if best is not None:
             overrides = format_overrides(best["values"])
             reached = f"{best['value']:.4f}, trial {best['trial']}"
             print(f"\nbest {settings.monitor}: {reached}: {overrides}")
-        print_sweep_summary(own)
+        print_sweep_summary(locked)
     return 1 if any(trial["state"] == "fail" for trial in trials) else 0
 
 

@@ -4,7 +4,7 @@
 """
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ from unet3d.training.run import (
     summarize_run,
     write_config,
 )
+from unet3d.training.run_folder import Log
 from unet3d.training.trainer import RunCallbacks, build_trainer, seed_run
 
 ALREADY_FINISHED = (
@@ -75,8 +76,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     if processes > 1:
         extra = ["memory.if_too_large=error"] if composition.sweeping else []
         return launch_ranks([*composition.overrides, *extra], folder, processes)
-    with join_run(settings, folder, process, log=print) as (own, signals):
-        result = train(settings, own, signals, process, log=print)
+    with join_run(settings, folder, process, log=print) as (run_folder, signals):
+        result = train(settings, run_folder, signals, process, log=print)
     return 1 if result.report.get("evaluation", {}).get("errors") else 0
 
 
@@ -110,10 +111,10 @@ def build_training(
     module = SegmentationModule(
         data, precision, network, fraction_done=limits.fraction_done, graphs=graphs
     )
-    own = RunCallbacks(
+    run_callbacks = RunCallbacks(
         data, precision, module, limits, config=config, folder=folder, signals=signals
     )
-    trainer = build_trainer(data, precision, [*own.ordered, *callbacks], folder)
+    trainer = build_trainer(data, precision, [*run_callbacks.ordered, *callbacks], folder)
     warnings = check_machine(data, precision, network, folder)
 
     # The cases, and what depends on them.
@@ -123,7 +124,7 @@ def build_training(
     module.metadata = make_metadata(config, data)
     bias_notes = initialize_head_bias(data, network)
     estimate, memory_notes = estimate_run_memory(data, precision, network)
-    own.set_estimate(estimate)
+    run_callbacks.set_estimate(estimate)
     return TrainingRun(
         settings=settings,
         config=config,
@@ -132,7 +133,7 @@ def build_training(
         module=module,
         data=data,
         trainer=trainer,
-        callbacks=own,
+        callbacks=run_callbacks,
         estimate=estimate,
         notes=[*notes, *graph_notes, *memory_notes, *bias_notes, *warnings],
     )
@@ -145,7 +146,7 @@ def train(
     process: ProcessRank | None = None,
     callbacks: Sequence[Any] = (),
     *,
-    log: Callable[[str], None],
+    log: Log,
 ) -> TrainingResult:
     """Start or resume, train up to the limits, evaluate, and write the report.
 

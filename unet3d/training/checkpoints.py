@@ -232,19 +232,20 @@ class Start:
 def resolve_start(run: "TrainingRun") -> Start:
     """Verify the checkpoint to resume from, if any, or load pretrained weights."""
     settings, folder, callbacks = run.settings, run.folder / "checkpoints", run.callbacks
-    found = load_resume(settings.resume, folder)
-    if run.is_main and found is None:
-        remove_leftovers(folder)
+    found, logged = load_resume(settings.resume, folder), 0
+    if found is not None:
+        path, content, problems = found
+        logged = get_logged_steps(callbacks.resume_state, content, path, run.module.metadata)
+    # Nothing was changed before, when it could still be refused.
+    if run.is_main:
+        for draft in folder.glob(".[0-9]*-*.ckpt"):  # of runs that were killed
+            draft.unlink(missing_ok=True)
+    purge_logs(run.trainer, logged)
     if found is None:
-        purge_logs(run.trainer, 0)
         model, source = run.module.model, settings.init_from
         return Start(messages=[] if source is None else [load_pretrained(model, source)])
-    path, content, problems = found
-    logged = get_logged_steps(callbacks.resume_state, content, path, run.module.metadata)
-    if run.is_main:  # nothing was changed before, when it could still be refused
-        remove_leftovers(folder)
+    if run.is_main:
         restore_checkpoints(folder, path, content, is_fallback=bool(problems))
-    purge_logs(run.trainer, logged)
     finished = is_finished(run, content)
     warnings = callbacks.training_warnings
     if finished and warnings.state_key in content["callbacks"]:  # nothing else loads them
@@ -284,12 +285,6 @@ def load_resume(
     raise UsageError(
         f"{problems[0]}; there is no intact previous checkpoint. Remove resume= to start over"
     )
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of killed runs."""
-    for draft in folder.glob(".[0-9]*-*.ckpt"):
-        draft.unlink(missing_ok=True)
 
 
 def restore_checkpoints(

@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
-from lightning.pytorch.plugins.precision import HalfPrecision
 from torch.utils.tensorboard.writer import SummaryWriter
 
 
@@ -84,11 +82,6 @@ def disable_signal_handlers(trainer: Trainer) -> None:
 def request_exit(trainer: Trainer) -> None:
     """Let Lightning leave as after a SIGTERM: once the current batch has been logged."""
     trainer._signal_connector.received_sigterm = True
-
-
-def get_half_dtype(precision: HalfPrecision) -> torch.dtype:
-    """Return the dtype of a true half-precision plugin."""
-    return precision._desired_input_dtype
 
 
 def has_writer(logger: TensorBoardLogger) -> bool:

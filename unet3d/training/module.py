@@ -77,10 +77,8 @@ class SegmentationModule(LightningModule):
         build_scheduler(self.scheduler, make_optimizer([nn.Parameter(torch.zeros(1))]), lambda: 0.0)
 
         self.metric = Dice(dataset.classes, dataset.regions)
-        classes, extra = (
-            self.metric.scored_classes,
-            build_metrics(settings.metrics, dataset.regions),
-        )
+        classes = self.metric.scored_classes
+        extra = build_metrics(settings.metrics, dataset.regions)
         self.validation_hd95 = (
             ValidationHD95(classes, data.spacing_mm) if settings.validate_hd95 else None
         )

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import ceil, prod
@@ -43,6 +43,7 @@ from unet3d.memory.tables import summarize_compiled
 from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.text import pluralize
 from unet3d.training.config import TrainConfig
+from unet3d.training.run_folder import Log
 from unet3d.triton_kernels import compile_kernels
 from unet3d.types import HasHeads, HasRetention
 from unet3d.units import GIB, format_bytes
@@ -137,15 +138,12 @@ def check_torch_build(devices: Sequence[Path]) -> Problem | None:
     """Say why torch may find none of the GPUs that have device files."""
     if not devices:
         return None
-    version, cuda = torch.__version__, torch.version.cuda
-    if cuda is None:
-        return Problem(
-            f"torch {version} was built without CUDA, but the machine has an NVIDIA GPU "
-            f"({devices[0]}): install a CUDA build"
-        )
+    what, fix = "was built without CUDA", "install a CUDA build"
+    if torch.version.cuda is not None:
+        what = f"for CUDA {torch.version.cuda} finds no GPU"
+        fix = "check that nvidia-smi works and that the driver is new enough"
     return Problem(
-        f"torch {version}, built for CUDA {cuda}, finds no GPU, but the machine has one "
-        f"({devices[0]}): check that nvidia-smi works and that the driver is new enough"
+        f"torch {torch.__version__} {what}, but the machine has an NVIDIA GPU ({devices[0]}): {fix}"
     )
 
 
@@ -230,7 +228,7 @@ def estimate_run_memory(
 
 
 def choose_leaner(
-    run: "TrainingRun", error: DoesNotFitError, log: Callable[[str], None], *, is_auto: bool
+    run: "TrainingRun", error: DoesNotFitError, log: Log, *, is_auto: bool
 ) -> TrainConfig:
     """Return the settings to continue with after a lack of memory; raise if there are none.
 
@@ -249,7 +247,7 @@ def choose_leaner(
 
 
 def prepare_kernels(
-    data: "VolumeDataModule", precision: Precision, network: nn.Module, log: Callable[[str], None]
+    data: "VolumeDataModule", precision: Precision, network: nn.Module, log: Log
 ) -> None:
     """Compile what is not in Triton's cache, in parallel; say how long it took.
 

@@ -1,6 +1,6 @@
 """The results of a run: the evaluation of its best checkpoint, report.json and report.html."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,7 @@ from unet3d.report.run_report import (
 from unet3d.text import pluralize
 from unet3d.training.config import list_choices
 from unet3d.training.run import TrainingRun
-
-Log = Callable[[str], None]
+from unet3d.training.run_folder import Log
 
 MIN_SHARE = 0.99
 """Share of a class in its largest component in every label; stray voxels are common in labels."""

@@ -1,7 +1,7 @@
 """A training run: its parts, the processes that join in it, and its errors."""
 
 import signal
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -28,10 +28,8 @@ from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import find_device, process_group, run_on_rank_zero
 from unet3d.training.lightning_internals import is_restoring
 from unet3d.training.module import SegmentationModule
-from unet3d.training.run_folder import open_run_folder, write_records
+from unet3d.training.run_folder import Log, open_run_folder, write_records
 from unet3d.training.trainer import RunCallbacks
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

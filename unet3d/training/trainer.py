@@ -19,7 +19,7 @@ from unet3d.data.dataset import ResolvedDataset, build_layout, resolve_dataset
 from unet3d.errors import UsageError
 from unet3d.evaluation.comparison import HIDDEN_KEYS
 from unet3d.evaluation.options import build_metrics, select_class_metrics
-from unet3d.machine import Precision
+from unet3d.machine import TRUE_HALF_TYPES, Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.from_config import make_figure_title
 from unet3d.metric.dice import Dice
@@ -39,7 +39,6 @@ from unet3d.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, Last
 from unet3d.training.config import TrainConfig, list_choices
 from unet3d.training.datamodule import Prefetch, VolumeDataModule
 from unet3d.training.distributed import choose_environment
-from unet3d.training.lightning_internals import get_half_dtype
 from unet3d.training.module import SegmentationModule
 from unet3d.types import HasRetention
 
@@ -184,7 +183,7 @@ class TrueHalfPrecision(HalfPrecision):
     """Keep weights and activations in half precision; batch and instance norms stay in float32."""
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        return cast_to_half(module, get_half_dtype(self))
+        return cast_to_half(module, TRUE_HALF_TYPES[self.precision])
 
 
 def build_trainer(
