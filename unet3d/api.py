@@ -18,7 +18,8 @@ from unet3d.machine import read_process_rank, select_gpu
 from unet3d.nnunet.plans import expand_plans
 from unet3d.training.config import read_training
 from unet3d.training.preflight import count_local_processes
-from unet3d.training.run import TrainingResult, join_run
+from unet3d.training.results import TrainingResult
+from unet3d.training.run import join_run
 
 PathLike = str | Path
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -21,7 +21,6 @@ from hydra._internal.utils import get_args_parser  # Hydra 1.3.8; the only list 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from unet3d.config.compose import (
     ComposedConfig,
@@ -135,8 +134,6 @@ def read_plans(words: Sequence[str]) -> Sequence[str]:
 @contextmanager
 def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[list[str]]:
     """Hold the lock of a sweep's folder; yield the arguments with the folder that it has got."""
-    from unet3d.config.fields import read
-    from unet3d.training.config import INPUT_KEYS
     from unet3d.training.run_folder import SWEEP_MARKERS, hold_folder
 
     words = [arg for arg in args if "=" in arg and not arg.startswith("-")]
@@ -146,14 +143,9 @@ def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[li
         overrides = [*make_search_path(config_dirs), *fixed]
         config = compose("train", overrides=overrides, return_hydra_config=True)
         folder, has_time = Path(config.hydra.sweep.dir), has_current_time(config.hydra, "sweep")
-        inputs: dict[str, Path | None] = {}  # files and folders that all jobs read
-        for key in INPUT_KEYS:
-            with suppress(OmegaConfBaseException):  # what is wrong in a job, the job says itself
-                value = read(config, key)
-                inputs[key] = Path(value) if isinstance(value, str) else None
     resumes = "resume='auto'" in args  # as quote_override writes it
     markers = () if resumes else SWEEP_MARKERS
-    with hold_folder(folder, markers=markers, has_time=has_time, log=print, inputs=inputs) as found:
+    with hold_folder(folder, markers=markers, has_time=has_time, log=print) as found:
         name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
         yield [*args, name] if has_time else [*args]
 

@@ -11,7 +11,7 @@ from unet3d.model.pretrained import adapt_input_channels, is_first_convolution, 
 from unet3d.model.unet import UNet3D
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
-from unet3d.training.resume import load_pretrained
+from unet3d.training.checkpoints import load_pretrained
 
 CHANNELS, STRIDES = [4, 8, 12, 12], [1, 2, [2, 2, 1], 2]
 KERNELS = [[3, 3, 1], 3, 3, 3]

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,8 @@ from unet3d.machine import Precision
 from unet3d.memory.launches import list_launches
 from unet3d.memory.step.build import build_network
 from unet3d.memory.step.training_step import make_step_factory
-from unet3d.training import compile_kernels
-from unet3d.training.compile_kernels import prepare_kernels
-from unet3d.triton_kernels import Launch, collect_launches, launch
+from unet3d.training import preflight
+from unet3d.training.preflight import prepare_kernels
 
 
 @pytest.mark.long
@@ -28,12 +28,6 @@ def test_after_compiling_a_steps_kernels_in_parallel_none_is_left(tmp_path):
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-
-
-def test_collected_launches_do_not_run():
-    with collect_launches() as launches:
-        launch("kernel", torch.device("cpu"), (1, 2), 3, size=4)
-    assert launches == [Launch("kernel", (1, 2), (3,), {"size": 4})]
 
 
 def test_launches_of_a_step_are_listed_for_every_network(composed):
@@ -53,8 +47,8 @@ def prepare(composed):
     settings.step.checkpointing().apply(network)
 
     def run(device):
-        lines, precision = [], Precision("16", "16")
-        prepare_kernels(settings.step, precision, torch.device(device), network, lines.append)
+        lines, data = [], SimpleNamespace(settings=settings, device=torch.device(device))
+        prepare_kernels(data, Precision("16", "16"), network, lines.append)
         return lines
 
     return run
@@ -67,8 +61,8 @@ def test_a_run_compiles_before_it_trains_and_says_what_it_took(prepare, monkeypa
         received.append((len(launches), device.type))
         return 12
 
-    monkeypatch.setattr(compile_kernels, "compile_kernels", pretend)
-    monkeypatch.setattr(compile_kernels, "SLOW_SECONDS", 0)
+    monkeypatch.setattr(preflight, "compile_kernels", pretend)
+    monkeypatch.setattr(preflight, "SLOW_SECONDS", 0)
     assert not prepare("cpu")
     lines = prepare("cuda")
     assert received[0][0] > 20
@@ -76,15 +70,9 @@ def test_a_run_compiles_before_it_trains_and_says_what_it_took(prepare, monkeypa
     assert lines[1].startswith("compiled 12 GPU kernels in ")
 
 
-def test_rocm_compiles_no_kernels_which_it_would_not_use(prepare, monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", "7.0")
-    monkeypatch.setattr(compile_kernels, "list_launches", lambda step: pytest.fail("listed"))
-    assert not prepare("cuda")
-
-
 def test_a_network_that_cannot_be_followed_compiles_in_its_first_step(prepare, monkeypatch):
     def fail(make_step):
         raise RuntimeError("data-dependent")
 
-    monkeypatch.setattr(compile_kernels, "list_launches", fail)
+    monkeypatch.setattr(preflight, "list_launches", fail)
     assert prepare("cuda") == ["GPU kernels are compiled in the first step: data-dependent"]

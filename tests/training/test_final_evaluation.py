@@ -14,7 +14,7 @@ from unet3d.checkpoint_file import load_checkpoint
 from unet3d.data.case import Case
 from unet3d.data.preprocessing.cache import CachedVolume, VolumeSummary
 from unet3d.data.preprocessing.statistics import Statistics
-from unet3d.training.final_evaluation import choose_postprocessing
+from unet3d.training.results import choose_postprocessing
 
 
 def read_voxels(path):

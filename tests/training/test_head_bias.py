@@ -6,8 +6,8 @@ import torch
 from unet3d.commands.train import build_training
 from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.errors import UsageError
-from unet3d.training.head_bias import compute_head_bias, initialize_head_bias
-from unet3d.training.resume import resolve_start
+from unet3d.model.head_bias import compute_softmax_bias
+from unet3d.training.checkpoints import resolve_start
 
 
 def count_class_fractions(run):
@@ -16,7 +16,7 @@ def count_class_fractions(run):
     labels = torch.stack(
         [torch.from_numpy(loader.patches.read_label(p)) for p in loader.epoch_sampler]
     )
-    return [(labels == c).float().mean().item() for c in range(len(run.dataset.classes))]
+    return [(labels == c).float().mean().item() for c in range(len(run.data.dataset.classes))]
 
 
 def test_every_head_starts_at_the_class_fractions_of_the_training_patches(composed, tmp_path):
@@ -34,12 +34,6 @@ def test_each_region_starts_at_its_own_fraction(composed, tmp_path):
     bias = run.module.model.heads[0].bias
     expected = [sum(fractions[1:]), sum(fractions[2:]), fractions[3]]
     assert bias.sigmoid().tolist() == pytest.approx(expected, rel=1e-3)
-
-
-def test_a_run_may_keep_the_bias_of_torch(composed, tmp_path):
-    run = build_training(composed("model.prior_bias=false"), tmp_path)
-    assert run.module.model.heads[0].bias.abs().max() < 0.5
-    assert "prior_bias" not in " ".join(run.notes)
 
 
 def test_the_bias_of_a_library_network_is_found_and_named(composed, tmp_path):
@@ -67,14 +61,7 @@ def test_pretrained_weights_keep_their_bias_but_a_new_head_starts_at_the_class_f
         foreground_fraction=more.settings.data.foreground_fraction,
     )
     bias = more.module.model.heads[0].bias
-    assert bias.tolist() == pytest.approx(compute_head_bias(fractions, None))
-
-
-def test_the_bias_draws_no_random_number(composed, tmp_path):
-    run = build_training(composed(), tmp_path)
-    state = torch.random.get_rng_state()
-    initialize_head_bias(run.module.model, run.settings.step, run.dataset, run.data.train_loader)
-    assert torch.random.get_rng_state().equal(state)
+    assert bias.tolist() == pytest.approx(compute_softmax_bias(fractions))
 
 
 def test_a_package_that_a_network_lacks_is_not_taken_for_a_patch_it_cannot_take(
@@ -83,7 +70,7 @@ def test_a_package_that_a_network_lacks_is_not_taken_for_a_patch_it_cannot_take(
     def fail(*arguments):
         raise ImportError("No module named 'einops'")
 
-    monkeypatch.setattr("unet3d.training.head_bias.find_heads", fail)
+    monkeypatch.setattr("unet3d.training.preflight.find_heads", fail)
     message = "model=dynunet needs a package that is not installed: .*einops"
     with pytest.raises(UsageError, match=message):
         build_training(composed("model=dynunet"), tmp_path)

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from unet3d.stop_signals import SignalListener
-from unet3d.training.launch import start_ranks, wait_for_ranks
+from unet3d.training.distributed import start_ranks, wait_for_ranks
 
 
 @pytest.mark.parametrize(
     ("scripts", "first"),
     [
-        (("exit 0", "sleep 0.3; exit 0"), (0, 0)),
         (("sleep 0.5; exit 143", "exit 4"), (1, 4)),
         (("exit 4", "exit 143"), (1, 143)),
         (("exec sleep 30", "kill -TERM $$"), (1, -15)),

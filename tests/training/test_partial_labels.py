@@ -64,30 +64,12 @@ def test_a_validation_scores_the_classes_that_a_case_annotates(build):
     prediction = run.module.validation_step(batch, 0)
     assert prediction is perfect
     scores = run.module.metric.compute()
-    names = run.dataset.classes
+    names = run.data.dataset.classes
     assert scores[f"dice/{names[known]}"] == 1
     assert np.isnan(scores[f"dice/{names[unknown]}"])
     assert set(batch["label"].unique().tolist()) <= {0, known}  # pictures show it
     distances = run.module.validation_hd95.compute()
     assert distances == {"hd95_mm": 0, f"hd95_mm/{names[known]}": 0}
-
-
-def test_evaluate_scores_the_classes_that_a_reference_annotates(partial, tmp_path):
-    _, folder = partial
-    predictions = tmp_path / "predictions"
-    predictions.mkdir()
-    for file in sorted((folder / "labelsTr").glob("*.nii.gz")):
-        image = nib.load(file)
-        labels = np.asarray(image.dataobj)
-        known = int(labels.max())
-        predicted = np.where(labels == known, known, 3 - known).astype(np.uint8)
-        nib.save(nib.Nifti1Image(predicted, image.affine), predictions / file.name)
-    words = [f"predictions={predictions}", f"references={folder / 'labelsTr'}"]
-    words += [f"output={tmp_path / 'out'}", "draw_worst=1"]
-    assert main(["evaluate", *words, f"annotated={folder / 'annotated.json'}"]) == 0
-    result = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert result["mean"]["dice"]["mean"] == 1
-    assert result["per_class"]["ball"]["dice"]["cases"] == 3
 
 
 @pytest.mark.parametrize(
@@ -96,7 +78,6 @@ def test_evaluate_scores_the_classes_that_a_reference_annotates(partial, tmp_pat
         ("{x_*:[ball]}", "data.annotated names x_\\*, and no case has such a name"),
         ("{*:[bal]}", "must list classes of ball, tube, got 'bal'"),
         ("{*:[ball]}", r"has the label 2 \(tube\), which data.annotated does not list for \*"),
-        ("missing.json", "data.annotated: no file"),
     ],
 )
 def test_a_wrong_list_of_classes_is_named(build, annotated, message):

@@ -1,85 +1,62 @@
+"""What a run checks before it reads its data."""
+
+from pathlib import Path
+
 import pytest
 import torch
 
 from unet3d.commands.train import build_training
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.machine import Precision
-from unet3d.training import machine_checks as machine
-from unet3d.training.preflight import (
-    check_cudnn,
-    estimate_batch_bytes,
-    estimate_checkpoint_bytes,
-)
-from unet3d.training.run import summarize_run
-from unet3d.units import MIB
+from unet3d.training import preflight
+from unet3d.training.preflight import check_cudnn, check_shm, check_torch_build, check_writable
+from unet3d.units import GIB, MIB
 
 
-def test_a_checkpoint_is_as_large_as_estimated(composed, tmp_path):
-    run = build_training(composed("fold=none"), tmp_path)
-    estimate = estimate_checkpoint_bytes(run.module.model, Precision("32", "32"))
-    run.trainer.fit(run.module, run.data.train_loader)
-    written = (tmp_path / "checkpoints" / "last.ckpt").stat().st_size
-    assert estimate <= written <= estimate + 0.1 * MIB
-    half = estimate_checkpoint_bytes(run.module.model, Precision("bf16-true", "bf16-true"))
-    assert 2 * half == estimate
-
-
-def test_a_batch_is_as_large_as_estimated(composed, tmp_path):
-    settings = composed("data.batch_size=2")
-    batch = next(iter(build_training(settings, tmp_path).data.train_loader))
-    nbytes = batch["image"].nbytes + batch["label"].nbytes
-    assert estimate_batch_bytes(settings, with_margins=False) == nbytes
-    rotated = composed("data.batch_size=2", "augmentation.rotation_p=1")
-    rotated = estimate_batch_bytes(rotated, with_margins=True)
-    assert 1.5 * nbytes < rotated < 6 * nbytes
-
-
-def test_what_the_machine_lacks_is_in_the_summary(composed, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "list_nvidia_devices", lambda: [tmp_path / "nvidia0"])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    run = build_training(composed("trainer.accelerator=auto"), tmp_path)
-    assert str(tmp_path / "nvidia0") in summarize_run(run)
+def test_shared_memory_must_hold_the_batches_of_all_workers(monkeypatch):
+    monkeypatch.setattr(preflight, "get_free_shm", lambda: 64 * MIB)
+    problem = check_shm(workers=8, batch=100 * MIB)
+    assert problem.is_fatal
+    assert "64 MiB left" in problem.message
+    assert "batches of 8 workers need 1.6 GiB" in problem.message
+    assert "--shm-size=2g or use data.num_workers=0" in problem.message
+    assert check_shm(workers=8, batch=4 * MIB) is None
+    monkeypatch.setattr(preflight, "get_free_shm", lambda: None)
+    assert check_shm(workers=8, batch=GIB) is None
 
 
 def test_a_small_dev_shm_stops_a_run_with_workers_before_its_data_is_read(
     composed, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(machine, "get_free_shm", lambda: 4096)
+    monkeypatch.setattr(preflight, "get_free_shm", lambda: 4096)
     cache = f"data.cache={tmp_path / 'cache'}"
-    with pytest.raises(UsageError, match=r"--shm-size=1g.* data\.num_workers=0"):
+    with pytest.raises(UsageError, match=r"--shm-size=1g .* data\.num_workers=0"):
         build_training(composed("data.num_workers=2", cache), tmp_path)
     assert not (tmp_path / "cache").exists()
-    build_training(composed(cache), tmp_path)
 
 
-def test_a_full_disk_stops_a_run_before_its_data_is_read(composed, tmp_path, monkeypatch):
-    usage = type(machine.shutil.disk_usage(tmp_path))(0, 0, MIB)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: usage)
-    cache = tmp_path / "cache"
-    with pytest.raises(UsageError, match=r"1 MiB .* 4 MiB"):
-        build_training(composed(f"data.cache={cache}"), tmp_path)
-    assert not cache.exists()
-
-
-@pytest.mark.parametrize(
-    "words", [["data.patch_size=[4096,4096,4096]"], ["data.batch_size=2000000000"]]
-)
-def test_a_step_that_fits_nowhere_ends_a_run_before_its_data_is_read(composed, tmp_path, words):
-    cache = tmp_path / "cache"
+def test_a_step_that_fits_nowhere_ends_a_run_before_its_data_is_read(composed, tmp_path):
+    words = ["data.patch_size=[4096,4096,4096]", f"data.cache={tmp_path / 'cache'}"]
     with pytest.raises(DoesNotFitError, match=r"lower data\.batch_size or data\.patch_size"):
-        build_training(composed(*words, f"data.cache={cache}"), tmp_path)
-    assert not cache.exists()
+        build_training(composed(*words), tmp_path)
+    assert not (tmp_path / "cache").exists()
 
 
-def test_a_cudnn_that_torch_avoids_is_reported_for_plain_modules_in_half_precision():
-    problem = check_cudnn(91_002, half=True, is_fused=False)
+def test_a_folder_that_is_not_writable_is_reported_before_it_is_needed(tmp_path):
+    assert check_writable(tmp_path / "not" / "there") is None
+    problem = check_writable(Path("/proc/self/not/there"))
+    assert problem.is_fatal
+    assert "/proc/self is not writable" in problem.message
+
+
+@pytest.mark.parametrize(("cuda", "text"), [("12.8", "finds no GPU"), (None, "built without CUDA")])
+def test_a_gpu_that_torch_does_not_find_is_reported(monkeypatch, cuda, text):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert text in check_torch_build([Path("/dev/nvidia0")]).message
+    assert check_torch_build([]) is None
+
+
+def test_a_cudnn_that_torch_avoids_is_reported():
+    problem = check_cudnn(91_002)
     assert problem.message.startswith("cuDNN 9.10: torch computes half-precision 3D convolutions")
     assert not problem.is_fatal
-    for cudnn, half, is_fused in (
-        (91_002, False, False),
-        (91_002, True, True),
-        (90_701, True, False),
-        (91_501, True, False),
-        (None, True, False),
-    ):
-        assert check_cudnn(cudnn, half=half, is_fused=is_fused) is None
+    assert all(check_cudnn(version) is None for version in (90_701, 91_501, None))

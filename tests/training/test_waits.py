@@ -55,7 +55,7 @@ class CountReads(pl.Callback):
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("optimizer=sgd",), ("trainer.gradient_clip_val=null",)], ids=str
+    "options", [(), ("optimizer=sgd", "trainer.gradient_clip_val=null")], ids=str
 )
 def test_a_steady_step_reads_one_number_and_copies_none(composed, tmp_path, monkeypatch, options):
     steps = ("trainer.max_steps=6", "data.patches_per_case=8", "fold=none", "model=unet_tiny")

@@ -39,32 +39,6 @@ def test_the_average_is_that_of_all_weights_with_a_growing_decay(dtype):
         torch.testing.assert_close(value.double(), expected[name], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_network_gets_the_average_and_its_own_weights_back(dtype):
-    network = make_network(dtype)
-    average = WeightAverage(network, decay=0.9)
-    randomize(network)
-    average.update()
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    addresses = [p.data_ptr() for p in network.parameters()]
-    average.apply()
-    for name, tensor in network.state_dict().items():
-        if name in average.values:
-            assert tensor.equal(average.values[name].to(dtype))
-    assert all(w.equal(before[name]) for name, w in average.get_trained().items())
-    average.restore()
-    assert all(w.equal(before[name]) for name, w in network.state_dict().items())
-    assert [p.data_ptr() for p in network.parameters()] == addresses  # CUDA graphs use them
-
-
-def test_weights_that_do_not_change_have_themselves_as_average():
-    network = make_network()
-    average = WeightAverage(network, decay=0.999)
-    for _ in range(100):
-        average.update()
-    assert all(average.values[name].equal(p) for name, p in network.named_parameters())
-
-
 class RecordValidation(pl.Callback):
     """Records the weights of each validation, and those before and after it."""
 

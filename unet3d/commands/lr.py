@@ -15,12 +15,9 @@ from unet3d.files import write_figure, write_output
 from unet3d.report.lr_curve import LRCurve
 from unet3d.stop_signals import SignalListener
 from unet3d.text import format_columns
-from unet3d.training.callbacks.lr_range_test import LRRangeTest
+from unet3d.training.callbacks.trials import LRRangeTest
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.training.run import explain_errors
-
-ROWS = 10
-"""Rows of the table."""
 
 MIN_STEPS = 20
 """Fewer steps show no slope."""
@@ -62,9 +59,20 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 
 def try_learning_rates(settings: LRConfig) -> LRCurve:
-    """Train with a learning rate that rises; nothing of the run is kept."""
+    """Train with a learning rate that rises: without validation, schedule and files."""
     test = LRRangeTest(min_lr=settings.min_lr, max_lr=settings.max_lr, steps=settings.steps)
-    training = limit_to_steps(settings.training, settings.steps)
+    training = settings.training
+    factory = training.trainer.factory.bind(limit_val_batches=0, num_sanity_val_steps=0)
+    limits = {"max_steps": settings.steps, "max_epochs": None, "max_seconds": None}
+    training = replace(
+        training,
+        callbacks={},
+        loggers={},
+        scheduler=Factory("scheduler", {"_target_": "unet3d.training.schedules.Constant"}),
+        resume=None,
+        step=replace(training.step, ema_decay=None),
+        trainer=replace(training.trainer, factory=factory, **limits),
+    )
     with TemporaryDirectory() as folder, SignalListener().listening() as signals:
         run = build_training(training, Path(folder), callbacks=[test])
         cast(Any, run.trainer).callbacks.remove(run.callbacks.last)
@@ -77,38 +85,16 @@ def try_learning_rates(settings: LRConfig) -> LRCurve:
     return test.curve
 
 
-def limit_to_steps(settings: TrainConfig, steps: int) -> TrainConfig:
-    """Return the settings of a run of `steps` alone: without validation, files and schedule."""
-    trainer = settings.trainer
-    return replace(
-        settings,
-        callbacks={},
-        loggers={},
-        scheduler=Factory("scheduler", {"_target_": "unet3d.training.schedules.Constant"}),
-        resume=None,
-        step=replace(settings.step, ema_decay=None),
-        trainer=replace(
-            trainer,
-            factory=trainer.factory.bind(limit_val_batches=0, num_sanity_val_steps=0),
-            max_steps=steps,
-            max_epochs=None,
-            max_seconds=None,
-        ),
-    )
-
-
 def format_curve(curve: LRCurve, planned: int) -> str:
     """Return a table of the loss, and the suggestion as an override."""
     steps = len(curve.losses)
-    shown = sorted({*range(0, steps, max(1, steps // ROWS)), steps - 1})
+    shown = sorted({*range(0, steps, max(1, steps // 10)), steps - 1})
     rows = [
         ("learning rate", "loss, moving average"),
         *((f"{curve.rates[n]:.1e}", f"{curve.smoothed[n]:.3f}") for n in shown),
     ]
-    rate = curve.suggestion
-    if rate is None:
-        advice = "the loss never falls: try a smaller min_lr or more steps"
-    else:
-        advice = f"the loss falls fastest with optimizer.lr={rate:.1e}"
+    advice = "the loss never falls: try a smaller min_lr or more steps"
+    if curve.suggestion is not None:
+        advice = f"the loss falls fastest with optimizer.lr={curve.suggestion:.1e}"
     end = f"; it diverges at {curve.rates[-1]:.1e}" if steps < planned else ""
     return f"{format_columns(rows)}\n\n{advice}{end}"

@@ -7,7 +7,7 @@ what it would have proposed without.
 
 import json
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import yaml
 
 from unet3d.commands.compare import print_sweep_summary
 from unet3d.commands.train import train
-from unet3d.config.compose import ComposedConfig, compose_config, to_yaml_literal
+from unet3d.config.compose import ComposedConfig, compose_config, format_overrides, to_yaml_literal
 from unet3d.config.fields import integer, is_number, number, read, read_settings
 from unet3d.errors import DoesNotFitError, RunError, UsageError, need_packages, summarize_error
 from unet3d.memory.from_config import estimate_memory
@@ -26,14 +26,11 @@ from unet3d.memory.step.config import StepConfig
 from unet3d.report.run_report import write_report
 from unet3d.stop_signals import SignalListener
 from unet3d.text import format_columns, pluralize
-from unet3d.training.build_callbacks import check_search_monitor
-from unet3d.training.callbacks.trial_report import TrialPruned, TrialReport
+from unet3d.training.callbacks.trials import TrialPruned, TrialReport
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.training.run_folder import TRAINING_MARKERS, open_run_folder, write_records
+from unet3d.training.trainer import check_search_monitor
 from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
-
-MAX_FAILURES = 3
-"""Trials that fail before any has succeeded, and end the search."""
 
 OWN_KEYS = "space trials startup budget_gib monitor mode prune prune_after".split()
 """Keys that `unet3d train` does not have."""
@@ -50,7 +47,6 @@ class Range:
 
     @property
     def is_integer(self) -> bool:
-        """Return whether the numbers are ints."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
@@ -72,6 +68,11 @@ class SearchConfig:
     prune: bool
     prune_after: Annotated[int, integer(">= 1")]
     seed: int
+
+    @property
+    def choose(self) -> Callable[..., Any]:
+        """Return what chooses the best of several values."""
+        return max if self.mode == "max" else min
 
     @property
     def first_values(self) -> dict[str, Any]:
@@ -111,8 +112,7 @@ def _parse_space(value: Any) -> dict[str, Dimension]:
     if isinstance(value, str):
         if not Path(value).is_file():
             raise UsageError(f"space: no file {Path(value).absolute()}")
-        with Path(value).open(encoding="utf-8") as stream:
-            value = yaml.safe_load(stream)
+        value = yaml.safe_load(Path(value).read_text("utf-8"))
     if not isinstance(value, dict) or not value:
         raise UsageError(
             "space must be keys with what to try, as in space={pool:[max,median]}, or a file of "
@@ -124,67 +124,62 @@ def _parse_space(value: Any) -> dict[str, Dimension]:
 def _parse_dimension(key: str, given: Any) -> Dimension:
     if isinstance(given, list) and len(given) > 1:
         return tuple(map(to_yaml_literal, given))
-    if not isinstance(given, dict) or not _is_range(given):
-        raise UsageError(
-            f"{key} must be a list of two values or more, or {{low: NUMBER, high: NUMBER}} with "
-            f"low < high and log: true (above 0) or step: NUMBER, got {given!r}"
-        )
-    return Range(**given)
-
-
-def _is_range(given: dict[str, Any]) -> bool:
     defaults: dict[str, Any] = {"low": None, "high": None, "log": False, "step": None}
-    low, high, log, step, *others = (defaults | given).values()
-    if others or not (is_number(low) and is_number(high) and low < high):
-        return False
-    if isinstance(log, bool) and step is None:
-        return low > 0 or not log
-    is_integer = isinstance(low, int) and isinstance(high, int)
-    return log is False and is_number(step) and step > 0 and (type(step) is int or not is_integer)
+    if isinstance(given, dict) and given.keys() <= defaults.keys():
+        low, high, log, step = (defaults | given).values()
+        if is_number(low) and is_number(high) and low < high and isinstance(log, bool):
+            whole = isinstance(low, int) and isinstance(high, int)
+            has_step = is_number(step) and step > 0 and (isinstance(step, int) or not whole)
+            if (low > 0 or not log) if step is None else has_step and not log:
+                return Range(**given)
+    raise UsageError(
+        f"{key} must be a list of two values or more, or {{low: NUMBER, high: NUMBER}} with "
+        f"low < high and log: true (above 0) or step: NUMBER, got {given!r}"
+    )
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train trial after trial, print and write what they reached, and compare their runs."""
-    settings = read_config(composed)
+    settings, composition = read_config(composed), composed.composition
     check_search_monitor(settings.make_trial(settings.first_values), settings.monitor)
-    with open_run_folder(  # a search goes on with what its folder holds
-        folder, resume="auto", composition=composed.composition, log=print
-    ) as own:
-        if any(any(own.glob(name)) for name in TRAINING_MARKERS):
-            raise UsageError(f"{own} holds a run, not a search: set another hydra.run.dir=")
-        write_records(own, composed.composition.records)
-        return search(settings, own)
-
-
-def search(settings: SearchConfig, folder: Path) -> int:
-    """Train trial after trial in a folder that is locked."""
-    trials = run_trials(settings, folder)
-    complete = [trial for trial in trials if trial["state"] == "complete"]
-    choose = max if settings.mode == "max" else min
-    best = choose(complete, key=lambda trial: trial["value"], default=None)
-    write_report({"best": best, "trials": trials}, folder / "search.json")
-    print("\n" + format_columns(make_rows(settings, trials), left=2 + len(settings.space)))
-    if best is not None:
-        overrides = " ".join(f"{key}={value}" for key, value in best["values"].items())
-        print(f"\nbest {settings.monitor}: {best['value']:.4f}, trial {best['trial']}: {overrides}")
-    print_sweep_summary(folder)
+    # A search goes on with what its folder holds.
+    with open_run_folder(folder, resume="auto", composition=composition, log=print) as locked:
+        if any(any(locked.glob(name)) for name in TRAINING_MARKERS):
+            raise UsageError(f"{locked} holds a run, not a search: set another hydra.run.dir=")
+        write_records(locked, composition.records)
+        trials = run_trials(settings, locked)
+        best = settings.choose(
+            (trial for trial in trials if trial["state"] == "complete"),
+            key=lambda trial: trial["value"],
+            default=None,
+        )
+        write_report({"best": best, "trials": trials}, locked / "search.json")
+        print("\n" + format_columns(make_rows(settings, trials), left=2 + len(settings.space)))
+        if best is not None:
+            overrides = format_overrides(best["values"])
+            reached = f"{best['value']:.4f}, trial {best['trial']}"
+            print(f"\nbest {settings.monitor}: {reached}: {overrides}")
+        print_sweep_summary(locked)
     return 1 if any(trial["state"] == "fail" for trial in trials) else 0
 
 
 def run_trials(settings: SearchConfig, folder: Path) -> list[dict[str, Any]]:
     """Train until there are enough trials; return all of them."""
     with open_study(settings, folder) as study:
+        from optuna.trial import TrialState
+
         while (trial := next_trial(study, settings)) is not None:
             values = draw_values(trial, settings)
-            chosen = " ".join(f"{key}={value}" for key, value in values.items())
-            print(f"\ntrial {trial.number}: {chosen}")
-            run_folder = folder / f"trial-{trial.number:03d}"
-            outcome = run_trial(study, trial, settings, values, run_folder)
-            finish_trial(study, trial, settings, outcome)
+            print(f"\ntrial {trial.number}: {format_overrides(values)}")
+            state = run_trial(study, trial, settings, values, folder / f"trial-{trial.number:03d}")
+            value = settings.choose(get_results(study, trial).values(), default=None)
+            if state == "COMPLETE" and value is not None:
+                study.tell(trial, value)
+            else:  # no validation, no value
+                study.tell(trial, state=TrialState["PRUNED" if state == "PRUNED" else "FAIL"])
             trials = list_trials(study)
-            failed = [t for t in trials if t["state"] == "fail"]
-            if len(failed) == len(trials) >= MAX_FAILURES:
-                raise UsageError(f"the first {len(failed)} trials failed: {failed[-1]['error']}")
+            if len(trials) > 2 and all(t["state"] == "fail" for t in trials):
+                raise UsageError(f"the first {len(trials)} trials failed: {trials[-1]['error']}")
         return list_trials(study)
 
 
@@ -296,19 +291,6 @@ def draw_values(trial: Any, settings: SearchConfig) -> dict[str, Any]:
 def get_results(study: Any, trial: Any) -> dict[int, float]:
     """Return the value of each validation of a trial."""
     return study.get_trials(deepcopy=False)[trial.number].intermediate_values
-
-
-def finish_trial(study: Any, trial: Any, settings: SearchConfig, outcome: str) -> None:
-    """Note how a trial has ended, with its best value."""
-    import optuna
-
-    best = max if settings.mode == "max" else min
-    value = best(get_results(study, trial).values(), default=None)
-    if outcome == "COMPLETE" and value is not None:
-        study.tell(trial, value)
-    else:  # no validation, no value
-        state = "FAIL" if outcome == "COMPLETE" else outcome
-        study.tell(trial, state=optuna.trial.TrialState[state])
 
 
 def list_trials(study: Any) -> list[dict[str, Any]]:

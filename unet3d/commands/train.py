@@ -4,7 +4,7 @@
 """
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,37 +18,43 @@ from unet3d.machine import ProcessRank, read_process_rank, resolve_precision
 from unet3d.memory.step.build import build_network
 from unet3d.report.run_report import format_report_table
 from unet3d.stop_signals import SignalListener
-from unet3d.training.build_callbacks import build_callbacks
-from unet3d.training.build_module import build_module, make_config_record, make_metadata
-from unet3d.training.compile_kernels import prepare_kernels
+from unet3d.training.callbacks.stopping import StoppingLimits
+from unet3d.training.checkpoints import resolve_start
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.training.cuda_graph import choose_graphs
 from unet3d.training.datamodule import VolumeDataModule
-from unet3d.training.distributed import leave_process_group
-from unet3d.training.final_evaluation import evaluate_best_checkpoint
-from unet3d.training.head_bias import initialize_head_bias
-from unet3d.training.launch import launch_ranks
-from unet3d.training.limits import StoppingLimits
-from unet3d.training.memory import choose_leaner, choose_strategy, estimate_run_memory
-from unet3d.training.preflight import check_machine, count_local_processes
-from unet3d.training.resume import resolve_start
-from unet3d.training.run import (
+from unet3d.training.distributed import find_device, launch_ranks, leave_process_group
+from unet3d.training.module import SegmentationModule, make_config_record, make_metadata
+from unet3d.training.preflight import (
+    check_machine,
+    choose_leaner,
+    choose_strategy,
+    count_local_processes,
+    estimate_run_memory,
+    initialize_head_bias,
+    prepare_kernels,
+)
+from unet3d.training.results import (
     TrainingResult,
-    TrainingRun,
     build_report,
-    explain_errors,
-    interrupt_if_asked,
+    evaluate_best_checkpoint,
     is_complete,
-    join_run,
     make_result,
     reopen_report,
     report_early_end,
-    summarize_run,
     try_write_report,
-    write_config,
     write_page,
 )
-from unet3d.training.trainer import build_trainer, find_device, seed_run
+from unet3d.training.run import (
+    TrainingRun,
+    explain_errors,
+    interrupt_if_asked,
+    join_run,
+    summarize_run,
+    write_config,
+)
+from unet3d.training.run_folder import Log
+from unet3d.training.trainer import RunCallbacks, build_trainer, seed_run
 
 ALREADY_FINISHED = (
     "this run is already finished; raise trainer.max_epochs, max_steps or max_time, or the "
@@ -58,9 +64,9 @@ ALREADY_FINISHED = (
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train in one process or several."""
-    settings = read_training(composed)
+    settings, composition = read_training(composed), composed.composition
     process = read_process_rank(settings.trainer.launch)
-    if process.world_size > 1 and composed.composition.folder_has_time:
+    if process.world_size > 1 and composition.folder_has_time:
         raise UsageError(
             f"{settings.trainer.launch} starts several processes, and each would create its own "
             "time-stamped run folder: set hydra.run.dir=... (and resume=auto to resume after an "
@@ -68,11 +74,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         )
     processes = count_local_processes(settings, process)
     if processes > 1:
-        composition = settings.composition
         extra = ["memory.if_too_large=error"] if composition.sweeping else []
         return launch_ranks([*composition.overrides, *extra], folder, processes)
-    with join_run(settings, folder, process, log=print) as (own, signals):
-        result = train(settings, own, signals, process, log=print)
+    with join_run(settings, folder, process, log=print) as (run_folder, signals):
+        result = train(settings, run_folder, signals, process, log=print)
     return 1 if result.report.get("evaluation", {}).get("errors") else 0
 
 
@@ -93,10 +98,7 @@ def build_training(
     dataset = resolve_dataset(settings.data, layout.describe())
     step, notes = choose_strategy(settings.step.with_dataset(dataset), precision, device)
     settings = replace(settings, step=step)
-    augment = settings.augmentation()
-    data = VolumeDataModule(
-        settings, layout, dataset, augment=augment, device=device, process=process
-    )
+    data = VolumeDataModule(settings, layout, dataset, device=device, process=process)
 
     # Network, loss, optimizer, callbacks and trainer: what options get wrong is said now.
     seed_run(settings)
@@ -105,54 +107,33 @@ def build_training(
         max_steps=settings.trainer.max_steps, max_seconds=settings.trainer.max_seconds
     )
     graphs, graph_notes = choose_graphs(step, device, process)
-    module = build_module(
-        settings,
-        precision,
-        build_network(step),
-        dataset,
-        spacing_mm=data.spacing_mm,
-        fraction_done=limits.fraction_done,
-        graphs=graphs,
+    network = build_network(step)
+    module = SegmentationModule(
+        data, precision, network, fraction_done=limits.fraction_done, graphs=graphs
     )
-    watching = build_callbacks(
-        settings, precision, module, data, limits, config=config, folder=folder, signals=signals
+    run_callbacks = RunCallbacks(
+        data, precision, module, limits, config=config, folder=folder, signals=signals
     )
-    trainer = build_trainer(
-        settings,
-        precision,
-        [*watching.ordered, *callbacks],
-        device=device,
-        folder=folder,
-        process=process,
-    )
-    warnings = check_machine(
-        settings,
-        precision,
-        module.model,
-        device=device.type,
-        folder=folder,
-        processes=process.local_world_size,
-    )
+    trainer = build_trainer(data, precision, [*run_callbacks.ordered, *callbacks], folder)
+    warnings = check_machine(data, precision, network, folder)
 
     # The cases, and what depends on them.
     data.prepare()
     if data.val_loader is None:
         trainer.limit_val_batches = 0
-    module.metadata = make_metadata(config, dataset, data)
-    bias_notes = initialize_head_bias(module.model, step, dataset, data.train_loader)
-    estimate, memory_notes = estimate_run_memory(settings, precision, module.model, data)
-    watching.set_estimate(estimate)
+    module.metadata = make_metadata(config, data)
+    bias_notes = initialize_head_bias(data, network)
+    estimate, memory_notes = estimate_run_memory(data, precision, network)
+    run_callbacks.set_estimate(estimate)
     return TrainingRun(
         settings=settings,
         config=config,
         folder=folder,
         precision=precision,
-        dataset=dataset,
         module=module,
         data=data,
         trainer=trainer,
-        callbacks=watching,
-        process=process,
+        callbacks=run_callbacks,
         estimate=estimate,
         notes=[*notes, *graph_notes, *memory_notes, *bias_notes, *warnings],
     )
@@ -165,7 +146,7 @@ def train(
     process: ProcessRank | None = None,
     callbacks: Sequence[Any] = (),
     *,
-    log: Callable[[str], None],
+    log: Log,
 ) -> TrainingResult:
     """Start or resume, train up to the limits, evaluate, and write the report.
 
@@ -183,15 +164,19 @@ def train(
                 return make_result(run, report)
             break
         write_config(run)
-        prepare_kernels(run.settings.step, run.precision, run.device, run.module.model, log=log)
+        prepare_kernels(run.data, run.precision, run.module.model, log)
         checkpoint = None if start.checkpoint is None else str(start.checkpoint.absolute())
         try:
-            with report_early_end(run, log), explain_errors(run, start.checkpoint, signals):
+            with explain_errors(run, start.checkpoint, signals):
                 run.trainer.fit(run.module, run.data, ckpt_path=checkpoint, weights_only=True)
                 interrupt_if_asked(run, signals)
-            report = build_report(run, steps=run.trainer.global_step, finished=True)
-        except DoesNotFitError as error:
+        except BaseException as error:
+            report_early_end(run, error, log)
+            if not isinstance(error, DoesNotFitError):
+                raise
             settings = choose_leaner(run, error, log, is_auto=is_auto)
+        else:
+            report = build_report(run, steps=run.trainer.global_step, finished=True)
         if report is None:
             del run
             gc.collect()  # what the failed step holds: autograd's graph, and the GPU's cache

@@ -23,7 +23,7 @@ from unet3d.machine import (
     has_fast_bf16,
     read_meminfo,
 )
-from unet3d.training.machine_checks import SHM
+from unet3d.training.preflight import SHM
 
 PACKAGES = (
     *("lightning", "hydra-core", "monai", "tensorboard", "nibabel", "numpy", "scipy", "matplotlib"),

@@ -1,1 +1,1 @@
-"""Train a network; start reading at build.py."""
+"""Train a network; start reading at commands/train.py."""

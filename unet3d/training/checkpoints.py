@@ -1,30 +1,46 @@
-"""Checkpoints of a run: last.ckpt, previous.ckpt and best.ckpt."""
+"""Checkpoints of a run: last.ckpt, previous.ckpt and best.ckpt, and what a run starts from."""
 
 import os
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import lightning.pytorch as pl
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from torch import Tensor
+from torch import nn
 
-from unet3d.checkpoint_file import PREVIOUS, load_checkpoint, save_checkpoint
-from unet3d.errors import describe_os_error
+from unet3d.checkpoint_file import (
+    FALLBACKS,
+    PREVIOUS,
+    CorruptedCheckpointError,
+    extract_weights,
+    has_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from unet3d.errors import UsageError, describe_os_error
+from unet3d.model.pretrained import (
+    adapt_input_channels,
+    get_axes_of_nnunet,
+    is_first_convolution,
+    rename_weights,
+)
+from unet3d.training.callbacks.resume_state import get_logged_steps
 from unet3d.training.lightning_internals import is_optimizer_step
-from unet3d.training.loggers import warn
+from unet3d.training.loggers import purge_logs, warn
 
-LAST = "last.ckpt"
-BEST = "best.ckpt"
+if TYPE_CHECKING:
+    from unet3d.training.run import TrainingRun
 
-MAX_TIME_FRACTION = 0.01
-"""Largest fraction of a run's time that may go into saving `last.ckpt`."""
+LAST, BEST, CORRUPTED = "last.ckpt", "best.ckpt", "corrupted.ckpt"
+
+MAX_TIME_FRACTION = 0.01  # largest fraction of a run's time that may go into saving `last.ckpt`
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -42,31 +58,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
         path = Path(path)
-
-        def save() -> None:
+        try:
             if path.name == LAST and path.exists():
                 replace_with_copy(path, path.with_name(PREVIOUS))
             save_checkpoint(checkpoint, path)
-
-        self._try(path, save)
-
-    def copy_checkpoint(self, path: Path, target: Path) -> None:
-        """Replace another checkpoint by one that was saved."""
-        self._try(target, lambda: replace_with_copy(path, target))
-
-    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        """Load the checkpoint to resume."""
-        return load_checkpoint(Path(path), mmap=False)
-
-    def remove_checkpoint(self, path: Any) -> None:
-        """Remove one that is no longer among the best; the next validation tries again."""
-        with suppress(OSError):
-            Path(path).unlink(missing_ok=True)
-
-    def _try(self, path: Path, write: Callable[[], None]) -> None:
-        """Write a checkpoint; warn once if that fails, and note why."""
-        try:
-            write()
         except OSError as error:
             kept = "keeping the previous checkpoint" if path.exists() else "no previous checkpoint"
             message = f"{describe_os_error(error, path)}; {kept}"
@@ -75,6 +70,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             self.failed_saves[path.name] = message
         else:
             self.failed_saves.pop(path.name, None)
+
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        return load_checkpoint(Path(path), mmap=False)
 
 
 class RunCheckpoint(ModelCheckpoint):
@@ -85,7 +83,7 @@ class RunCheckpoint(ModelCheckpoint):
         """Return the name of its state in a checkpoint, which no option changes."""
         return type(self).__qualname__
 
-    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         for logger in trainer.loggers:
             logger.save()
         super()._save_checkpoint(trainer, filepath)
@@ -115,11 +113,11 @@ class LastCheckpoint(RunCheckpoint):
         """Return the optimizer step of the last save in this process; 0 if there was none."""
         return self._last_global_step_saved
 
-    def save(self, trainer: pl.Trainer) -> None:
+    def save(self, trainer: Trainer) -> None:
         """Save the current state of the run."""
         self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
-    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         start = time.monotonic()
         super()._save_checkpoint(trainer, filepath)
         if self.every_seconds:
@@ -127,7 +125,7 @@ class LastCheckpoint(RunCheckpoint):
             self._train_time_interval = timedelta(seconds=max(self.every_seconds, seconds))
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches == 0:
             super().on_train_batch_end(trainer, pl_module, None, batch, batch_idx)
@@ -135,10 +133,10 @@ class LastCheckpoint(RunCheckpoint):
     def on_train_batch_end(self, *_: Any) -> None:
         """Wait until the step is logged."""
 
-    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         self.save(trainer)
 
-    def _should_save_on_exception(self, trainer: pl.Trainer) -> bool:
+    def _should_save_on_exception(self, trainer: Trainer) -> bool:
         """Return whether a run could resume here: a rank cannot save alone, nor within a step."""
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         is_logged = trainer.training and batches.processed == batches.completed
@@ -160,7 +158,7 @@ class BestCheckpoint(RunCheckpoint):
     """Save best.ckpt after the validation with the best value of a metric.
 
     With `top_k` above 1, also keep the `top_k` best ones as best-step=STEP.ckpt. Lightning's
-    callback saves a first value that is NaN, and forgets the best one when a folder is moved.
+    callback forgets the best one when a folder is moved.
     """
 
     def __init__(
@@ -183,18 +181,10 @@ class BestCheckpoint(RunCheckpoint):
         )
         self.folder = folder
 
-    def check_monitor_top_k(self, trainer: pl.Trainer, current: Tensor | None = None) -> bool:
-        """Return whether a value is among the best ones; NaN is not."""
-        is_known = current is not None and not bool(torch.isnan(current))
-        return is_known and super().check_monitor_top_k(trainer, current)
-
-    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         super()._save_checkpoint(trainer, filepath)
-        is_best = filepath == self.best_model_path
-        if is_best and Path(filepath).name != BEST and trainer.is_global_zero:
-            io = trainer.strategy.checkpoint_io
-            assert isinstance(io, AtomicCheckpointIO)
-            io.copy_checkpoint(Path(filepath), self.folder / BEST)
+        if filepath == self.best_model_path and Path(filepath).name != BEST:
+            trainer.save_checkpoint(self.folder / BEST)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the score of each file, by its name in the folder."""
@@ -229,7 +219,137 @@ def replace_with_copy(path: Path, target: Path) -> None:
     link.unlink(missing_ok=True)  # replace() keeps it if both are already the same file
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of killed runs."""
-    for draft in folder.glob(".[0-9]*-*.ckpt"):
-        draft.unlink(missing_ok=True)
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a run starts, and messages about resume= and init_from=."""
+
+    checkpoint: Path | None = None  # to resume from
+    steps: int = 0  # of the checkpoint
+    is_finished: bool = False  # whether the checkpoint is at the end of this run already
+    messages: list[str]
+
+
+def resolve_start(run: "TrainingRun") -> Start:
+    """Verify the checkpoint to resume from, if any, or load pretrained weights."""
+    settings, folder, callbacks = run.settings, run.folder / "checkpoints", run.callbacks
+    found, logged = load_resume(settings.resume, folder), 0
+    if found is not None:
+        path, content, problems = found
+        logged = get_logged_steps(callbacks.resume_state, content, path, run.module.metadata)
+    # Nothing was changed before, when it could still be refused.
+    if run.is_main:
+        for draft in folder.glob(".[0-9]*-*.ckpt"):  # of runs that were killed
+            draft.unlink(missing_ok=True)
+    purge_logs(run.trainer, logged)
+    if found is None:
+        model, source = run.module.model, settings.init_from
+        return Start(messages=[] if source is None else [load_pretrained(model, source)])
+    if run.is_main:
+        restore_checkpoints(folder, path, content, is_fallback=bool(problems))
+    finished = is_finished(run, content)
+    warnings = callbacks.training_warnings
+    if finished and warnings.state_key in content["callbacks"]:  # nothing else loads them
+        warnings.load_state_dict(content["callbacks"][warnings.state_key])
+        run.module.on_load_checkpoint(content)
+    # Lightning loads the file itself: the content must not stay in memory while it trains.
+    return Start(
+        checkpoint=path,
+        steps=content["global_step"],
+        is_finished=finished,
+        messages=[*problems, f"resuming from {path}"],
+    )
+
+
+def load_resume(
+    resume: str | None, checkpoints: Path
+) -> tuple[Path, dict[str, Any], list[str]] | None:
+    """Return path and content of the checkpoint that `resume=` selects, if any.
+
+    Where last.ckpt is missing or corrupted, it is the next older one, and a line says so.
+    """
+    if resume is None or (resume == "auto" and not has_checkpoint(checkpoints)):
+        return None
+    if resume != "auto":
+        path = Path(resume)
+        if not path.is_dir() or not has_checkpoint(path / "checkpoints"):
+            return path, load_checkpoint(path), []
+        checkpoints = path / "checkpoints"
+    problems: list[str] = []
+    for path in (checkpoints / name for name in (LAST, *FALLBACKS)):
+        try:
+            if path.exists():
+                return path, load_checkpoint(path), problems
+            problems = problems or [f"{path} is missing"]
+        except CorruptedCheckpointError as error:
+            problems = problems or [str(error)]
+    raise UsageError(
+        f"{problems[0]}; there is no intact previous checkpoint. Remove resume= to start over"
+    )
+
+
+def restore_checkpoints(
+    folder: Path, path: Path, content: Mapping[str, Any], *, is_fallback: bool
+) -> None:
+    """Make a fallback the last checkpoint again, or copy the best ones of a run elsewhere."""
+    last = folder / LAST
+    if is_fallback and path.parent.resolve() == folder.resolve():
+        if last.exists():
+            last.replace(folder / CORRUPTED)
+        replace_with_copy(path, last)
+    scores = content["callbacks"].get("BestCheckpoint", {}).get("scores", {})
+    for name in {*scores, BEST} if scores else ():
+        source, target = path.with_name(name), folder / name
+        if source.exists() and not target.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_with_copy(source, target)
+
+
+def is_finished(run: "TrainingRun", content: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint's run has reached a limit and no validation is pending."""
+    states, limits = content["callbacks"], run.callbacks.limits
+    limits.load_state_dict(states[limits.state_key])
+    state = states[run.callbacks.resume_state.state_key]
+    if state["pending"]:
+        return False
+    for stopping in run.trainer.early_stopping_callbacks:
+        if states.get(stopping.state_key, {}).get("wait_count", 0) >= stopping.patience:
+            return True
+    epochs = state["position"]["epoch"] + (state["position"]["batch"] == len(run.data.train_loader))
+    by_epochs = 0 < (run.trainer.max_epochs or -1) <= epochs
+    return by_epochs or limits.is_reached(content["global_step"])
+
+
+def load_pretrained(model: nn.Module, path: Path) -> str:
+    """Load the weights that match by name and shape; return a line on what was loaded.
+
+    Those of nnU-Net and MONAI are renamed first.
+    """
+    initial = model.state_dict()
+    content = load_checkpoint(path)
+    given = {
+        name.removeprefix("model."): value for name, value in extract_weights(path, content).items()
+    }
+    axes = get_axes_of_nnunet(content.get("init_args", {}).get("plans", {}))
+    weights, project = rename_weights(given, initial, axes)
+    changes = f", weights of {project}" if project else ""
+    first = next(iter(initial), "")
+    if first in weights and is_first_convolution(initial[first], weights[first]):
+        channels, given = initial[first].shape[1], weights[first].shape[1]
+        weights[first] = adapt_input_channels(weights[first], channels)
+        changes += f"; adapted {first} from {given} to {channels} input channels"
+    matching = {
+        name: value
+        for name, value in weights.items()
+        if name in initial and value.shape == initial[name].shape
+    }
+    if not matching:
+        raise UsageError(
+            f"init_from={path}: none of its {len(weights)} tensors fits this network: set model= "
+            "and model.* as in the run that saved it"
+        )
+    model.load_state_dict({**initial, **matching})
+    others = sorted(set(initial) - set(matching))
+    missing = f"; randomly initialized: {', '.join(others)}" if others else ""
+    return (
+        f"init_from: loaded {len(matching)} of {len(initial)} tensors from {path}{changes}{missing}"
+    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from unet3d.config.compose import ComposedConfig, Composition, Config, resolve_config
+from unet3d.config.compose import ComposedConfig, Composition, resolve_config
 from unet3d.config.fields import DURATION, Kind, integer, number, read_settings
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.data.config import DataConfig
@@ -17,9 +17,6 @@ DEFAULT_MAX_EPOCHS = 20
 
 TRAINER_KEYS = ("timeout_seconds", "launch", "cuda_graph")
 """Keys of the group `trainer` that Lightning's Trainer does not have."""
-
-INPUT_KEYS = ("init_from", "data.root", "data.cache", "data.splits")
-"""Keys of the files and folders that a run reads."""
 
 RESERVED_KEYS = {
     *("strategy", "num_nodes", "plugins", "logger", "callbacks", "default_root_dir"),
@@ -118,33 +115,10 @@ class TrainConfig:
         """Return the settings of the data."""
         return self.step.data
 
-    def list_inputs(self) -> dict[str, Path | None]:
-        """Return the files and folders that a run reads, by key; None where none is given."""
-        paths = (self.init_from, self.data.root, self.data.cache, self.data.splits)
-        return dict(zip(INPUT_KEYS, paths, strict=True))
-
 
 def read_training(composed: ComposedConfig) -> TrainConfig:
     """Read the config of a training run."""
     config, composition = composed.config, composed.composition
-    trainer = _read_trainer(config)
-    step = read_step(config, composition, several_processes=trainer.several_processes)
-    return read_settings(
-        TrainConfig,
-        config,
-        composition=composition,
-        resolved=resolve_config(config),
-        step=step,
-        trainer=trainer,
-    )
-
-
-def list_choices(settings: TrainConfig) -> dict[str, str]:
-    """Return the option of each group, and the strategy that is used."""
-    return {**settings.composition.choices, "checkpointing": settings.step.strategy}
-
-
-def _read_trainer(config: Config) -> TrainerConfig:
     factory = read_factory(config, "trainer")
     arguments = {k: v for k, v in factory.arguments.items() if k not in TRAINER_KEYS}
     for key in sorted(RESERVED_KEYS & arguments.keys()):
@@ -152,5 +126,17 @@ def _read_trainer(config: Config) -> TrainerConfig:
     factory = replace(factory, arguments=arguments)
     trainer = read_settings(TrainerConfig, config, "trainer.", factory=factory)
     if trainer.max_steps is trainer.max_epochs is trainer.max_seconds is None:
-        return replace(trainer, max_epochs=DEFAULT_MAX_EPOCHS)
-    return trainer
+        trainer = replace(trainer, max_epochs=DEFAULT_MAX_EPOCHS)
+    return read_settings(
+        TrainConfig,
+        config,
+        composition=composition,
+        resolved=resolve_config(config),
+        step=read_step(config, composition, several_processes=trainer.several_processes),
+        trainer=trainer,
+    )
+
+
+def list_choices(settings: TrainConfig) -> dict[str, str]:
+    """Return the option of each group, and the strategy that is used."""
+    return {**settings.composition.choices, "checkpointing": settings.step.strategy}

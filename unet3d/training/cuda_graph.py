@@ -7,8 +7,7 @@ size and patch size. Gradients are in the memory of the graphs, and each replay 
 import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +22,14 @@ from unet3d.peak_memory import MemoryRecord
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 WARMUP_BATCHES = 3
 """Batches that run without a graph: they compile kernels and let libraries choose algorithms."""
 
 
-@dataclass(frozen=True)
-class Recorded(Generic[T]):
-    """Recorded work."""
+class Recorded(NamedTuple):
+    """A recorded graph."""
 
-    tensors: T  # where each replay writes its results
+    tensors: Any  # where each replay writes its results
     replay: Callable[[], None]
     peak: MemoryRecord
 
@@ -46,8 +42,7 @@ class CudaGraphs:
         self.pool = torch.cuda.MemPool()
         self.stream = torch.cuda.Stream(device)
 
-    def record(self, work: Callable[[], T]) -> Recorded[T]:
-        """Record a graph."""
+    def record(self, work: Callable[[], Any]) -> Recorded:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.reset_peak_memory_stats(self.device)
         pool = cast(Any, self.pool.id)
@@ -110,10 +105,9 @@ class RecordedPass:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            reason = summarize_error(error)
             log.warning(
-                "trainer.cuda_graph: this step cannot be recorded, so it is launched as without: "
-                "%s",
-                summarize_error(error),
+                "trainer.cuda_graph: this step cannot be recorded and runs without: %s", reason
             )
 
 
@@ -156,7 +150,6 @@ class _Recording:
         return _Replay.apply(self.anchor, self)
 
     def set_gradients(self) -> None:
-        """Set or add to the gradients of the parameters."""
         for parameter, gradient in zip(self.parameters, self.backward.tensors, strict=True):
             if gradient is None:
                 continue
@@ -198,8 +191,8 @@ def choose_graphs(
     """Return what records batches, if anything does; also say why `cuda_graph=true` does not."""
     if config.cuda_graph is not True:
         return None, []
-    several_processes = process.world_size > 1
-    obstacle = find_cuda_graph_obstacle(config, device.type, several_processes=several_processes)
+    several = process.world_size > 1
+    obstacle = find_cuda_graph_obstacle(config, device.type, several_processes=several)
     if obstacle is not None:
         return None, [f"trainer.cuda_graph=true has no effect: {obstacle}"]
     return CudaGraphs(device), []

@@ -13,12 +13,7 @@ from torch.utils.data import DataLoader
 from unet3d.data.annotated import Annotations
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.case import Case, DatasetLayout
-from unet3d.data.dataset import (
-    ResolvedDataset,
-    SplitRule,
-    build_preprocessing,
-    choose_split,
-)
+from unet3d.data.dataset import ResolvedDataset, SplitRule, build_preprocessing, choose_split
 from unet3d.data.findings import Finding
 from unet3d.data.layouts.groups import read_groups
 from unet3d.data.layouts.splits import split_cases
@@ -39,10 +34,9 @@ from unet3d.training.distributed import rank_zero_first
 class VolumeDataModule(pl.LightningDataModule):
     """Training patches and whole validation volumes.
 
-    `prepare` splits and preprocesses the cases, which may take hours. The training loader has a
-    state, so that a checkpoint holds the position within an epoch. `spacing_mm` of each validation
-    case and `absent_classes`, sentences about classes without a voxel, are filled in by `prepare`,
-    too: metrics and callbacks may hold them before.
+    `prepare` splits and preprocesses the cases, which may take hours, and fills in `spacing_mm` of
+    each validation case, and `absent_classes`, sentences about classes without a voxel: metrics and
+    callbacks may hold them before.
     """
 
     preprocessing: Preprocessing
@@ -61,13 +55,13 @@ class VolumeDataModule(pl.LightningDataModule):
         layout: DatasetLayout,
         dataset: ResolvedDataset,
         *,
-        augment: Augment,
         device: torch.device,
         process: ProcessRank,
     ):
         super().__init__()
         self.settings, self.layout, self.dataset = settings, layout, dataset
-        self.augment, self.device, self.process = augment, device, process
+        self.augment: Augment = settings.augmentation()
+        self.device, self.process = device, process
         self.spacing_mm: dict[str, Sequence[float]] = {}
         self.absent_classes: list[str] = []
 
@@ -91,15 +85,12 @@ class VolumeDataModule(pl.LightningDataModule):
         if dataset.annotations is not None:
             for finding in dataset.annotations.find_unmatched_patterns(case.name for case in cases):
                 raise UsageError(finding.message)
-            volumes = mark_volumes(dataset.annotations, *volumes)
+            volumes = tuple(annotate(dataset.annotations, part) for part in volumes)
         self.training, self.validation = volumes
         self.groups, self.skipped = rule.groups, usable.skipped
         self.split_note = None if settings.fold is None else rule.note
-        self.shared_patients = (
-            None
-            if settings.composition.is_overridden("data.group_by")
-            else find_shared_patients(rule, *parts)
-        )
+        is_grouped = settings.composition.is_overridden("data.group_by")
+        self.shared_patients = None if is_grouped else find_shared_patients(rule, *parts)
         self.spacing_mm |= {v.name: v.get_spacing_mm(self.preprocessing) for v in self.validation}
         scored = Dice(dataset.classes, dataset.regions).scored_classes
         present = ([v.summary.classes for v in part] for part in volumes)
@@ -120,7 +111,6 @@ class VolumeDataModule(pl.LightningDataModule):
         )
 
     def train_dataloader(self) -> TrainLoader:
-        """Return the loader of training patches."""
         return self.train_loader
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:
@@ -137,15 +127,12 @@ class VolumeDataModule(pl.LightningDataModule):
 
         What a case does not annotate is part of it.
         """
-
-        def digest(volume: CachedVolume) -> str:
-            parts = [volume.background_label, *volume.contents]
-            return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
-
-        return {
-            part: {volume.name: digest(volume) for volume in volumes}
-            for part, volumes in (("training", self.training), ("validation", self.validation))
-        }
+        digests: dict[str, dict[str, str]] = {"training": {}, "validation": {}}
+        for part, volumes in zip(digests, (self.training, self.validation), strict=True):
+            for volume in volumes:
+                content = json.dumps([volume.background_label, *volume.contents]).encode()
+                digests[part][volume.name] = blake2s(content, digest_size=8).hexdigest()
+        return digests
 
 
 class Prefetch(pl.Callback):
@@ -156,21 +143,13 @@ class Prefetch(pl.Callback):
         loader.prefetch()
 
 
-def mark_volumes(
-    annotations: Annotations, *parts: Sequence[CachedVolume]
-) -> tuple[list[CachedVolume], ...]:
+def annotate(annotations: Annotations, volumes: Sequence[CachedVolume]) -> list[CachedVolume]:
     """Return the volumes with the label of what they do not annotate."""
-    for volume in (volume for part in parts for volume in part):
+    for volume in volumes:
         problem = annotations.find_contradiction(volume.name, volume.summary.classes)
         if problem is not None:
             raise UsageError(f"{volume.name} {problem}")
-    return tuple(
-        [
-            replace(volume, background_label=annotations.get_background_label(volume.name))
-            for volume in part
-        ]
-        for part in parts
-    )
+    return [replace(v, background_label=annotations.get_background_label(v.name)) for v in volumes]
 
 
 def find_shared_patients(

@@ -1,29 +1,152 @@
-"""The processes of a distributed run: their process group, and what they share."""
+"""The processes of a run: how ranks start and end together, their group, and what they share.
+
+Lightning's launcher and torchrun's do not keep what a run promises: the first makes rank 0 start
+the others and ends it when one fails, the second turns every exit code into 1, prints a traceback
+for each signal, and kills ranks that take longer than 30 seconds to save their checkpoint.
+"""
 
 import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import (
     ClusterEnvironment,
     LightningEnvironment,
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
-from torch import nn
 
-from unet3d.errors import DoesNotFitError, RunError, summarize_error
-from unet3d.machine import ProcessRank
-from unet3d.stop_signals import let_signals_end_process
+from unet3d.errors import (
+    STOP_SIGNALS,
+    DoesNotFitError,
+    Interrupted,
+    RunError,
+    UsageError,
+    summarize_error,
+)
+from unet3d.machine import ProcessRank, count_usable_cores, resolve_device
+from unet3d.stop_signals import SignalListener, let_signals_end_process
+from unet3d.training.config import TrainConfig
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.05
+
+SETTLE_SECONDS = 2.0
+"""Time for the other ranks to notice that one has failed, before they are sent SIGTERM."""
+
+GRACE_SECONDS = 8.0  # time for them to end then, before they are killed
+
+INTERRUPTED = {Interrupted(number).exit_code: number for number in STOP_SIGNALS}
+"""The exit codes of ranks that were asked to stop."""
+
+COMMUNICATION_ERRORS = ("gloo", "Connection closed by peer", "Timed out waiting")
+"""What messages of torch hold when another rank has ended or hangs."""
+
+
+def launch_ranks(overrides: Sequence[str], folder: Path, count: int) -> int:
+    """Train as `count` ranks in one folder; return the exit code of the first that fails."""
+    with SignalListener().listening() as signals:
+        signals.defers_exit = True
+        processes = start_ranks(overrides, folder, count)
+        try:
+            rank, code = wait_for_ranks(processes, signals)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    if code in INTERRUPTED or -code in STOP_SIGNALS:
+        interrupted = Interrupted(INTERRUPTED.get(code, -code))
+        interrupted.is_reported = code > 0  # a rank that could not handle signals yet says nothing
+        raise interrupted
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise RunError(f"rank {rank} was killed by {name}; rerun with resume=auto")
+    return code
+
+
+def start_ranks(overrides: Sequence[str], folder: Path, count: int) -> list[subprocess.Popen]:
+    """Start each rank in a session of its own, so that only this process forwards Ctrl-C."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    package = str(Path(__file__).resolve().parents[2])
+    command = [sys.executable, "-P", "-m", "unet3d", "train", *overrides]
+    command += [f"hydra.run.dir={folder}"]
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, count_usable_cores() // count)),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # or torch prints pages about a rank that has left
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+    }
+    return [
+        subprocess.Popen(
+            command,
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            start_new_session=True,
+        )
+        for rank in range(count)
+    ]
+
+
+def wait_for_ranks(
+    processes: Sequence[subprocess.Popen], signals: SignalListener
+) -> tuple[int, int]:
+    """Forward signals until all ranks have ended; return the first that failed, and its exit code.
+
+    It ends the others. Of several that were found at once, one that was killed or interrupted
+    comes first: the others have lost it, and say so.
+    """
+    first: tuple[int, int] | None = None
+    terminate_at = kill_at = float("inf")
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [(rank, code) for rank, code in enumerate(codes) if code]
+        if failed and first is None:
+            first = min(failed, key=lambda item: (item[1] > 0, item[1] not in INTERRUPTED, item[1]))
+            terminate_at = time.monotonic() + SETTLE_SECONDS
+            if first[1] not in INTERRUPTED:  # or rank 0 may still be saving a checkpoint
+                kill_at = terminate_at + GRACE_SECONDS
+        if None not in codes or time.monotonic() > kill_at:
+            return first or (0, 0)
+        if time.monotonic() > terminate_at:
+            signals.received = signal.SIGTERM
+            terminate_at = float("inf")
+        if signals.received is not None:
+            for process in processes:
+                process.send_signal(signals.received)
+            signals.received = None
+        time.sleep(POLL_SECONDS)
+
+
+def find_device(settings: TrainConfig, process: ProcessRank) -> torch.device:
+    """Return the device on which a process trains; it becomes the process's GPU."""
+    kind = resolve_device(settings.step.accelerator)
+    if kind != "cuda":
+        return torch.device(kind)
+    num_gpus = torch.cuda.device_count()
+    if process.world_size > 1 and num_gpus > 1:  # SLURM's --gpus-per-task shows each process one
+        if num_gpus < process.local_world_size:
+            raise UsageError(
+                f"{process.local_world_size} processes on this machine, but rank {process.rank} "
+                f"sees {num_gpus} GPUs: start one process per GPU"
+            )
+        torch.cuda.set_device(process.local_rank)
+    return torch.device(kind, torch.cuda.current_device())
 
 
 def choose_environment(process: ProcessRank, launch: str) -> ClusterEnvironment:
@@ -63,7 +186,8 @@ def process_group(
     except (RunError, DoesNotFitError):
         raise
     except RuntimeError as error:
-        if not is_communication_error(error):
+        is_of_ranks = any(sign in str(error) for sign in COMMUNICATION_ERRORS)
+        if not (is_of_ranks or isinstance(error, dist.DistError)):
             raise
         reason = re.sub(r"^\[\S+\] ", "", summarize_error(error)).partition(". ")[0]
         raise RunError(
@@ -79,12 +203,6 @@ def leave_process_group() -> None:
         is_nccl = dist.get_backend() == "nccl"
         dist.barrier(device_ids=[torch.cuda.current_device()] if is_nccl else None)
         dist.destroy_process_group()
-
-
-def is_communication_error(error: RuntimeError) -> bool:
-    """Return whether an error means that another rank has ended or hangs."""
-    signs = ("gloo", "Connection closed by peer", "Timed out waiting")
-    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)
 
 
 @contextmanager
@@ -109,10 +227,7 @@ def run_on_rank_zero(process: ProcessRank, action: Callable[[], str]) -> str:
 
 
 def wait_for_rank_zero(key: str) -> bytes:
-    """Return what rank 0 stores, maybe hours later; Store.wait could not handle signals until then.
-
-    If rank 0 has ended, so has its store, and the error says so.
-    """
+    """Return what rank 0 stores, maybe hours later; Store.wait would not handle signals."""
     store = get_store()
     while not store.check([key]):
         time.sleep(POLL_SECONDS)
@@ -124,13 +239,7 @@ def get_store() -> dist.Store:
     return dist.distributed_c10d._get_default_store()
 
 
-def share_buffers(model: nn.Module, world_size: int) -> None:
-    """Give all ranks the statistics of rank 0, as in a checkpoint and in the next training step."""
-    for buffer in model.buffers() if world_size > 1 else ():
-        dist.broadcast(buffer, 0)
-
-
-def gather_in_case_order(trainer: pl.Trainer, results: list[Any]) -> list[Any]:
+def gather_in_case_order(trainer: Trainer, results: list[Any]) -> list[Any]:
     """Return the results of all ranks, which took the cases in turns, in the order of cases."""
     if trainer.world_size == 1:
         return results

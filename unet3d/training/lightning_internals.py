@@ -9,29 +9,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
-import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
-from lightning.pytorch.plugins.precision import HalfPrecision
 from torch.utils.tensorboard.writer import SummaryWriter
 
 
-def is_restoring(trainer: pl.Trainer) -> bool:
+def is_restoring(trainer: Trainer) -> bool:
     """Return whether a checkpoint has been loaded of which not all is restored yet."""
     return bool(trainer._checkpoint_connector._loaded_checkpoint)
 
 
-def is_optimizer_step(trainer: pl.Trainer) -> bool:
+def is_optimizer_step(trainer: Trainer) -> bool:
     """Return whether the current batch ends with an optimizer step, not just accumulation."""
     return not trainer.fit_loop._should_accumulate()
 
 
-def is_validation_epoch(trainer: pl.Trainer) -> bool:
+def is_validation_epoch(trainer: Trainer) -> bool:
     """Return whether the current epoch ends with a validation."""
     return trainer.fit_loop.epoch_loop._should_check_val_epoch()
 
 
-def get_logger_step(trainer: pl.Trainer) -> int:
+def get_logger_step(trainer: Trainer) -> int:
     """Return the step under which loggers record the current batch."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
@@ -50,8 +48,9 @@ def build_fit_loop_state(
     A pending validation is resumed as if it had been interrupted within its first batch.
     """
     started = epoch + (batch > 0)
-    epochs = _progress(ready=started, started=started, processed=epoch, completed=epoch)
+    epochs = {"ready": started, "started": started, "processed": epoch, "completed": epoch}
     steps = {"ready": optimizer_steps, "completed": optimizer_steps}
+    validation = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
     return {
         "epoch_progress": _total_and_current(epochs),
         "epoch_loop.state_dict": {"_batches_that_stepped": logger_step},
@@ -67,31 +66,22 @@ def build_fit_loop_state(
             }
         },
         "epoch_loop.val_loop.batch_progress": {
-            "total": _progress(ready=1, started=1) if validation_pending else _finished(0),
+            "total": validation if validation_pending else _finished(0),
             "current": _finished(0),
             "is_last_batch": False,
         },
     }
 
 
-def disable_signal_handlers(trainer: pl.Trainer) -> None:
-    """Keep Lightning from installing its own signal handlers."""
-    trainer._signal_connector.register_signal_handlers = lambda: None
-
-
-def disable_sigterm_broadcast(trainer: pl.Trainer) -> None:
-    """Keep Lightning from broadcasting a received SIGTERM before every batch."""
+def disable_signal_handlers(trainer: Trainer) -> None:
+    """Keep Lightning from handling signals, and from broadcasting a SIGTERM before every batch."""
+    trainer._signal_connector.register_signal_handlers = lambda: None  # deadlocks, status 0
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
-def request_exit(trainer: pl.Trainer) -> None:
+def request_exit(trainer: Trainer) -> None:
     """Let Lightning leave as after a SIGTERM: once the current batch has been logged."""
     trainer._signal_connector.received_sigterm = True
-
-
-def get_half_dtype(precision: HalfPrecision) -> torch.dtype:
-    """Return the dtype of a true half-precision plugin."""
-    return precision._desired_input_dtype
 
 
 def has_writer(logger: TensorBoardLogger) -> bool:
@@ -130,14 +120,8 @@ def catch_write_errors(writer: SummaryWriter, report: Callable[[OSError], None])
     file.write = try_to_write
 
 
-def _progress(
-    *, ready: int = 0, started: int = 0, processed: int = 0, completed: int = 0
-) -> dict[str, int]:
-    return {"ready": ready, "started": started, "processed": processed, "completed": completed}
-
-
 def _finished(count: int) -> dict[str, int]:
-    return _progress(ready=count, started=count, processed=count, completed=count)
+    return dict.fromkeys(("ready", "started", "processed", "completed"), count)
 
 
 def _total_and_current(counts: dict[str, int]) -> dict[str, Any]:

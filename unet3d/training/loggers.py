@@ -9,10 +9,10 @@ from typing import Any, Literal
 from uuid import uuid4
 from weakref import WeakSet
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import (
     CSVLogger,
@@ -24,7 +24,7 @@ from lightning.pytorch.loggers import (
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard.summary import hparams
 
-from unet3d.errors import UsageError, describe_os_error, need_packages, summarize_error
+from unet3d.errors import describe_os_error, need_packages, summarize_error
 from unet3d.files import atomic_write, write_text
 from unet3d.training.lightning_internals import (
     catch_write_errors,
@@ -38,15 +38,11 @@ FINAL_METRICS = ("final/dice", "final/hd95_mm", "final/peak_mib", "final/step_se
 
 
 class ResumableTensorBoardLogger(TensorBoardLogger):
-    """Hide the steps that a resumed run repeats, and survive a full disk.
-
-    While the disk is full, events are dropped, and one line on standard error says so.
-    """
+    """Hide the steps that a resumed run repeats, and drop events while the disk is full."""
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """Return TensorBoard's writer."""
         is_new = not has_writer(self)
         writer = super().experiment
         if is_new:
@@ -80,8 +76,7 @@ class ResumableCSVLogger(CSVLogger):
     """Write metrics.csv with one row per step, which a resumed run continues.
 
     Lightning's logger deletes the table of an earlier process, and writes a row per call. Here the
-    last row is replaced until its step is over. While the disk is full, rows are dropped, and one
-    line on standard error says so.
+    last row is replaced until its step is over. While the disk is full, rows are dropped.
     """
 
     def __init__(self, save_dir: Path, name: str = "csv"):
@@ -109,7 +104,6 @@ class ResumableCSVLogger(CSVLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Write hparams.yaml."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save_hparams_to_yaml(self.path.with_name("hparams.yaml"), dict(params))
 
@@ -137,7 +131,6 @@ class ResumableCSVLogger(CSVLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the last row."""
         self.save()
 
     def _read_rows(self) -> Iterator[dict[str, str]]:
@@ -148,15 +141,12 @@ class ResumableCSVLogger(CSVLogger):
     def _rewrite(self, columns: list[str]) -> None:
         """Replace the table by the rows before the current one, with these columns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            atomic_write(self.path) as draft,
-            draft.open("w", newline="", encoding="utf-8") as file,
-        ):
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
+        with atomic_write(self.path) as draft, draft.open("w", newline="", encoding="utf-8") as f:
+            writer = csv.DictWriter(f, columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(r for r in self._read_rows() if int(r["step"]) < self.row["step"])
-        self.columns, self.start = columns, self.path.stat().st_size
-        self.end = self.start
+        self.columns = columns
+        self.start = self.end = self.path.stat().st_size
 
 
 class ResumableWandbLogger(WandbLogger):
@@ -171,8 +161,6 @@ class ResumableWandbLogger(WandbLogger):
         entity: str | None = None,
         run_name: str | None = None,
     ):
-        if mode not in ("online", "offline"):
-            raise UsageError(f"mode is online or offline, got {mode}")
         with need_packages("logger=wandb", "wandb"):
             from wandb import Settings
         self.id_file = Path(save_dir, "wandb", "run_id")
@@ -197,8 +185,7 @@ class ResumableWandbLogger(WandbLogger):
 class ResumableMLFlowLogger(MLFlowLogger):
     """Continue the same run of MLflow when training is resumed: the run folder keeps its id.
 
-    Metrics are sent in the background: a step does not wait, and a server that is away costs
-    metrics, not the run.
+    Metrics are sent in the background: a server that is away costs metrics, not the run.
     """
 
     def __init__(
@@ -234,7 +221,6 @@ class ResumableMLFlowLogger(MLFlowLogger):
 
     @rank_zero_only
     def finalize(self, status: str = "success") -> None:
-        """Set the status of the run."""
         with survive_errors(self, Exception):
             super().finalize(status)
 
@@ -244,18 +230,17 @@ def read_id(path: Path) -> str | None:
     return path.read_text("utf-8") if path.exists() else None
 
 
-def purge_logs(trainer: pl.Trainer, step: int) -> None:
+def purge_logs(trainer: Trainer, step: int) -> None:
     """Drop what earlier processes logged from `step` on, where a logger can do that."""
     for logger in trainer.loggers if trainer.is_global_zero else ():
         if isinstance(logger, ResumableTensorBoardLogger | ResumableCSVLogger):
             logger.purge(step)
 
 
-def log_values(pl_module: pl.LightningModule, values: Mapping[str, float], **options: Any) -> None:
-    """Log plain numbers of a step.
+def log_values(pl_module: LightningModule, values: Mapping[str, float], **options: Any) -> None:
+    """Log plain numbers of a step, as tensors that stay on the CPU.
 
-    Lightning would copy a number to the device and read it again for the logger, and the host would
-    wait for the device each time. Tensors on the CPU stay where they are.
+    Lightning would copy a number to the device and read it again, and the host would wait for it.
     """
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
     pl_module.log_dict(tensors, **options)
@@ -289,6 +274,9 @@ def close_logger(logger: Logger, *, finished: bool) -> None:
             logger.experiment.finish(exit_code=0 if finished else 1)
 
 
+_reported = WeakSet[Logger]()  # loggers whose first error was printed
+
+
 @contextmanager
 def survive_errors(logger: Logger, *kinds: type[Exception]) -> Generator[None]:
     """Let training continue without what cannot be logged; the first error is printed."""
@@ -300,18 +288,11 @@ def survive_errors(logger: Logger, *kinds: type[Exception]) -> Generator[None]:
 
 def report_error(logger: Logger, error: Exception) -> None:
     """Print why metrics are missing, once for a logger."""
-    if logger in reported:
-        return
-    reported.add(logger)
-    if isinstance(error, OSError):
-        reason = describe_os_error(error, logger.log_dir)
-    else:
-        reason = summarize_error(error)
-    warn(f"some metrics were not logged; training continues: {reason}")
-
-
-reported = WeakSet[Logger]()
-"""Loggers whose first error was printed."""
+    if logger not in _reported:
+        _reported.add(logger)
+        is_file = isinstance(error, OSError)
+        reason = describe_os_error(error, logger.log_dir) if is_file else summarize_error(error)
+        warn(f"some metrics were not logged; training continues: {reason}")
 
 
 def warn(message: str) -> None:

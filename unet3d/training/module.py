@@ -1,69 +1,95 @@
 """The LightningModule: training, validation and optimizer steps of a segmentation network."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from types import MappingProxyType
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
-import lightning.pytorch as pl
-from torch import Tensor, nn
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from unet3d.errors import RunError
+from unet3d.checkpoint_file import FORMAT_VERSION
+from unet3d.data.dataset import get_network_sizes
+from unet3d.data.preprocessing.statistics import summarize_statistics
+from unet3d.evaluation.options import build_metrics
 from unet3d.inference.sliding_window import SlidingWindow
+from unet3d.inference.write_labels import choose_decision
+from unet3d.kernel_cache import set_compiler_caches
+from unet3d.loss.adapter import check_loss
+from unet3d.machine import Precision
+from unet3d.memory.step.config import list_data_values
+from unet3d.memory.step.optimizer import find_heads, group_parameters, make_optimizer_factory
 from unet3d.metric.case_scores import CaseScores, ValidationHD95
 from unet3d.metric.dice import Dice, mask_unknown
-from unet3d.training.cuda_graph import RecordedPass
-from unet3d.training.distributed import gather_in_case_order, share_buffers
+from unet3d.training.config import TrainConfig
+from unet3d.training.cuda_graph import CudaGraphs, RecordedPass
+from unet3d.training.datamodule import VolumeDataModule
+from unet3d.training.distributed import gather_in_case_order
 from unet3d.training.loggers import log_values
 from unet3d.training.nonfinite import NonFiniteGuard
-from unet3d.training.schedules import RunSchedule, get_rate
+from unet3d.training.schedules import RunSchedule, build_scheduler, get_rate
 from unet3d.types import Sample
 
 
-class SegmentationModule(pl.LightningModule):
+class SegmentationModule(LightningModule):
     """Train and validate a segmentation network.
 
     `metadata` is saved in every checkpoint: plain values from which the network and the
-    preprocessing are rebuilt, so that a checkpoint alone is enough to predict. `scheduler` takes
-    the optimizer, and a function that returns the fraction of the run that is done; up to
-    `head_warmup`, only `heads` learn. With a `recorded_pass`, forward and backward are replayed as
-    CUDA graphs. `unknown_classes` are those that a label may stand for, besides the background.
+    preprocessing are rebuilt, so that a checkpoint alone is enough to predict. With `graphs`,
+    forward and backward are replayed as CUDA graphs.
     """
 
     def __init__(
         self,
+        data: VolumeDataModule,
+        precision: Precision,
+        network: nn.Module,
         *,
-        model: nn.Module,
-        loss: nn.Module,
-        metric: Dice,
-        validation_hd95: ValidationHD95 | None,
-        case_scores: CaseScores | None = None,
-        sliding_window: SlidingWindow,
-        optimizer: Callable[[], Optimizer],
-        scheduler: Callable[[Optimizer, Callable[[], float]], LRScheduler],
-        fraction_done: Callable[[pl.Trainer], float],
-        head_warmup: float = 0.0,
-        heads: Set[nn.Parameter] = frozenset(),
-        max_skipped_steps: int = 0,
-        recorded_pass: RecordedPass | None = None,
-        unknown_classes: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        fraction_done: Callable[[Trainer], float],
+        graphs: CudaGraphs | None,
     ):
         super().__init__()
-        self.model = model
-        self.loss = loss
-        self.metric = metric
-        self.validation_hd95 = validation_hd95
-        self.case_scores = case_scores
-        self.sliding_window = sliding_window
-        self.optimizer, self.scheduler = optimizer, scheduler
-        self.fraction_done = fraction_done
-        self.head_warmup, self.heads = head_warmup, heads
+        settings, dataset, step = data.settings, data.dataset, data.settings.step
+        step.checkpointing().apply(network)
+        if step.compile:
+            set_compiler_caches()
+            network.compile()  # in place: names and checkpoints do not change
+        self.model, self.loss = network, step.build_loss()
+        check_loss(self.loss, dataset.num_outputs)
+        self.recorded_pass: RecordedPass | None = None
+        if graphs is not None:
+            accumulates = step.micro_batches > 1
+            self.recorded_pass = RecordedPass(network, self.loss, graphs, accumulates=accumulates)
+        self.nonfinite_guard = NonFiniteGuard(settings.max_skipped_steps)
         self.metadata: dict[str, Any] = {}
-        self.nonfinite_guard = NonFiniteGuard(max_skipped_steps)
-        self.recorded_pass = recorded_pass
-        self.unknown_classes = unknown_classes
+
+        make_optimizer = make_optimizer_factory(step.optimizer, precision)
+        groups = partial(group_parameters, network, step.head_warmup, step.lr_factors)
+        self.optimizer: Callable[[], Optimizer] = lambda: make_optimizer(groups())
+        self.scheduler, self.fraction_done = settings.scheduler, fraction_done
+        self.head_warmup = step.head_warmup  # fraction of the run in which only the heads learn
+        self.heads = find_heads(network) if step.head_warmup else set()
+        groups()  # refuse what the network does not have before any volume is read
+        build_scheduler(self.scheduler, make_optimizer([nn.Parameter(torch.zeros(1))]), lambda: 0.0)
+
+        self.metric = Dice(dataset.classes, dataset.regions)
+        classes = self.metric.scored_classes
+        extra = build_metrics(settings.metrics, dataset.regions)
+        self.validation_hd95 = (
+            ValidationHD95(classes, data.spacing_mm) if settings.validate_hd95 else None
+        )
+        self.case_scores = CaseScores(extra, classes, data.spacing_mm) if extra else None
+        self.unknown_classes = step.data.unknown_classes  # for which a label may stand
+        self.sliding_window = SlidingWindow(
+            list(step.data.patch_size),
+            decide=choose_decision(dataset.regions, dataset.region_labels),
+            overlap=step.windows.overlap,
+            batch_size=step.windows.batch_size,
+        )
 
     def on_train_start(self) -> None:
         schedule = self.lr_schedulers()
@@ -74,7 +100,6 @@ class SegmentationModule(pl.LightningModule):
         log_values(self, {"train/lr": get_rate(self.trainer.optimizers[0])})
 
     def training_step(self, batch: Sample, batch_idx: int) -> Tensor:
-        """Return the loss of a batch of patches."""
         self.nonfinite_guard.begin(self.model)
         if self.recorded_pass is None:
             outputs = self.model(batch["image"])
@@ -99,13 +124,11 @@ class SegmentationModule(pl.LightningModule):
         """Return the predicted classes (B, D, H, W) of full volumes; None for a placeholder."""
         if not batch["case"][0]:
             return None
-        scores = self.case_scores
+        scores, recorded = self.case_scores, self.recorded_pass
         observe = None if scores is None else scores.begin(batch["label"][0])
-        if self.recorded_pass is None:
+        with nullcontext() if recorded is None else recorded.use_memory():
             prediction = self.sliding_window(batch["image"], self.model, observe)
-        else:
-            with self.recorded_pass.use_memory():
-                prediction = self.sliding_window(batch["image"], self.model, observe)
+        if recorded is not None:
             prediction = prediction.clone()  # the next replay overwrites the original
         known, batch["label"] = mask_unknown(prediction, batch["label"], self.unknown_classes)
         self.metric.update(known, batch["label"])
@@ -116,14 +139,14 @@ class SegmentationModule(pl.LightningModule):
         return prediction
 
     def on_validation_start(self) -> None:
-        share_buffers(self.model, self.trainer.world_size)
+        if self.trainer.world_size > 1:  # all ranks validate with the statistics of a checkpoint
+            for buffer in self.model.buffers():
+                distributed.broadcast(buffer, 0)
 
     def on_validation_epoch_start(self) -> None:
-        self.metric.reset()
-        if self.validation_hd95 is not None:
-            self.validation_hd95.reset()
-        if self.case_scores is not None:
-            self.case_scores.reset()
+        for scores in (self.metric, self.validation_hd95, self.case_scores):
+            if scores is not None:
+                scores.reset()
 
     def on_validation_epoch_end(self) -> None:
         self.metric.matrices = gather_in_case_order(self.trainer, self.metric.matrices)
@@ -139,9 +162,12 @@ class SegmentationModule(pl.LightningModule):
         if self.case_scores is not None:
             self.case_scores.cases = gather_in_case_order(self.trainer, self.case_scores.cases)
             scores |= self.case_scores.compute()
-        if not self.trainer.sanity_checking:
-            self._step_plateau({f"val/{name}": value for name, value in scores.items()})
-        self.log_dict({f"val/{name}": value for name, value in scores.items()})
+        values = {f"val/{name}": value for name, value in scores.items()}
+        schedule: Any = self.lr_schedulers()
+        if isinstance(schedule, ReduceLROnPlateau) and not self.trainer.sanity_checking:
+            known = {**self.trainer.callback_metrics, **values}
+            schedule.step(float(known[schedule.monitor]))
+        self.log_dict(values)
         self.log("dice", scores["dice"], prog_bar=True, logger=False)
 
     def configure_optimizers(self) -> Any:
@@ -149,25 +175,19 @@ class SegmentationModule(pl.LightningModule):
         for group in optimizer.param_groups:
             group["lr"] *= group.get("lr_factor", 1.0)
             group["initial_lr"] = group["lr"]
-        scheduler = self.scheduler(optimizer, lambda: self.fraction_done(self.trainer))
-        # A ReduceLROnPlateau is stepped here: Lightning would not after a resumed validation.
-        schedule = {"scheduler": scheduler, "interval": "step", "reduce_on_plateau": False}
+        schedule = {
+            "scheduler": build_scheduler(
+                self.scheduler, optimizer, lambda: self.fraction_done(self.trainer)
+            ),
+            "interval": "step",
+            "reduce_on_plateau": False,  # Lightning would not step it after a resumed validation
+        }
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Step after an optimizer step; those that follow a metric step with each validation."""
-        if isinstance(scheduler, ReduceLROnPlateau):
-            return
-        try:
+        if not isinstance(scheduler, ReduceLROnPlateau):
             scheduler.step()
-        except ValueError as error:  # OneCycleLR after its last step
-            raise RunError(f"scheduler: {error}") from error
-
-    def _step_plateau(self, scores: Mapping[str, float]) -> None:
-        scheduler: Any = self.lr_schedulers()
-        if isinstance(scheduler, ReduceLROnPlateau):
-            known = {**self.trainer.callback_metrics, **scores}
-            scheduler.step(float(known[scheduler.monitor]))
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """In the head warmup, let the optimizer change nothing but the heads."""
@@ -206,3 +226,34 @@ class SegmentationModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.nonfinite_guard.skipped = checkpoint.get("skipped_steps", 0)
+
+
+def make_config_record(settings: TrainConfig) -> dict[str, Any]:
+    """Return the config from which the network can be built again; the settings are complete."""
+    step, resolved = settings.step, settings.resolved
+    in_channels, num_outputs = get_network_sizes(step.data)
+    model = step.network.bind(in_channels=in_channels, num_outputs=num_outputs).model
+    return {
+        **resolved,
+        "model": {**resolved["model"], **model.arguments},
+        "data": {**resolved["data"], **list_data_values(step.data)},
+        "loss": dict(step.loss.arguments),
+        "checkpointing": dict(step.checkpointing.arguments),
+    }
+
+
+def make_metadata(config: dict[str, Any], data: VolumeDataModule) -> dict[str, Any]:
+    """Return what a checkpoint says about its network and the data that it was trained on."""
+    statistics = summarize_statistics([volume.summary.statistics for volume in data.training])
+    return {
+        "format_version": FORMAT_VERSION,
+        "config": config,
+        "classes": list(data.dataset.classes),
+        "channels": list(data.dataset.channels),
+        "regions": config["data"]["regions"],
+        "region_labels": config["data"]["region_labels"],
+        "preprocessing": data.preprocessing.to_dict(),
+        "training_statistics": statistics.to_dict(),
+        # Of the network's input; None: the augmentation, of a user's class, does not say.
+        "mirroring_axes": getattr(data.augment, "mirroring_axes", None),
+    }

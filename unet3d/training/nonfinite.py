@@ -1,12 +1,11 @@
 """Guard training against NaN and infinite values: skip the step, count it, find the layer."""
 
 import math
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
@@ -49,7 +48,7 @@ class NonFiniteGuard:
             torch._foreach_copy_(self.saved_stats, stats)
 
     def check_loss(
-        self, task: pl.LightningModule, model: nn.Module, batch: Any, outputs: Any, loss: Tensor
+        self, task: LightningModule, model: nn.Module, batch: Any, outputs: Any, loss: Tensor
     ) -> None:
         """Check the loss of a batch, and the gradients of the step before it."""
         values = [loss.detach().float().mean()]
@@ -68,20 +67,18 @@ class NonFiniteGuard:
         if self.skipping:
             return  # an earlier batch of this step was non-finite, too
         self.skipping = True
-        step = f"step {task.global_step}"
-        if loss_finite:
-            self._skip(task, lambda: f"the loss of another rank is not finite at {step}")
-            return
 
         def describe() -> str:
+            if loss_finite:
+                return f"the loss of another rank is not finite at step {task.global_step}"
             cases = ", ".join(dict.fromkeys(batch["case"]))
             origin = locate_nonfinite(model, batch["image"], outputs)
-            return f"the loss is {loss.item()} at {step}, cases {cases}: {origin}"
+            return f"the loss is {self.loss} at step {task.global_step}, cases {cases}: {origin}"
 
         self._skip(task, describe)
 
     def check_gradients(
-        self, task: pl.LightningModule, model: nn.Module, optimizer: Optimizer
+        self, task: LightningModule, model: nn.Module, optimizer: Optimizer
     ) -> Tensor | None:
         """Return the norm of all gradients; unless it is finite, the optimizer changes nothing.
 
@@ -108,12 +105,12 @@ class NonFiniteGuard:
             optimizer.zero_grad()  # without gradients the optimizer changes nothing
         return total
 
-    def finish(self, task: pl.LightningModule) -> None:
+    def finish(self, task: LightningModule) -> None:
         """Check the last gradients of an epoch."""
         if self.norms is not None:
             self._judge_gradients(task, finite=bool(self.norms.isfinite().all()))
 
-    def _judge_gradients(self, task: pl.LightningModule, *, finite: bool) -> None:
+    def _judge_gradients(self, task: LightningModule, *, finite: bool) -> None:
         """Count a step whose gradients are not finite, unless a lower scale may still help."""
         self.overflows = 0 if finite else self.overflows + 1
         if not finite and (not self.is_scaled or self.overflows > MAX_OVERFLOWS):
@@ -124,7 +121,7 @@ class NonFiniteGuard:
         """Reset after an optimizer step, whether it was taken or skipped."""
         self.skipping, self.cases = False, []
 
-    def _skip(self, task: pl.LightningModule, describe: Callable[[], str]) -> None:
+    def _skip(self, task: LightningModule, describe: Callable[[], str]) -> None:
         """Count the step; `describe` is called only if it is printed, as it may take a forward."""
         self.skipped += 1
         if self.skipped > self.max_skipped:
@@ -183,31 +180,24 @@ def find_first_nonfinite_module(model: nn.Module, image: Tensor) -> str | None:
         )
         for name, module in model.named_modules()
     ]
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    fused = model if isinstance(model, HasRetention) else None
+    retention = None if fused is None else fused.retention
     devices = [image.device] if image.device.type == "cuda" else []
     try:
-        with as_plain(model), torch.random.fork_rng(devices):
+        if fused is not None:
+            fused.retention = None  # plain modules, which call hooks
+        with torch.random.fork_rng(devices):
             if not are_all_finite(model.forward(image)):
                 names.append("")
     finally:
+        if fused is not None:
+            fused.retention = retention
         for hook in hooks:
             hook.remove()
-    return names[0] if names else None
-
-
-@contextmanager
-def as_plain(model: nn.Module) -> Generator[None]:
-    """Run the model as plain modules, which hooks can see, and restore its buffers afterwards."""
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    keep = model.retention if isinstance(model, HasRetention) else None
-    try:
-        if isinstance(model, HasRetention):
-            model.retention = None
-        yield
-    finally:
-        if isinstance(model, HasRetention):
-            model.retention = keep
         for buffer, value in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(value)
+    return names[0] if names else None
 
 
 def are_all_finite(values: Any) -> bool:

@@ -1,43 +1,84 @@
-"""Check before a run that this machine has what it needs."""
+"""What a run does before its first step: check the machine, choose what fits, prepare the network.
 
-from math import prod
+`unet3d doctor` shows the same checks; Lightning is not imported for them.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from math import ceil, prod
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from unet3d.data.dataset import get_network_sizes
-from unet3d.errors import UsageError
-from unet3d.machine import TRUE_HALF_TYPES, Precision, ProcessRank, resolve_device
+from unet3d.data.loading.datasets import compute_class_fractions
+from unet3d.errors import DoesNotFitError, UsageError, summarize_error
+from unet3d.files import find_existing_dir
+from unet3d.machine import (
+    Precision,
+    ProcessRank,
+    count_usable_cores,
+    describe_missing_kernels,
+    resolve_device,
+)
+from unet3d.memory.any_network import copy_as_fake
 from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
-from unet3d.memory.from_config import check_step_size
+from unet3d.memory.estimate import MemoryEstimate, UntraceableError
+from unet3d.memory.from_config import check_step_size, trace_step
+from unet3d.memory.launches import list_launches
+from unet3d.memory.oom_advice import check_memory
+from unet3d.memory.step.config import StepConfig
+from unet3d.memory.step.training_step import make_step_factory
+from unet3d.memory.strategies import list_leaner_strategies, resolve_strategy
+from unet3d.memory.tables import summarize_compiled
+from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.text import pluralize
-from unet3d.training import machine_checks as machine
 from unet3d.training.config import TrainConfig
-from unet3d.types import HasRetention
+from unet3d.training.run_folder import Log
+from unet3d.triton_kernels import compile_kernels
+from unet3d.types import HasHeads, HasRetention
+from unet3d.units import GIB, format_bytes
 
-NUM_AUGMENTATIONS = 256
-"""Augmentations that are sampled to find how much is read around a patch."""
+if TYPE_CHECKING:
+    from unet3d.training.datamodule import VolumeDataModule
+    from unet3d.training.run import TrainingRun
+
+SHM = Path("/dev/shm")
+
+PREFETCH = 2  # batches that each DataLoader worker loads ahead, all of them in shared memory
+SLOW_SECONDS = 2.0  # kernels from Triton's cache are ready sooner
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong or too small, and what to change; with `is_fatal` a run is certain to fail."""
+
+    message: str
+    is_fatal: bool = False
 
 
 def check_machine(
-    settings: TrainConfig,
-    precision: Precision,
-    network: nn.Module,
-    *,
-    device: str,
-    folder: Path,
-    processes: int,
+    data: "VolumeDataModule", precision: Precision, network: nn.Module, folder: Path
 ) -> list[str]:
     """Raise at a problem that would certainly stop the run; return the others as lines."""
-    check_step_size(settings.step)
-    is_fused = isinstance(network, HasRetention) and network.retention is not None
+    check_step_size(data.settings.step)
     problems = find_problems(
-        settings, precision, device=device, processes=processes, folder=folder, is_fused=is_fused
+        data.settings,
+        precision,
+        device=data.device.type,
+        processes=data.process.local_world_size,
+        folder=folder,
+        is_fused=isinstance(network, HasRetention) and network.retention is not None,
     )
-    nbytes = estimate_checkpoint_bytes(network, precision)
-    space = machine.check_disk(folder / "checkpoints", checkpoint=nbytes)
-    problems += [] if space is None else [space]
     for problem in problems:
         if problem.is_fatal:
             raise UsageError(problem.message)
@@ -52,59 +93,78 @@ def find_problems(
     processes: int,
     folder: Path,
     is_fused: bool,
-) -> list[machine.Problem]:
+) -> list[Problem]:
     """Return what is missing on this machine for a run of `processes` processes; change nothing."""
-    cuda = device == "cuda"
-    problems = [machine.check_writable(folder / "checkpoints")]
-    if cuda:
-        problems.append(
-            check_cudnn(
-                torch.backends.cudnn.version(), half=precision.used != "32", is_fused=is_fused
-            )
-        )
-    elif settings.step.accelerator != "cpu":
-        build, devices = torch.version.cuda, machine.list_nvidia_devices()
-        problems.append(machine.check_torch_build(torch.__version__, cuda=build, devices=devices))
-    workers = settings.data.num_workers
-    if workers > 0:
-        batch = estimate_batch_bytes(settings, with_margins=cuda)
-        free = machine.get_free_shm()
-        problems.append(
-            machine.check_shm(workers=workers, processes=processes, batch=batch, free=free)
-        )
+    problems = [check_writable(folder / "checkpoints")]
+    if device == "cuda" and precision.used != "32" and not is_fused:
+        problems.append(check_cudnn(torch.backends.cudnn.version()))
+    elif device != "cuda" and settings.step.accelerator != "cpu":
+        problems.append(check_torch_build(sorted(Path("/dev").glob("nvidia[0-9]*"))))
+    data = settings.data
+    if data.num_workers > 0:
+        channels, _ = get_network_sizes(data)
+        batch = data.batch_size * prod(data.patch_size) * (4 * channels + 1)
+        problems.append(check_shm(workers=processes * data.num_workers, batch=batch))
     return [problem for problem in problems if problem is not None]
 
 
-def check_cudnn(cudnn: int | None, *, half: bool, is_fused: bool) -> machine.Problem | None:
+def check_writable(folder: Path) -> Problem | None:
+    """Check that files can be created in the folder, or the folder in its parent."""
+    existing = find_existing_dir(folder)
+    try:
+        with TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        return Problem(f"{existing} is not writable: {reason}", is_fatal=True)
+
+
+def check_cudnn(cudnn: int | None) -> Problem | None:
     """Check whether torch gives half-precision 3D convolutions to this version of cuDNN.
 
     Fused blocks are not concerned: they compute channels-last.
     """
-    if cudnn is None or cudnn not in CUDNN_WITHOUT_CONV3D or not half or is_fused:
+    if cudnn is None or cudnn not in CUDNN_WITHOUT_CONV3D:
         return None
-    number = f"{cudnn // 10_000}.{cudnn % 10_000 // 100}"
-    return machine.Problem(
-        f"cuDNN {number}: torch computes half-precision 3D convolutions of plain modules without "
-        "it, in many times the memory and the time (pytorch#166643): install cuDNN 9.15 or newer "
-        "(nvidia-cudnn-cu12 or -cu13), or use fused blocks"
+    return Problem(
+        f"cuDNN {cudnn // 10_000}.{cudnn % 10_000 // 100}: torch computes half-precision 3D "
+        "convolutions of plain modules without it, in many times the memory and the time "
+        "(pytorch#166643): install cuDNN 9.15 or newer (nvidia-cudnn-cu12 or -cu13), or use fused "
+        "blocks"
     )
 
 
-def estimate_batch_bytes(settings: TrainConfig, *, with_margins: bool) -> int:
-    """Return the bytes of a batch from a worker: patches, or the contexts of augmentation."""
-    patch_size = list(settings.data.patch_size)
-    voxels, (channels, _) = prod(patch_size), get_network_sizes(settings.data)
-    if with_margins:
-        sample = settings.augmentation().sample_transform
-        samples = [sample(seed, patch_size) for seed in range(NUM_AUGMENTATIONS)]
-        voxels = max(prod(transform.compute_context_size(patch_size)) for transform in samples)
-    return settings.data.batch_size * voxels * (4 * channels + 1)
+def check_torch_build(devices: Sequence[Path]) -> Problem | None:
+    """Say why torch may find none of the GPUs that have device files."""
+    if not devices:
+        return None
+    what, fix = "was built without CUDA", "install a CUDA build"
+    if torch.version.cuda is not None:
+        what = f"for CUDA {torch.version.cuda} finds no GPU"
+        fix = "check that nvidia-smi works and that the driver is new enough"
+    return Problem(
+        f"torch {torch.__version__} {what}, but the machine has an NVIDIA GPU ({devices[0]}): {fix}"
+    )
 
 
-def estimate_checkpoint_bytes(network: nn.Module, precision: Precision) -> int:
-    """Return the bytes of weights and two moments of each, as Adam has them."""
-    item_bytes = TRUE_HALF_TYPES.get(precision.used, torch.float32).itemsize
-    return 3 * item_bytes * sum(p.numel() for p in network.parameters())
+def get_free_shm() -> int | None:
+    """Return the free bytes of shared memory; None on systems that need no folder for it."""
+    if SHM.is_dir():
+        return shutil.disk_usage(SHM).free
+    return 0 if sys.platform == "linux" else None
+
+
+def check_shm(*, workers: int, batch: int) -> Problem | None:
+    """Check shared memory for the workers' batches; too little kills workers with SIGBUS."""
+    needed, free = workers * PREFETCH * batch, get_free_shm()
+    if free is None or needed <= free:
+        return None
+    return Problem(
+        f"{SHM} has {format_bytes(free)} left, but the batches of {workers} workers need "
+        f"{format_bytes(needed)}: start the container with --shm-size={ceil(1.25 * needed / GIB)}g "
+        "or use data.num_workers=0",
+        is_fatal=True,
+    )
 
 
 def count_local_processes(settings: TrainConfig, process: ProcessRank | None = None) -> int:
@@ -121,3 +181,141 @@ def count_local_processes(settings: TrainConfig, process: ProcessRank | None = N
             "or set it to auto"
         )
     return processes
+
+
+# Memory.
+
+
+def choose_strategy(
+    step: StepConfig, precision: Precision, device: torch.device
+) -> tuple[StepConfig, list[str]]:
+    """Return the step with the strategy that fits network and device; say if it is another."""
+    requested = step.strategy
+    if device.type == "mps":
+        step = step.with_strategy("none")
+    step = resolve_strategy(step, precision, cuda=device.type == "cuda")
+    missing = describe_missing_kernels(device.type)
+    if missing is not None:
+        return step, [missing]
+    if requested == step.strategy:
+        return step, []
+    reason = "" if requested == "auto" else " this network has no fused blocks,"
+    return step, [f"checkpointing={requested}:{reason} using {step.strategy}"]
+
+
+def estimate_run_memory(
+    data: "VolumeDataModule", precision: Precision, network: nn.Module
+) -> tuple[MemoryEstimate | None, list[str]]:
+    """Estimate the memory of a step; also return what to print of it before the first one."""
+    settings, step, cuda = data.settings, data.settings.step, data.device.type == "cuda"
+    if not settings.memory.estimate:
+        return None, []
+    largest = max((volume.shape for volume in data.validation), key=prod, default=None)
+    try:
+        estimate = trace_step(step, precision, cuda=cuda, volume_size=largest, network=network)
+    except UntraceableError as reason:
+        return None, [str(reason)]
+    peak = format_bytes(estimate.peak.allocated or 0)
+    note = f"estimated peak of a step: {peak} {'allocated' if cuda else 'of tensors'}"
+    warnings = check_memory(
+        estimate,
+        step,
+        data.device,
+        if_too_large=settings.memory.if_too_large,
+        sweeping=settings.composition.sweeping,
+    )
+    return estimate, [summarize_compiled(estimate) if step.compile else note, *warnings]
+
+
+def choose_leaner(
+    run: "TrainingRun", error: DoesNotFitError, log: Log, *, is_auto: bool
+) -> TrainConfig:
+    """Return the settings to continue with after a lack of memory; raise if there are none.
+
+    Only a run of one process with checkpointing=auto may choose.
+    """
+    leaner = list_leaner_strategies(run.settings.step)
+    if not is_auto or run.data.process.world_size > 1 or not leaner:
+        raise error
+    saved = run.callbacks.last.saved_step
+    log(f"{error}\ncontinuing from step {saved} with checkpointing={leaner[0]}")
+    settings = replace(run.settings, step=run.settings.step.with_strategy(leaner[0]))
+    return replace(settings, resume="auto") if saved else settings
+
+
+# The network.
+
+
+def prepare_kernels(
+    data: "VolumeDataModule", precision: Precision, network: nn.Module, log: Log
+) -> None:
+    """Compile what is not in Triton's cache, in parallel; say how long it took.
+
+    A network that fake tensors cannot follow compiles its kernels when it launches them.
+    """
+    config, device = data.settings.step, data.device
+    has_kernels = device.type == "cuda" and describe_missing_kernels(device.type) is None
+    if not has_kernels or config.compile or find_spec("triton") is None:
+        return
+    started = time.monotonic()
+    try:
+        launches = list_launches(make_step_factory(config, precision, cuda=True, network=network))
+    except Exception as error:
+        log(f"GPU kernels are compiled in the first step: {summarize_error(error)}")
+        return
+    if launches:
+        log("preparing GPU kernels")
+        count = compile_kernels(launches, device, threads=count_usable_cores())
+        seconds = time.monotonic() - started
+        if seconds >= SLOW_SECONDS:
+            log(
+                f"compiled {count} GPU kernels in {seconds:.0f} s; the next run has them in a cache"
+            )
+
+
+def initialize_head_bias(data: "VolumeDataModule", model: nn.Module) -> list[str]:
+    """Let the bias of the heads start at the class fractions of the training patches.
+
+    Return messages about networks that are not ours.
+    """
+    config, dataset, loader = data.settings.step, data.dataset, data.train_loader
+    if not config.network.prior_bias:
+        return []
+    fractions = compute_class_fractions(
+        loader.patches,
+        num_classes=len(dataset.classes),
+        samples=loader.epoch_sampler.samples,
+        foreground_fraction=config.data.foreground_fraction,
+    )
+    if dataset.regions is None:
+        bias = compute_softmax_bias(fractions)
+    else:
+        by_region = [fractions[list(labels)].sum() for labels in dataset.regions.values()]
+        bias = compute_sigmoid_bias(by_region)
+    if isinstance(model, HasHeads):
+        set_bias(model.list_heads(), bias)
+        return []
+    names = trace_heads(model, config, len(dataset.channels), len(bias))
+    set_bias([model.get_submodule(name) for name in names], bias)
+    if not names:
+        return ["model.prior_bias: found no head with a bias, so the outputs start equal"]
+    return [
+        f"model.prior_bias: the bias of {' and '.join(names)} starts at the class fractions of the "
+        "training patches (model.prior_bias=false disables it)"
+    ]
+
+
+def trace_heads(model: nn.Module, config: StepConfig, channels: int, outputs: int) -> list[str]:
+    """Return the names of a network's last convolutions, found by a forward without values."""
+    size = config.data.patch_size
+    with FakeTensorMode():
+        try:
+            return find_heads(copy_as_fake(model), torch.zeros(2, channels, *size), outputs)
+        except DataDependentOutputException:  # it reads values
+            return []
+        except Exception as error:
+            problem = f"cannot take patches of {'x'.join(map(str, size))}"
+            if isinstance(error, ImportError):
+                problem = "needs a package that is not installed"
+            message = f"model={config.network.name} {problem}: {summarize_error(error)}"
+            raise UsageError(message) from error

@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
 
 from unet3d.config.compose import Composition
 from unet3d.errors import UsageError
@@ -24,43 +23,18 @@ SWEEP_MARKERS = ("multirun.yaml",)
 
 
 def open_run_folder(
-    folder: Path,
-    *,
-    resume: str | None,
-    composition: Composition,
-    log: Log,
-    inputs: Mapping[str, Path | None] = MappingProxyType({}),
+    folder: Path, *, resume: str | None, composition: Composition, log: Log
 ) -> AbstractContextManager[Path]:
-    """Hold the lock of a run's folder, which may have another name if that has a time in it.
-
-    `inputs` are what the run reads, by key.
-    """
-    source = None if resume in (None, "auto") else Path(resume)
-    return hold_folder(
-        folder,
-        markers=() if continues_run(folder, resume) else RUN_MARKERS,
-        has_time=composition.folder_has_time,
-        log=log,
-        inputs={**inputs, "resume": source},
-    )
-
-
-def continues_run(folder: Path, resume: str | None) -> bool:
-    """Return whether a run goes on with the one that is in its folder."""
-    if resume is None:
-        return False
-    checkpoints, path = folder.resolve() / "checkpoints", Path(resume).resolve()
-    return resume == "auto" or checkpoints in (path, path.parent, path / "checkpoints")
+    """Hold the lock of a run's folder, which may have another name if that has a time in it."""
+    checkpoints, path = folder.resolve() / "checkpoints", Path(resume or "/").resolve()
+    continues = resume == "auto" or checkpoints in (path, path.parent, path / "checkpoints")
+    markers = () if continues else RUN_MARKERS
+    return hold_folder(folder, markers=markers, has_time=composition.folder_has_time, log=log)
 
 
 @contextmanager
 def hold_folder(
-    folder: Path,
-    *,
-    markers: Sequence[str],
-    has_time: bool,
-    log: Log,
-    inputs: Mapping[str, Path | None],
+    folder: Path, *, markers: Sequence[str], has_time: bool, log: Log
 ) -> Generator[Path]:
     """Create and lock a folder; an earlier run in it, which `markers` show, is set aside.
 
@@ -73,7 +47,7 @@ def hold_folder(
             folder = lock_unused_folder(folder, markers, stack)
         else:
             if has_any(folder, markers):
-                aside = set_aside(folder, inputs)
+                aside = set_aside(folder)
                 log(f"{folder} held an earlier run, which is in {aside} now")
             stack.enter_context(lock_folder(folder))
         try:
@@ -105,15 +79,9 @@ def lock_unused_folder(folder: Path, markers: Sequence[str], stack: ExitStack) -
     raise AssertionError
 
 
-def set_aside(folder: Path, inputs: Mapping[str, Path | None]) -> Path:
+def set_aside(folder: Path) -> Path:
     """Rename the folder of an earlier run to NAME.1 or higher, and create it again, empty."""
     where = folder.resolve()  # a link to a folder keeps leading to the latest run
-    for key, path in inputs.items():
-        if path is not None and path.resolve().is_relative_to(where):
-            raise UsageError(
-                f"{folder} holds an earlier run and {key}={path}, which would be moved with it: "
-                "set another hydra.run.dir="
-            )
     numbers = (where.with_name(f"{where.name}.{number}") for number in count(1))
     target = next(path for path in numbers if not os.path.lexists(path))
     with lock_folder(folder):

@@ -11,21 +11,55 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError
 
-Schedule = Callable[[float], float]
-"""Return the factor on the peak learning rate at a fraction (0..1) of the run."""
+
+class Constant:
+    """A constant rate, after a linear warmup over a fraction of the run."""
+
+    def __init__(self, warmup: float = 0.1):
+        if not 0 <= warmup < 1:
+            raise UsageError(f"scheduler.warmup must be in [0, 1), got {warmup}")
+        self.warmup = warmup
+
+    def __call__(self, done: float) -> float:
+        """Return the factor on the peak learning rate at `done` (0..1) of the run."""
+        return min(1.0, (done + 1e-3) / (self.warmup + 1e-3))  # the first step's is not 0
+
+
+class Poly(Constant):
+    """Polynomial decay, (1 - done) ** power, after the warmup."""
+
+    def __init__(self, power: float = 0.9, warmup: float = 0.1):
+        super().__init__(warmup)
+        if not power > 0:
+            raise UsageError(f"scheduler.power must be > 0, got {power}")
+        self.power = power
+
+    def __call__(self, done: float) -> float:
+        """Return the factor on the peak learning rate at `done` (0..1) of the run."""
+        return super().__call__(done) * (1 - done) ** self.power
+
+
+class Cosine(Constant):
+    """Cosine decay from 1 to 0, after the warmup."""
+
+    def __call__(self, done: float) -> float:
+        """Return the factor on the peak learning rate at `done` (0..1) of the run."""
+        return super().__call__(done) * (1 + math.cos(math.pi * done)) / 2
 
 
 class RunSchedule(LRScheduler):
     """A scheduler of torch that follows the fraction of the run, which may end by time."""
 
     def __init__(
-        self, optimizer: Optimizer, schedule: Schedule, fraction_done: Callable[[], float]
+        self,
+        optimizer: Optimizer,
+        schedule: Callable[[float], float],
+        fraction_done: Callable[[], float],
     ):
         self.schedule, self.fraction_done = schedule, fraction_done
         super().__init__(optimizer)
 
     def get_lr(self) -> list[Any]:
-        """Return the learning rate of each group."""
         factor = self.schedule(self.fraction_done())
         return [rate * factor for rate in self.base_lrs]
 
@@ -35,44 +69,8 @@ class RunSchedule(LRScheduler):
             group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state without the functions."""
         state = super().state_dict()
         return {k: v for k, v in state.items() if k not in ("schedule", "fraction_done")}
-
-
-class Constant:
-    """A constant rate, after a linear warmup over a fraction of the run."""
-
-    def __init__(self, warmup: float = 0.1):
-        self.warmup = check_warmup(warmup)
-
-    def __call__(self, done: float) -> float:
-        """Return the factor on the peak learning rate at `done` (0..1) of the run."""
-        return compute_warmup_factor(done, self.warmup)
-
-
-class Poly:
-    """Polynomial decay, (1 - done) ** power, after a linear warmup over a fraction of the run."""
-
-    def __init__(self, power: float = 0.9, warmup: float = 0.1):
-        if not power > 0:
-            raise UsageError(f"scheduler.power must be > 0, got {power}")
-        self.power, self.warmup = power, check_warmup(warmup)
-
-    def __call__(self, done: float) -> float:
-        """Return the factor on the peak learning rate at `done` (0..1) of the run."""
-        return compute_warmup_factor(done, self.warmup) * (1 - done) ** self.power
-
-
-class Cosine:
-    """Cosine decay from 1 to 0, after a linear warmup over a fraction of the run."""
-
-    def __init__(self, warmup: float = 0.1):
-        self.warmup = check_warmup(warmup)
-
-    def __call__(self, done: float) -> float:
-        """Return the factor on the peak learning rate at `done` (0..1) of the run."""
-        return compute_warmup_factor(done, self.warmup) * (1 + math.cos(math.pi * done)) / 2
 
 
 def build_scheduler(
@@ -97,21 +95,3 @@ def build_scheduler(
 def get_rate(optimizer: Optimizer) -> float:
     """Return the current learning rate, without the factors of groups that have one."""
     return max(float(g["lr"]) / (g.get("lr_factor", 1.0) or 1) for g in optimizer.param_groups)
-
-
-def get_rate_fraction(optimizer: Optimizer) -> float:
-    """Return the current learning rate as a fraction of the initial one."""
-    group = optimizer.param_groups[0]
-    return float(group["lr"]) / float(group["initial_lr"] or 1)
-
-
-def check_warmup(warmup: float) -> float:
-    """Return a warmup that is a fraction of the run; refuse others."""
-    if not 0 <= warmup < 1:
-        raise UsageError(f"scheduler.warmup must be in [0, 1), got {warmup}")
-    return warmup
-
-
-def compute_warmup_factor(done: float, warmup: float) -> float:
-    """Return the factor of a linear warmup; the first step's is not 0."""
-    return min(1.0, (done + 1e-3) / (warmup + 1e-3))

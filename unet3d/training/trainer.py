@@ -1,45 +1,197 @@
-"""Build Lightning's trainer."""
+"""Build Lightning's trainer, and the callbacks of a run in the order in which it calls them."""
 
 import logging
+import sys
 import warnings
+from collections.abc import Set
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from unet3d.errors import UsageError, summarize_error
-from unet3d.machine import Precision, ProcessRank, resolve_device
+from unet3d.data.dataset import ResolvedDataset, build_layout, resolve_dataset
+from unet3d.errors import UsageError
+from unet3d.evaluation.comparison import HIDDEN_KEYS
+from unet3d.evaluation.options import build_metrics, select_class_metrics
+from unet3d.machine import TRUE_HALF_TYPES, Precision
+from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.from_config import make_figure_title
+from unet3d.metric.dice import Dice
 from unet3d.model.half_precision import cast_to_half
-from unet3d.training.callbacks.progress import ProgressBar
-from unet3d.training.checkpoints import AtomicCheckpointIO
-from unet3d.training.config import TrainConfig
+from unet3d.stop_signals import SignalListener
+from unet3d.training.callbacks.curves import Curves
+from unet3d.training.callbacks.dashboard import Dashboard
+from unet3d.training.callbacks.early_stopping import EarlyStopping
+from unet3d.training.callbacks.progress import ProgressBar, ProgressLines
+from unet3d.training.callbacks.resume_state import ResumeState
+from unet3d.training.callbacks.step_memory import StepMemory
+from unet3d.training.callbacks.step_timing import StepTimer
+from unet3d.training.callbacks.stopping import Preemption, StoppingLimits
+from unet3d.training.callbacks.training_warnings import TrainingWarnings, suggest_overrides
+from unet3d.training.callbacks.weight_averaging import WeightAveraging
+from unet3d.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from unet3d.training.config import TrainConfig, list_choices
+from unet3d.training.datamodule import Prefetch, VolumeDataModule
 from unet3d.training.distributed import choose_environment
-from unet3d.training.lightning_internals import get_half_dtype
+from unet3d.training.module import SegmentationModule
+from unet3d.types import HasRetention
+
+
+class RunCallbacks:
+    """All callbacks of a run, `ordered` as Lightning calls them, and those that others ask."""
+
+    def __init__(
+        self,
+        data: VolumeDataModule,
+        precision: Precision,
+        module: SegmentationModule,
+        limits: StoppingLimits,
+        *,
+        config: dict[str, Any],
+        folder: Path,
+        signals: SignalListener | None,
+    ):
+        settings, step = data.settings, data.settings.step
+        bar = settings.trainer.show_progress_bar
+        self.limits = limits
+        self.memory = StepMemory({} if module.recorded_pass is None else module.recorded_pass.peaks)
+        self.timing = StepTimer(settings.data.num_workers)
+        self.dashboard = Dashboard(
+            config, select_hparams(settings, config), make_figure_title(step)
+        )
+        self.curves = Curves()
+        suggest = partial(suggest_overrides, settings)
+        self.training_warnings = TrainingWarnings(limits, suggest, data.absent_classes)
+        # Within a kind of blocks, strategies change no bit of a step.
+        is_plain = step.strategy in ("none", "blocks") or not isinstance(module.model, HasRetention)
+        fixed = {
+            "head_warmup": step.head_warmup,
+            "lr_factors": dict(step.lr_factors),
+            "ema_decay": step.ema_decay,
+            "kind of device": data.device.type,
+            "precision in use": precision.used,
+            "blocks of the network": "plain" if is_plain else "fused",
+        }
+        self.resume_state = ResumeState(data, limits, fixed)
+        checkpoints = folder / "checkpoints"
+        self.last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)
+        shows_bar = sys.stdout.isatty() if bar == "auto" else bar
+        self.ordered: list[Callback] = [
+            # First: at the end of a step the GPU still works on it, and nothing else is as urgent.
+            *([Prefetch()] if data.device.type == "cuda" else []),
+            *([] if step.ema_decay is None else [WeightAveraging(step.ema_decay)]),
+            self.memory,
+            self.timing,
+            self.dashboard,
+            self.curves,
+            self.training_warnings,
+            limits,
+            self.resume_state,
+            *build_configured(data, checkpoints),
+            *([] if signals is None else [Preemption(signals, self.last.save)]),
+            (ProgressBar if shows_bar else ProgressLines)(limits),
+            self.last,
+        ]
+
+    def set_estimate(self, estimate: MemoryEstimate | None) -> None:
+        """Show the estimate of a step beside what is measured."""
+        self.memory.estimated = None if estimate is None else estimate.peak
+        self.dashboard.estimate = estimate
+
+
+def build_configured(data: VolumeDataModule, checkpoints: Path) -> list[Callback]:
+    """Build the callbacks of the config group, each with what its class takes of the run.
+
+    Without validation there is no best checkpoint.
+    """
+    settings, has_validation = data.settings, data.settings.fold is not None
+    known = list_metrics(settings, data.dataset)
+    offered = {
+        "folder": checkpoints,
+        "class_names": data.dataset.classes,
+        "orientation": settings.data.orientation,
+        "spacing_mm": data.spacing_mm,
+    }
+    built: list[Callback] = []
+    for name, factory in settings.callbacks.items():
+        if "monitor" in factory.arguments:
+            check_monitor(f"{factory.key}.monitor", str(factory.arguments["monitor"]), known)
+        needs = signature(factory.target).parameters
+        callback = factory(**{key: offered[key] for key in offered.keys() & needs.keys()})
+        if isinstance(callback, EarlyStopping) and not has_validation:
+            raise UsageError(f"callbacks.{name} needs validation cases, fold=none has none")
+        if has_validation or not isinstance(callback, BestCheckpoint):
+            built.append(callback)
+    if "monitor" in settings.scheduler.arguments:
+        check_monitor("scheduler.monitor", str(settings.scheduler.arguments["monitor"]), known)
+    return built
+
+
+def check_monitor(key: str, name: str, known: Set[str] | None) -> None:
+    """Refuse to follow a metric that no validation logs; of other metrics, steps may log any."""
+    if known is not None and name not in known and (name.startswith("val/") or "/" not in name):
+        raise UsageError(f"{key} must be one of {', '.join(sorted(known))}, got {name!r}")
+
+
+def check_search_monitor(settings: TrainConfig, name: str) -> None:
+    """Refuse to search with a metric that a trial with these settings does not log."""
+    dataset = resolve_dataset(settings.data, build_layout(settings.data).describe())
+    check_monitor("monitor", name, list_metrics(settings, dataset))
+
+
+def list_metrics(settings: TrainConfig, dataset: ResolvedDataset) -> Set[str] | None:
+    """Return the names of what a validation logs: means, and scores of each class.
+
+    None if they are not known, as those of a user's metrics and callbacks.
+    """
+    metrics = build_metrics(settings.metrics, dataset.regions)
+    of_classes = select_class_metrics(metrics)
+    callbacks = [str(factory.arguments.get("_target_")) for factory in settings.callbacks.values()]
+    shipped = all(name.startswith(("unet3d.", "lightning.")) for name in callbacks)
+    if len(of_classes) < len(metrics) or not shipped:
+        return None
+    classes = [f"/{name}" for name in Dice(dataset.classes, dataset.regions).scored_classes]
+    scores = ["dice", "iou", "hd95_mm", *(score for m in of_classes for score in m.scores)]
+    names = {f"{score}{name}" for score in scores for name in ("", *classes)}
+    return {f"val/{name}" for name in names | {f"volume_ratio{name}" for name in classes}}
+
+
+def select_hparams(settings: TrainConfig, config: dict[str, Any]) -> dict[str, str | int | float]:
+    """Return the main options, and what else the command line sets, for TensorBoard's HParams.
+
+    Few, since TensorBoard shows only the first columns until more are ticked.
+    """
+    choices, overrides = list_choices(settings), settings.composition.overrides
+    main = ("model", "pool", "checkpointing")
+    hparams: dict[str, Any] = {key: choices[key] for key in main if key in choices}
+    for key in sorted(o.lstrip("+~").partition("=")[0] for o in overrides):
+        value: Any = choices.get(key, config)
+        for part in key.split(".") if value is config else ():
+            value = value.get(part) if isinstance(value, dict) else None
+        if key not in HIDDEN_KEYS and value is not None:
+            hparams[key] = value if isinstance(value, int | float) else str(value)
+    return hparams | {"precision": settings.step.precision}
 
 
 class TrueHalfPrecision(HalfPrecision):
     """Keep weights and activations in half precision; batch and instance norms stay in float32."""
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        return cast_to_half(module, get_half_dtype(self))
+        return cast_to_half(module, TRUE_HALF_TYPES[self.precision])
 
 
 def build_trainer(
-    settings: TrainConfig,
-    precision: Precision,
-    callbacks: list[pl.Callback],
-    *,
-    device: torch.device,
-    folder: Path,
-    process: ProcessRank,
+    data: VolumeDataModule, precision: Precision, callbacks: list[Callback], folder: Path
 ) -> pl.Trainer:
     """Build the trainer; limits of steps and time are enforced by a callback: StoppingLimits."""
     silence_lightning()
-    trainer = settings.trainer
+    trainer, device, process = data.settings.trainer, data.device, data.process
     plugins: list[Any] = [AtomicCheckpointIO(), choose_environment(process, trainer.launch)]
     arguments: dict[str, Any] = {"sync_batchnorm": False}
     if precision.used in ("16-true", "bf16-true"):
@@ -54,25 +206,21 @@ def build_trainer(
             "num_nodes": process.world_size // process.local_world_size,
             "sync_batchnorm": trainer.sync_batchnorm,
         }
-    loggers = [logger(save_dir=folder) for logger in settings.loggers.values()]
-    try:
-        return trainer.factory(
-            accelerator=device.type,
-            devices=[device.index] if device.type == "cuda" else 1,
-            max_epochs=-1 if trainer.max_epochs is None else trainer.max_epochs,
-            max_steps=-1,
-            max_time=None,
-            callbacks=callbacks,
-            logger=loggers,
-            plugins=plugins,
-            default_root_dir=folder,
-            enable_model_summary=False,
-            enable_progress_bar=any(isinstance(c, ProgressBar) for c in callbacks),
-            use_distributed_sampler=False,
-            **arguments,
-        )
-    except MisconfigurationException as error:
-        raise UsageError(f"trainer: {summarize_error(error)}") from error
+    return trainer.factory(
+        accelerator=device.type,
+        devices=[device.index] if device.type == "cuda" else 1,
+        max_epochs=-1 if trainer.max_epochs is None else trainer.max_epochs,
+        max_steps=-1,
+        max_time=None,
+        callbacks=callbacks,
+        logger=[logger(save_dir=folder) for logger in data.settings.loggers.values()],
+        plugins=plugins,
+        default_root_dir=folder,
+        enable_model_summary=False,
+        enable_progress_bar=any(isinstance(c, ProgressBar) for c in callbacks),
+        use_distributed_sampler=False,
+        **arguments,
+    )
 
 
 def seed_run(settings: TrainConfig) -> None:
@@ -80,22 +228,6 @@ def seed_run(settings: TrainConfig) -> None:
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = settings.tf32
-
-
-def find_device(settings: TrainConfig, process: ProcessRank) -> torch.device:
-    """Return the device on which a process trains; it becomes the process's GPU."""
-    kind = resolve_device(settings.step.accelerator)
-    if kind != "cuda":
-        return torch.device(kind)
-    num_gpus = torch.cuda.device_count()
-    if process.world_size > 1 and num_gpus > 1:  # SLURM's --gpus-per-task shows each process one
-        if num_gpus < process.local_world_size:
-            raise UsageError(
-                f"{process.local_world_size} processes on this machine, but rank {process.rank} "
-                f"sees {num_gpus} GPUs: start one process per GPU"
-            )
-        torch.cuda.set_device(process.local_rank)
-    return torch.device(kind, torch.cuda.current_device())
 
 
 def silence_lightning() -> None:

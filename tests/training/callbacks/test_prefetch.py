@@ -22,11 +22,6 @@ def test_prefetching_changes_neither_order_nor_number_of_batches(composed, tmp_p
     assert results[0][0].equal(results[1][0])
 
 
-def test_a_run_on_a_cpu_does_not_prefetch(composed, tmp_path):
-    run = build_training(composed(), tmp_path)
-    assert not [c for c in run.trainer.callbacks if isinstance(c, Prefetch)]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_on_a_gpu_the_next_batch_is_prefetched(composed, tmp_path, num_workers):

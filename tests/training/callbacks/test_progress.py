@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from unet3d.commands.train import build_training
-from unet3d.training.callbacks.progress import ProgressBar, ProgressLines, TimeLeft
+from unet3d.training.callbacks.progress import TimeLeft
 
 
 @pytest.mark.parametrize("start", [0.0, 0.5])  # a resumed run has the speed of this process
@@ -23,18 +22,6 @@ def test_the_time_left_excludes_the_first_step(monkeypatch, start):
         f", training ends in {'03:00' if start == 0 else '01:20'}"
     )
     assert time_left.describe(1.0) == ""
-
-
-@pytest.mark.parametrize(
-    ("bar", "callback"),
-    [("true", ProgressBar), ("false", ProgressLines), ("auto", ProgressLines)],  # no terminal
-)
-def test_a_run_shows_a_bar_or_prints_lines(composed, tmp_path, bar, callback):
-    run = build_training(composed(f"trainer.enable_progress_bar={bar}"), tmp_path)
-    (progress,) = (c for c in run.trainer.callbacks if isinstance(c, ProgressBar | ProgressLines))
-    assert type(progress) is callback
-    assert (run.trainer.progress_bar_callback is progress) == (callback is ProgressBar)
-    assert run.trainer.progress_bar_callback in (progress, None)  # Lightning adds none
 
 
 @pytest.mark.parametrize("fold", ["0", "none"])

@@ -41,29 +41,13 @@ def test_waiting_for_data_is_measured_in_every_step(composed, tmp_path):
     assert speed.summarize()["median_data_wait_fraction"] == sorted(speed.shares[1:])[1]
 
 
-def test_a_step_counts_the_waiting_for_all_of_its_micro_batches(composed, tmp_path):
-    words = ["trainer.max_steps=1", "trainer.accumulate_grad_batches=2"]
-    speed = train(composed, tmp_path, *words, augment=Slow())
-    assert 0.12 <= speed.shares[0] * speed.seconds[0] + 1e-6 < speed.seconds[0]
-
-
-@pytest.mark.parametrize(("fraction", "count"), [(0.1, 1), (0.99, 0)])
-def test_long_waiting_is_printed_once_with_its_cause(
-    composed, tmp_path, capsys, monkeypatch, fraction, count
-):
+def test_long_waiting_is_printed_once_with_its_cause(composed, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(step_timing, "WINDOW", 3)
-    monkeypatch.setitem(step_timing.MAX_WAIT_FRACTION, "cpu", fraction)
-    train(composed, tmp_path, "trainer.max_steps=11", augment=Slow())
-    lines = [line for line in capsys.readouterr().out.splitlines() if "waiting for data" in line]
-    assert len(lines) == count
-    for line in lines:
-        assert "augmenting takes 0.0" in line
-        assert line.endswith("or augmentation=light or none")
-
-
-def test_workers_report_the_seconds_of_each_part(composed, tmp_path):
-    speed = train(composed, tmp_path, "trainer.max_steps=2", "data.num_workers=1")
-    assert set(speed.recent) == {"total", "waiting", "reading", "augmenting", "collating"}
+    train(composed, tmp_path, "trainer.max_steps=8", augment=Slow())
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if "waiting for data" in line]
+    assert "augmenting takes 0.0" in line
+    assert line.endswith("or augmentation=light or none")
 
 
 @pytest.mark.parametrize(
@@ -75,17 +59,9 @@ def test_workers_report_the_seconds_of_each_part(composed, tmp_path):
             "the 0.060 s to load its batches; try data.num_workers=1, or "
             "augmentation=light or none",
         ),
+        (*(0.10, 0.05, (0.1, 0.9, 0.0), 8), "its batches; try augmentation=light or none"),
         (
-            *(0.10, 0.05, (0.30, 0.10, 0.0), 4),
-            "reading takes 0.300 of the 0.400 s to load its batches; try data.num_workers=8, or "
-            "data.cache on a faster disk",
-        ),
-        (0.10, 0.05, (0.1, 0.9, 0.0), 8, "its batches; try augmentation=light or none"),
-        (
-            0.10,
-            0.05,
-            (0.1, 0.1, 0.9),
-            8,
+            *(0.10, 0.05, (0.1, 0.1, 0.9), 8),
             "collating takes 0.900 of the 1.100 s to load its batches",
         ),
     ],

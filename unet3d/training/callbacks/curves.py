@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import lightning.pytorch as pl
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.report.curves import Curve
@@ -20,19 +20,17 @@ class Curves(Callback):
         self.curves: dict[str, Curve] = {}
         self.rate = 0.0  # of the step that runs
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         pending = self.curves.setdefault("train/lr", Curve()).pending
         # Read once per point: an optimizer may hold the rate on the device, which is waited for.
         self.rate = pending[-1][1] if pending else get_rate(trainer.optimizers[0])
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: SegmentationModule, *_: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: SegmentationModule, *_: Any) -> None:
         # At the end of the step: a checkpoint may be saved within it, from which it is repeated.
         self._add("train/lr", trainer.global_step, self.rate)
         self._add("train/loss", trainer.global_step, pl_module.nonfinite_guard.loss)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
         for name, value in trainer.callback_metrics.items():

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from textwrap import indent
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import yaml
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
@@ -46,33 +46,31 @@ class Dashboard(Callback):
     `choices` are the hyperparameters in which this run differs from its neighbors.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        choices: Mapping[str, Any],
-        title: str,
-        estimate: MemoryEstimate | None = None,
-    ):
-        self.config, self.choices = config, choices
-        self.title, self.estimate = title, estimate
+    def __init__(self, config: Mapping[str, Any], choices: Mapping[str, Any], title: str):
+        self.config, self.choices, self.title = config, choices, title
+        self.estimate: MemoryEstimate | None = None
         self.loggers: list[Logger] = []
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.loggers = trainer.loggers if trainer.is_global_zero else []
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         step = trainer.global_step
         for logger in self.loggers:
             logger.log_hyperparams(dict(self.choices))
             self._log_config(logger, step, has_gpu=pl_module.device.type == "cuda")
         if self.estimate is not None and self.loggers:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+
             for name, draw in (("timeline", plot_timeline), ("layers", plot_layers)):
-                image = figure_to_array(draw(self.estimate, self.title))
+                canvas = FigureCanvasAgg(draw(self.estimate, self.title))
+                canvas.draw()
+                image = np.asarray(canvas.buffer_rgba())[..., :3]  # (H, W, 3)
                 for logger in self.loggers:
                     log_image(logger, f"memory/{name}", image, step)
         self._log_kinds(step)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             self._log_kinds(trainer.global_step - 1)
 
@@ -99,13 +97,12 @@ class Dashboard(Callback):
 
     def _log_kinds(self, step: int) -> None:
         """Repeat the estimated bytes by kind, which are constant: a line needs two points."""
-        kinds = {} if self.estimate is None else self.estimate.kinds
-        metrics = {
-            f"memory/estimated_kind_mib/{kind.replace(' ', '_')}": nbytes / MIB
-            for kind, nbytes in kinds.items()
-        }
-        for logger in self.loggers if metrics else ():
-            logger.log_metrics(metrics, step)
+        if self.estimate is not None:
+            kinds = {k.replace(" ", "_"): nbytes / MIB for k, nbytes in self.estimate.kinds.items()}
+            for logger in self.loggers:
+                logger.log_metrics(
+                    {f"memory/estimated_kind_mib/{kind}": mib for kind, mib in kinds.items()}, step
+                )
 
     def finish(self, metrics: Mapping[str, float], step: int, *, finished: bool) -> None:
         """Log the final metrics and close the loggers."""
@@ -116,12 +113,3 @@ class Dashboard(Callback):
                 logger.log_metrics(final, step)
             close_logger(logger, finished=finished)
         self.loggers = []
-
-
-def figure_to_array(figure: Any) -> np.ndarray:
-    """Return a matplotlib figure as an RGB array (H, W, 3), drawn in memory."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3]

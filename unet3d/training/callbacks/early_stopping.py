@@ -2,8 +2,7 @@
 
 from typing import Any, Literal
 
-import lightning.pytorch as pl
-from lightning.pytorch import callbacks
+from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from unet3d.errors import UsageError
 
@@ -39,7 +38,7 @@ class EarlyStopping(callbacks.EarlyStopping):
         """Return the name of its state in a checkpoint: each metric has its own."""
         return f"EarlyStopping[{self.monitor}]"
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
         if self.wait_count >= self.patience and not trainer.sanity_checking:
             pl_module.print(

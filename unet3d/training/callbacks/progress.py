@@ -4,11 +4,11 @@ import time
 from math import isfinite, nan
 from typing import Any
 
-import lightning.pytorch as pl
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from unet3d.training.limits import StoppingLimits
+from unet3d.training.callbacks.stopping import StoppingLimits
 
 BAR = "{desc}|{bar}| {n_fmt}/{total_fmt} [{rate_noinv_fmt}{postfix}]"
 
@@ -20,7 +20,7 @@ class TimeLeft:
         self.limits = limits
         self.start: tuple[float, float] | None = None  # time and fraction done
 
-    def describe(self, trainer: pl.Trainer) -> str:
+    def describe(self, trainer: Trainer) -> str:
         """Return `, training ends in HH:MM:SS`; nothing before the second step and at the end."""
         now, done = time.monotonic(), self.limits.fraction_done(trainer)
         self.start = self.start or (now, done)
@@ -31,7 +31,7 @@ class TimeLeft:
         return f", training ends in {Tqdm.format_interval(seconds)}"
 
 
-def format_epoch(trainer: pl.Trainer) -> str:
+def format_epoch(trainer: Trainer) -> str:
     """Return `epoch 3/20`, or `epoch 3` if another limit ends the run."""
     last = trainer.max_epochs or -1
     return f"epoch {trainer.current_epoch + 1}" + (f"/{last}" if last > 0 else "")
@@ -50,16 +50,16 @@ class ProgressBar(TQDMProgressBar):
         bar.bar_format = BAR
         return bar
 
-    def get_metrics(self, trainer: pl.Trainer, *args: Any) -> dict[str, Any]:
+    def get_metrics(self, trainer: Trainer, *args: Any) -> dict[str, Any]:
         """Return the metrics with memory last, where narrow terminals cut off, as whole MiB."""
         metrics = sorted(super().get_metrics(trainer, *args).items(), key=lambda x: "mib" in x[0])
         return {k: f"{v:.0f}" if "mib" in k and isinstance(v, float) else v for k, v in metrics}
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
         super().on_train_epoch_start(trainer, *args)
         self.train_progress_bar.set_description(format_epoch(trainer).capitalize())
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         description = format_epoch(trainer).capitalize() + self.time_left.describe(trainer)
         self.train_progress_bar.set_description(description, refresh=False)
         super().on_train_batch_end(trainer, *args)
@@ -71,18 +71,18 @@ class ProgressLines(Callback):
     def __init__(self, limits: StoppingLimits):
         self.limits, self.time_left = limits, TimeLeft(limits)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self.time_left.describe(trainer)
 
-    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         if not trainer.sanity_checking:
             self._print_line(trainer)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
         if not trainer.enable_validation:
             self._print_line(trainer)
 
-    def _print_line(self, trainer: pl.Trainer) -> None:
+    def _print_line(self, trainer: Trainer) -> None:
         max_steps = self.limits.max_steps
         step = f"step {trainer.global_step}" + ("" if max_steps is None else f"/{max_steps}")
         parts = [format_epoch(trainer), step]

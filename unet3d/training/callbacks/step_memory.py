@@ -1,9 +1,11 @@
 """Measure the peak memory of every training step by phase, and log it with the metrics."""
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from typing import Any
 
-import lightning.pytorch as pl
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.peak_memory import MemoryRecord, PeakMeter
@@ -19,63 +21,53 @@ class StepMemory(Callback):
     holds the peaks of phases that replay CUDA graphs: the allocator does not see what is in them.
     """
 
-    def __init__(
-        self,
-        meter: PeakMeter,
-        estimated: MemoryRecord | None = None,
-        recorded: Mapping[str, MemoryRecord] | None = None,
-    ):
-        self.meter = meter
-        self.estimated = estimated
-        self.recorded = {} if recorded is None else recorded  # is filled during the run
+    def __init__(self, recorded: Mapping[str, MemoryRecord]):
+        self.meter = PeakMeter()
+        self.estimated: MemoryRecord | None = None
+        self.recorded = recorded  # is filled during the run
         self.phase: str | None = None  # None between steps
-        self.step: dict[str, MemoryRecord] = {}
-        self.first: dict[str, MemoryRecord] | None = None
-        self.steady: dict[str, MemoryRecord] | None = None
+        self.step: dict[str, MemoryRecord] = {}  # peaks by phase, here and below
+        self.first: dict[str, MemoryRecord] = {}
+        self.steady: dict[str, MemoryRecord] = {}
         self.validation: MemoryRecord | None = None
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self._enter("forward", trainer)
 
-    def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_before_backward(self, trainer: Trainer, *_: Any) -> None:
         self._enter("backward", trainer)
 
-    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, *_: Any) -> None:
         self._enter("optimizer", trainer)
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self.phase != "optimizer":
             return  # a micro-batch that only accumulates gradients
         self._leave(trainer)
-        peak = find_peak_over_phases(self.step)
-        tags = {f"memory/step_peak_{k}_mib": v / MIB for k, v in peak.known().items()}
+        peak = reduce(or_, self.step.values())
+        tags = make_tags("step", peak)
         if self.estimated is not None and self.estimated.allocated is not None:
             tags["memory/estimated_step_peak_mib"] = self.estimated.allocated / MIB
         for phase, record in self.step.items():
-            tags |= {f"memory/{phase}_peak_{k}_mib": v / MIB for k, v in record.known().items()}
+            tags |= make_tags(phase, record)
         log_values(pl_module, tags)
         if peak.headline is not None:
             headline = {"peak_mib": peak.headline / MIB}
             log_values(pl_module, headline, prog_bar=True, logger=False)
-        if self.first is None:
+        if not self.first:
             self.first = self.step
         else:
-            previous = self.steady or {}
-            self.steady = {
-                phase: record | previous.get(phase, record) for phase, record in self.step.items()
-            }
+            self.steady = {p: r | self.steady.get(p, r) for p, r in self.step.items()}
         self.step = {}
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.meter.start(trainer.strategy.root_device)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         record = self.meter.read(trainer.strategy.root_device)
-        self.validation = record if self.validation is None else self.validation | record
+        self.validation = record | (self.validation or record)
         if trainer.logger is not None and not trainer.sanity_checking:
-            tags = {f"memory/validation_peak_{k}_mib": v / MIB for k, v in record.known().items()}
+            tags = make_tags("validation", record)
             trainer.logger.log_metrics(tags, step=trainer.global_step - 1)
 
     def summarize(self) -> dict[str, Any]:
@@ -84,20 +76,20 @@ class StepMemory(Callback):
         if self.estimated is not None:
             summary["estimated"] = self.estimated.known()
         for name, phases in (("first_step", self.first), ("steady_step", self.steady)):
-            if phases is not None:
+            if phases:
                 by_phase = {phase: record.known() for phase, record in phases.items()}
-                summary[name] = find_peak_over_phases(phases).known() | {"phases": by_phase}
+                summary[name] = reduce(or_, phases.values()).known() | {"phases": by_phase}
         if self.validation is not None:
             summary["validation"] = self.validation.known()
         return summary
 
-    def _enter(self, phase: str, trainer: pl.Trainer) -> None:
+    def _enter(self, phase: str, trainer: Trainer) -> None:
         if self.phase is not None:
             self._leave(trainer)
         self.phase = phase
         self.meter.start(trainer.strategy.root_device)
 
-    def _leave(self, trainer: pl.Trainer) -> None:
+    def _leave(self, trainer: Trainer) -> None:
         assert self.phase is not None
         record = self.meter.read(trainer.strategy.root_device)
         record |= self.recorded.get(self.phase, record)
@@ -105,9 +97,6 @@ class StepMemory(Callback):
         self.phase = None
 
 
-def find_peak_over_phases(phases: dict[str, MemoryRecord]) -> MemoryRecord:
-    """Return the peak over all phases."""
-    peak = MemoryRecord()
-    for record in phases.values():
-        peak = peak | record
-    return peak
+def make_tags(name: str, peak: MemoryRecord) -> dict[str, float]:
+    """Return the tags of a peak, in MiB."""
+    return {f"memory/{name}_peak_{kind}_mib": n / MIB for kind, n in peak.known().items()}

@@ -8,20 +8,18 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d import nvml
 from unet3d.machine import count_usable_cores
 from unet3d.training.loggers import log_values
 
-WINDOW = 50
-"""Steps averaged before a warning about waiting for data."""
+WINDOW = 50  # steps averaged before a warning about waiting for data
 
 MAX_WAIT_FRACTION = {"cuda": 0.02, "cpu": 0.1}
-"""Fraction of a step from which waiting is worth a warning. Without workers a CPU waits for all of
-its data."""
+"""Fraction of a step from which waiting is worth a warning; without workers a CPU always waits."""
 
 ADVICE = {
     "reading": "data.cache on a faster disk",
@@ -52,7 +50,7 @@ class StepTimer(Callback):
         self.start = time.perf_counter()
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self.volumes += len(batch["image"])
         self.batches.append((batch["wait"], batch["seconds"]))
@@ -60,9 +58,7 @@ class StepTimer(Callback):
     def on_before_optimizer_step(self, *_: Any) -> None:
         self.stepping = True
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if not self.stepping:
             return
         now = time.perf_counter()
@@ -81,9 +77,13 @@ class StepTimer(Callback):
         }
         log_values(pl_module, values | self._query_gpu(pl_module.device, now))
         self.start, self.volumes, self.batches, self.stepping = now, 0, [], False
-        if len(self.seconds) % WINDOW == 1:
-            if len(self.seconds) > WINDOW and not self.warned:  # step 1 is warmup
-                self._warn_if_waiting(pl_module)
+        if len(self.seconds) % WINDOW == 1:  # step 1 is warmup
+            if len(self.seconds) > WINDOW and not self.warned:
+                step = {part: seconds / WINDOW for part, seconds in self.recent.items()}
+                if step["waiting"] > MAX_WAIT_FRACTION[pl_module.device.type] * step["total"]:
+                    self.warned = True
+                    cores = count_usable_cores()
+                    pl_module.print(format_bottleneck(step, self.num_workers, cores))
             self.recent.clear()
 
     def _query_gpu(self, device: torch.device, now: float) -> dict[str, float]:
@@ -93,12 +93,6 @@ class StepTimer(Callback):
         if self.gpu_utilization is None:
             return {}
         return {"speed/gpu_utilization_percent": float(self.gpu_utilization)}
-
-    def _warn_if_waiting(self, pl_module: pl.LightningModule) -> None:
-        step = {part: seconds / WINDOW for part, seconds in self.recent.items()}
-        if step["waiting"] > MAX_WAIT_FRACTION[pl_module.device.type] * step["total"]:
-            self.warned = True
-            pl_module.print(format_bottleneck(step, self.num_workers, count_usable_cores()))
 
     def summarize(self) -> dict[str, float]:
         """Return median and 95th percentile over all steps but the first, which is warmup."""

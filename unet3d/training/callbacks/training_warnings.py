@@ -1,9 +1,10 @@
 """Warnings about a run that does not learn: classes never predicted, a loss that stays flat."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-import lightning.pytorch as pl
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.config.fields import format_duration
@@ -23,13 +24,11 @@ from unet3d.report.training_warnings import (
     format_low_dice_warning,
     format_never_predicted_warning,
 )
+from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig
-from unet3d.training.limits import StoppingLimits
 from unet3d.training.module import SegmentationModule
-from unet3d.training.schedules import get_rate_fraction
 
-HIGH_FOREGROUND_FRACTION = 0.9
-"""The foreground fraction that is suggested to a run with less."""
+HIGH_FOREGROUND_FRACTION = 0.9  # the foreground fraction that is suggested to a run with less
 
 
 class TrainingWarnings(Callback):
@@ -52,12 +51,10 @@ class TrainingWarnings(Callback):
         self.low: dict[str, int] = {}  # class: validations in a row with a Dice below LOW_DICE
         self.active: list[str] = []  # problems that have been printed and still hold
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: SegmentationModule, *_: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: SegmentationModule, *_: Any) -> None:
         self.losses.add(trainer.global_step, pl_module.nonfinite_guard.loss)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: SegmentationModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: SegmentationModule) -> None:
         if trainer.sanity_checking:
             return
         scores, voxels = pl_module.metric.compute(), pl_module.metric.voxels()
@@ -69,7 +66,8 @@ class TrainingWarnings(Callback):
             self.low[name] = self.low.get(name, 0) + 1 if low else 0
         steps, skipped = trainer.global_step, pl_module.nonfinite_guard.skipped
         done = self.limits.fraction_done(trainer)
-        rate = get_rate_fraction(trainer.optimizers[0])
+        group = trainer.optimizers[0].param_groups[0]
+        rate = float(group["lr"]) / float(group["initial_lr"] or 1)
         found = self._find_problems(steps, skipped)
         known = [problem for problem in self.active if problem in found]
         new = [p for p in found if p not in known and self._is_due(p, done, rate)]
@@ -81,13 +79,14 @@ class TrainingWarnings(Callback):
         """Return the names of all problems; a run that has diverged has no other."""
         if self._describe_divergence(steps, skipped) is not None:
             return ["divergence"]
-        missing = [f"unpredicted {name}" for name, count in self.unpredicted.items() if count]
-        low = [
-            f"low {name}"
-            for name, count in self.low.items()
-            if count and not self.unpredicted[name]
+        missing = [name for name, count in self.unpredicted.items() if count]
+        low = [name for name, count in self.low.items() if count and name not in missing]
+        flat = [] if self._find_flat_loss() is None else ["loss"]
+        return [
+            *(f"unpredicted {name}" for name in missing),
+            *(f"low {name}" for name in low),
+            *flat,
         ]
-        return [*missing, *low, *([] if self._find_flat_loss() is None else ["loss"])]
 
     def _is_due(self, problem: str, done: float, rate: float) -> bool:
         """Return whether a problem is worth a line at this fraction of the run and of the rate."""
@@ -166,43 +165,40 @@ def suggest_overrides(settings: TrainConfig, *, out_of_time: bool = False) -> Su
 
     A run that was `out_of_time` is not asked for more steps, epochs or channels.
     """
-    width = settings.step.network.model.arguments.get("width")
-    if settings.step.network.model.arguments.get("channels") is not None:
-        width = None
-    batches, volumes = settings.step.micro_batches, settings.data.batch_size
-    cheaper = [f"trainer.accumulate_grad_batches={batches // 2}"] if batches > 1 else []
-    cheaper += [f"data.batch_size={volumes // 2}"] if volumes > 1 else []
-    cheaper += [f"model.width={width // 2}"] if isinstance(width, int) and width > 1 else []
-    longer = double_limits(settings, out_of_time=out_of_time)
-    for_class = [] if settings.step.network.prior_bias else ["model.prior_bias=true"]
-    for_class.append(longer)
-    if settings.data.foreground_fraction < HIGH_FOREGROUND_FRACTION:
+    step, trainer = settings.step, settings.trainer
+    arguments, batches, volumes = (
+        step.network.model.arguments,
+        step.micro_batches,
+        step.data.batch_size,
+    )
+    width = None if arguments.get("channels") is not None else arguments.get("width")
+    limits = (
+        []
+        if trainer.max_seconds is None
+        else [f"trainer.max_time={format_duration(2 * trainer.max_seconds)}"]
+    )
+    if not out_of_time:
+        counts = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
+        limits[:0] = [f"trainer.{key}={2 * n}" for key, n in counts.items() if n is not None]
+    for_class = [] if step.network.prior_bias else ["model.prior_bias=true"]
+    for_class.append(" ".join(limits))
+    if step.data.foreground_fraction < HIGH_FOREGROUND_FRACTION:
         for_class.append(f"data.foreground_fraction={HIGH_FOREGROUND_FRACTION}")
     if isinstance(width, int) and not out_of_time:
         for_class.append(f"model.width={2 * width}")
-    lr = settings.step.optimizer.arguments.get("lr")
-    has_lr = isinstance(lr, int | float) and lr > 0
-    return SuggestedOverrides(
-        run_too_short=[longer],
+    cheaper = [f"trainer.accumulate_grad_batches={batches // 2}"] if batches > 1 else []
+    cheaper += [f"data.batch_size={volumes // 2}"] if volumes > 1 else []
+    cheaper += [f"model.width={width // 2}"] if isinstance(width, int) and width > 1 else []
+    suggested = SuggestedOverrides(
+        run_too_short=[" ".join(limits)],
         class_not_learned=for_class,
-        loss_not_falling=[f"optimizer.lr={lr * factor:g}" for factor in (0.1, 10)]
-        if has_lr
-        else [],
         cheaper_step=[*cheaper, "a smaller data.patch_size"],
-        lower_rate=f"lower optimizer.lr={lr:g} (unet3d lr suggests one)"
-        if has_lr
-        else SuggestedOverrides.lower_rate,
     )
-
-
-def double_limits(settings: TrainConfig, *, out_of_time: bool) -> str:
-    """Return twice the limits of a run as overrides; if it was `out_of_time`, of time alone."""
-    trainer = settings.trainer
-    overrides = []
-    if trainer.max_steps is not None and not out_of_time:
-        overrides.append(f"trainer.max_steps={2 * trainer.max_steps}")
-    if trainer.max_epochs is not None and not out_of_time:
-        overrides.append(f"trainer.max_epochs={2 * trainer.max_epochs}")
-    if trainer.max_seconds is not None:
-        overrides.append(f"trainer.max_time={format_duration(2 * trainer.max_seconds)}")
-    return " ".join(overrides)
+    lr = step.optimizer.arguments.get("lr")
+    if not isinstance(lr, int | float) or lr <= 0:
+        return suggested
+    return replace(
+        suggested,
+        loss_not_falling=[f"optimizer.lr={lr * factor:g}" for factor in (0.1, 10)],
+        lower_rate=f"lower optimizer.lr={lr:g} (unet3d lr suggests one)",
+    )

@@ -6,7 +6,7 @@ and when training ends, so a resumed run is another one.
 
 from typing import Any
 
-import lightning.pytorch as pl
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
@@ -30,7 +30,7 @@ class WeightAveraging(Callback):
         self.updates = 0
 
     def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self.loaded = {
             name.removeprefix(self.PREFIX): value
@@ -39,7 +39,7 @@ class WeightAveraging(Callback):
         pl_module.load_state_dict(checkpoint["trained_weights"], strict=False)
         self.updates = checkpoint["averaged_steps"]
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         network: Any = pl_module.model
         self.average = WeightAverage(network, self.decay)
         if self.loaded:
@@ -47,7 +47,7 @@ class WeightAveraging(Callback):
                 average.copy_(self.loaded[name])
             self.average.updates, self.loaded = self.updates, {}
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if is_optimizer_step(trainer):
             self.average.update()
 
@@ -58,7 +58,7 @@ class WeightAveraging(Callback):
         self.average.restore()
 
     def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         trained = self.average.get_trained()
         named = {f"{self.PREFIX}{name}": value for name, value in self.average.values.items()}

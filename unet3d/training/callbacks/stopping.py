@@ -1,27 +1,31 @@
-"""The limits of a run, and the fraction that is done: by steps, epochs or time.
+"""What ends a run: its limits, of which the fraction that is done follows, or a signal."""
 
-Lightning's Trainer(max_steps=) ends a run without a last validation, and its Timer stops a resumed
-run before the validation that was pending.
-"""
-
+import signal
+from collections.abc import Callable
 from datetime import timedelta
 from math import inf
 from typing import Any
 
-import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback, Timer
 
+from unet3d.errors import Interrupted
 from unet3d.report.training_warnings import EARLY_FRACTION
-from unet3d.training.lightning_internals import is_optimizer_step
+from unet3d.stop_signals import SignalListener
+from unet3d.training.lightning_internals import (
+    disable_signal_handlers,
+    is_optimizer_step,
+    request_exit,
+)
 
-FEWEST_STEPS = 200
-"""Steps that are expected of a run that only time limits."""
+FEWEST_STEPS = 200  # steps that are expected of a run that only time limits
 
 
 class StoppingLimits(Timer):
     """Stop a run at `max_steps` or `max_seconds`, after a last validation.
 
-    Epochs are left to Lightning (trainer.max_epochs).
+    Lightning's Trainer(max_steps=) ends a run without that, and its Timer stops a resumed run
+    before the validation that was pending. Epochs are left to Lightning (trainer.max_epochs).
     """
 
     def __init__(self, *, max_steps: int | None = None, max_seconds: float | None = None):
@@ -30,7 +34,7 @@ class StoppingLimits(Timer):
         self.out_of_time = False  # whether time ended the run, not another limit
         self.planned_steps: float = inf  # of the other limits
 
-    def fraction_done(self, trainer: pl.Trainer) -> float:
+    def fraction_done(self, trainer: Trainer) -> float:
         """Return the fraction of the run that is done, by the limit that comes first."""
         fractions = [0.0]
         if self.max_steps is not None:
@@ -49,15 +53,12 @@ class StoppingLimits(Timer):
 
     def is_reached(self, steps: int) -> bool:
         """Return whether the run has reached its limit of steps or time."""
-        by_steps = self.max_steps is not None and steps >= self.max_steps
-        return by_steps or (
-            self.max_seconds is not None and self.time_elapsed() >= self.max_seconds
-        )
+        return steps >= (self.max_steps or inf) or self.time_elapsed() >= (self.max_seconds or inf)
 
-    def on_fit_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Do not stop yet: the last validation of a run that is resumed may be missing."""
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         if not is_optimizer_step(trainer):
             return
         super().on_train_batch_end(trainer)
@@ -68,16 +69,57 @@ class StoppingLimits(Timer):
         if trainer.should_stop:
             trainer.check_val_every_n_epoch = 1
 
-    def on_validation_start(self, trainer: pl.Trainer, *args: Any) -> None:
+    def on_validation_start(self, trainer: Trainer, *args: Any) -> None:
         super().on_validation_start(trainer, *args)
         reached = not trainer.sanity_checking and self.is_reached(trainer.global_step)
         if trainer.strategy.reduce_boolean_decision(reached, all=False):
             trainer.should_stop = True  # time ran out since the step, or the run was resumed here
             self.note_planned_steps(trainer)
 
-    def note_planned_steps(self, trainer: pl.Trainer) -> None:
+    def note_planned_steps(self, trainer: Trainer) -> None:
         """Note at the end of a run whether it is time that ends it."""
         by_epochs = trainer.estimated_stepping_batches if (trainer.max_epochs or -1) > 0 else inf
         planned = min(self.max_steps or inf, by_epochs)
         self.out_of_time = self.max_seconds is not None and trainer.global_step < planned
         self.planned_steps = planned if planned < inf else FEWEST_STEPS
+
+
+class Preemption(Callback):
+    """On SIGTERM, SIGUSR1 and Ctrl-C: finish the step or validation volume, `save`, and exit.
+
+    The ranks agree on when. An interrupted validation is repeated when the run is resumed.
+    """
+
+    def __init__(self, signals: SignalListener, save: Callable[[Trainer], None]):
+        self.signals, self.save = signals, save
+
+    def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        disable_signal_handlers(trainer)
+
+    def on_fit_start(self, trainer: Trainer, *_: Any) -> None:
+        self.signals.defers_exit = True
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if is_optimizer_step(trainer) and self._is_stop_requested(trainer):
+            self.save(trainer)
+            request_exit(trainer)  # once this step is logged; on_validation_start may come first
+
+    def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.received_sigterm:
+            raise Interrupted(self.signals.received or signal.SIGTERM)
+
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if self._is_stop_requested(trainer):
+            if trainer.global_step > 0:
+                self.save(trainer)
+            raise Interrupted(self.signals.received or signal.SIGTERM)
+
+    def on_fit_end(self, *_: Any) -> None:
+        self.signals.defers_exit = False
+
+    def _is_stop_requested(self, trainer: Trainer) -> bool:
+        received = self.signals.received is not None
+        requested = trainer.strategy.reduce_boolean_decision(received, all=False)
+        if requested and self.signals.received is None:
+            self.signals.received = signal.SIGTERM  # another rank received it
+        return requested

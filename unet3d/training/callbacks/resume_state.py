@@ -8,15 +8,15 @@ refused: MAY_CHANGE says what may differ.
 
 import json
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.errors import UsageError
 from unet3d.text import flatten_keys, join_first
+from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.lightning_internals import (
     build_fit_loop_state,
@@ -24,7 +24,6 @@ from unet3d.training.lightning_internals import (
     is_optimizer_step,
     is_validation_epoch,
 )
-from unet3d.training.limits import StoppingLimits
 
 MAY_CHANGE = (
     # Limits: how long it trains.
@@ -45,8 +44,7 @@ MAY_CHANGE = (
 )
 """Keys that a resumed run may change, with all keys below them; any other key is compared."""
 
-MAX_NAMED = 12
-"""Differences that are named in full."""
+MAX_NAMED = 12  # differences that are named in full
 
 
 class ResumeState(Callback):
@@ -56,23 +54,15 @@ class ResumeState(Callback):
     resumed run must have the same `fixed` values, or it would be another experiment.
     """
 
-    def __init__(
-        self,
-        data: VolumeDataModule,
-        limits: StoppingLimits,
-        *,
-        seed: int,
-        fixed: Mapping[str, Any] = MappingProxyType({}),
-    ):
-        self.data, self.limits, self.seed = data, limits, seed
-        self.fixed = fixed
+    def __init__(self, data: VolumeDataModule, limits: StoppingLimits, fixed: Mapping[str, Any]):
+        self.data, self.limits, self.fixed = data, limits, fixed
         self.position = {"epoch": 0, "batch": 0}  # of the loader, after the last optimizer step
         self.logged = 0  # steps that loggers have recorded
         self.pending = False  # whether a validation is due before the next batch
         self.ending = False  # whether that is the run's last validation, at a limit
         self.loaded_batch: int | None = None  # of its epoch, at which a resumed run begins
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         batch, self.loaded_batch = self.loaded_batch, None
         if batch == 0:
             trainer.fit_loop.restarting = False  # the epoch starts from its first batch
@@ -81,16 +71,17 @@ class ResumeState(Callback):
             trainer.val_check_batch = batch  # may be before the epoch's last
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         batches = trainer.current_epoch * len(self.data.train_loader) + batch_idx
-        seed = hash((self.seed, batches * trainer.world_size + trainer.global_rank))
+        number = batches * trainer.world_size + trainer.global_rank
+        seed = hash((self.data.settings.seed, number))
         # torch.manual_seed takes 1 ms: without a GPU it records the stack for a lazy CUDA call.
         torch.default_generator.manual_seed(seed)
         if pl_module.device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if is_optimizer_step(trainer):
             self.position = self.data.train_loader.state_dict()
             self.logged = get_logger_step(trainer) + 1
@@ -98,7 +89,7 @@ class ResumeState(Callback):
             epoch_ends = self.data.train_loader.batch == len(self.data.train_loader) or self.ending
             self.pending = epoch_ends and is_validation_epoch(trainer)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             self.pending = False
 
@@ -115,7 +106,7 @@ class ResumeState(Callback):
         """Return what a resumed run must share besides its config."""
         order = self.data.train_loader.epoch_sampler
         return {
-            "seed": self.seed,
+            "seed": self.data.settings.seed,
             "number of processes": order.world_size,
             "data.batch_size": order.batch_size,
             "patches per epoch": order.samples,
@@ -124,7 +115,7 @@ class ResumeState(Callback):
         }
 
     def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         state, steps = checkpoint["callbacks"][self.state_key], checkpoint["global_step"]
         self.position, self.logged = state["position"], state["logged"]
@@ -160,18 +151,14 @@ def get_logged_steps(
     """
     state = checkpoint.get("callbacks", {}).get(position.state_key)
     if state is None:
-        raise UsageError(
-            f"resume={path}: it holds weights but no training state; use init_from= to start a "
-            "new run from them"
-        )
+        raise UsageError(f"resume={path}: it holds weights alone: start a new run with init_from=")
     saved = list_compared(checkpoint["unet3d"], state["fixed_settings"])
     different = find_differences(saved, list_compared(now, position.fixed_settings()))
     if different:
-        it = "it" if len(different) == 1 else "them"
         raise UsageError(
             f"resume={path}: this is another experiment than the one that saved the checkpoint: "
-            f"{'; '.join(different)}: set {it} back, or use init_from= to start a new run from its "
-            "weights"
+            f"{'; '.join(different)}: set back what changed, or use init_from= to start a new run "
+            "from its weights"
         )
     return state["logged"]
 
@@ -192,33 +179,34 @@ def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict
 
 def find_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return what differs, as text with both values; another class hides its other keys."""
+
+    def show(value: Any) -> str:
+        text = value if isinstance(value, str) and value else json.dumps(value)
+        return text if len(text) <= 80 else f"{text[:77]}..."
+
     keys = [*now, *(key for key in saved if key not in now)]
     different = [key for key in keys if key != "cases" and saved.get(key) != now.get(key)]
     groups = [key.removesuffix("._target_") for key in different if key.endswith("._target_")]
     shown = [key for key in different if key.endswith("._target_") or not is_below(key, groups)]
     lines = [
-        f"{key} is {_format(now.get(key))} now, but was {_format(saved.get(key))}"
+        f"{key} is {show(now.get(key))} now, but was {show(saved.get(key))}"
         for key in shown[:MAX_NAMED]
     ]
     if len(shown) > MAX_NAMED:
         lines.append(f"{len(shown) - MAX_NAMED} more keys differ")
     for part, cases in now["cases"].items():
-        lines += find_other_cases(part, saved["cases"].get(part, {}), cases)
-    return lines
-
-
-def find_other_cases(part: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return how the cases of a part differ, by name and by contents."""
-    lines = []
-    for verb, names in (
-        ("was added", [name for name in now if name not in saved]),
-        ("is missing", [name for name in saved if name not in now]),
-        ("has other contents", [name for name in now if now[name] != saved.get(name, now[name])]),
-    ):
-        if names:
-            lines.append(f"{part} case {join_first(names, 3)} {verb}")
-    if not lines and list(saved) != list(now):
-        lines.append(f"the {part} cases have another order")
+        before = saved["cases"].get(part, {})
+        changes = {
+            "was added": [name for name in cases if name not in before],
+            "is missing": [name for name in before if name not in cases],
+            "has other contents": [
+                name for name in cases if cases[name] != before.get(name, cases[name])
+            ],
+        }
+        found = [f"{part} case {join_first(v, 3)} {verb}" for verb, v in changes.items() if v]
+        if not found and list(before) != list(cases):
+            found = [f"the {part} cases have another order"]
+        lines += found
     return lines
 
 
@@ -229,8 +217,3 @@ def is_below(key: str, parents: Iterable[str]) -> bool:
     (True, False)
     """
     return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
-
-
-def _format(value: Any) -> str:
-    text = value if isinstance(value, str) and value else json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

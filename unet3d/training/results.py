@@ -1,0 +1,377 @@
+"""The results of a run: the evaluation of its best checkpoint, report.json and report.html."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unet3d.checkpoint_file import update_metadata
+from unet3d.config.compose import list_config_groups
+from unet3d.data.formats.labels import read_label_pair
+from unet3d.data.formats.volumes import write_labels
+from unet3d.data.layouts.label_names import LabelNames
+from unet3d.data.layouts.scans import ScanFiles
+from unet3d.data.loading.datasets import CachedVolume
+from unet3d.errors import Interrupted, RunError, UsageError, describe_os_error, summarize_error
+from unet3d.evaluation.evaluate import run_evaluation
+from unet3d.evaluation.options import build_metrics, select_class_metrics
+from unet3d.evaluation.score_cases import CasePair, Evaluation
+from unet3d.files import read_report, write_text
+from unet3d.inference.ensemble import Ensemble, load_ensemble
+from unet3d.inference.postprocess import keep_largest_component
+from unet3d.inference.predictor import Predictor, ScanTask
+from unet3d.machine import summarize_machine
+from unet3d.memory.plots import plot_timeline
+from unet3d.model.build import count_parameters
+from unet3d.report.run_report import (
+    collect_versions,
+    get_step_memory,
+    select_headline_metrics,
+    write_report,
+)
+from unet3d.text import pluralize
+from unet3d.training.config import list_choices
+from unet3d.training.run import TrainingRun
+from unet3d.training.run_folder import Log
+
+MIN_SHARE = 0.99
+"""Share of a class in its largest component in every label; stray voxels are common in labels."""
+
+MIN_CASES = 5
+"""Training cases that must have a class; in fewer, a second component would often be missed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """A run that has been trained up to its limits.
+
+    Attributes:
+        folder: the run folder.
+        checkpoint: the best checkpoint, or the last one where nothing was validated.
+        metrics: ``dice`` and ``hd95_mm`` of the best checkpoint on the validation cases,
+            ``peak_mib`` and ``step_seconds`` of a training step; those that were measured.
+        report: the content of report.json.
+    """
+
+    folder: Path
+    checkpoint: Path
+    metrics: Mapping[str, float]
+    report: Mapping[str, Any]
+
+
+def make_result(run: TrainingRun, report: Mapping[str, Any]) -> TrainingResult:
+    """Return what a run has reached."""
+    best, last = (run.folder / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
+    return TrainingResult(
+        folder=run.folder,
+        checkpoint=best if best.exists() else last,
+        metrics=select_headline_metrics(report),
+        report=report,
+    )
+
+
+# report.json and report.html
+
+
+def build_report(
+    run: TrainingRun, *, steps: int, finished: bool, error: str | None = None
+) -> dict[str, Any]:
+    """Return the content of report.json."""
+    skipped, device = run.module.nonfinite_guard.skipped, run.data.device
+    warnings = run.callbacks.training_warnings.warnings(done=finished, steps=steps, skipped=skipped)
+    metrics = {name: float(value) for name, value in run.trainer.callback_metrics.items()}
+    groups = list_config_groups()
+    return {
+        "finished": finished,
+        **({} if error is None else {"error": error}),
+        "folder": str(run.folder),
+        "steps": steps,
+        "skipped_steps": skipped,
+        "parameters": count_parameters(run.module.model),
+        "skipped_cases": [finding.describe() for finding in run.data.skipped],
+        "warnings": [*filter(None, [run.data.shared_patients]), *warnings],
+        "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
+        "memory": run.callbacks.memory.summarize(),
+        "speed": run.callbacks.timing.summarize(),
+        "precision": {"requested": run.precision.requested, "used": run.precision.used},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "versions": collect_versions(),
+        "choices": {k: v for k, v in list_choices(run.settings).items() if k in groups},
+        "config": dict(run.config),
+    }
+
+
+def reopen_report(run: TrainingRun, steps: int) -> dict[str, Any]:
+    """Return the report of a run that has reached its limits; one that was killed then has none."""
+    report = read_report(run.folder)
+    report.pop("error", None)
+    if report.get("finished"):
+        return report
+    rebuilt = build_report(run, steps=steps, finished=True)
+    known = ("finished", "steps", "skipped_steps", "warnings")  # from the checkpoint
+    return rebuilt | report | {key: rebuilt[key] for key in known}
+
+
+def is_complete(run: TrainingRun) -> bool:
+    """Return whether a run that has reached its limits has its report and its evaluation."""
+    report = read_report(run.folder)
+    part = "evaluation" if run.data.validation else "postprocessing"
+    is_evaluated = part in report and not report[part].get("errors")
+    needs_evaluation = run.settings.evaluation.enabled and not is_evaluated
+    return bool(report.get("finished")) and "error" not in report and not needs_evaluation
+
+
+def report_early_end(run: TrainingRun, error: BaseException, log: Log) -> None:
+    """Write the report of a run that an error or a signal ends before its limits."""
+    steps = run.trainer.global_step
+    if isinstance(error, Interrupted):
+        log(
+            f"\ninterrupted by {error} after {steps} steps; resume with resume=auto "
+            f"hydra.run.dir={run.folder}"
+        )
+        error.is_reported = True
+    reason = str(error) if isinstance(error, RunError | UsageError) else None
+    report = build_report(run, steps=steps, finished=False, error=reason)
+    run.callbacks.dashboard.finish({}, 0, finished=False)
+    if run.is_main:
+        try_write_report(run, report)
+        write_page(run, report, log)
+
+
+def try_write_report(run: TrainingRun, report: dict[str, Any]) -> list[str]:
+    """Write the report; return what prevented it, if anything."""
+    path = run.folder / "report.json"
+    try:
+        write_report(report, path)
+    except OSError as error:
+        return [describe_os_error(error, path)]
+    return []
+
+
+def write_page(run: TrainingRun, report: Mapping[str, Any], log: Log) -> None:
+    """Write report.html, and the curves that comparisons draw; the run does not fail if that fails.
+
+    It shows what the run has recorded, and its evaluation if there is one.
+    """
+    path, evaluation = run.folder / "report.html", run.folder / "evaluation"
+    try:
+        # Here, so that runs start as soon.
+        from unet3d.evaluation.page import embed_worst_cases, read_result
+        from unet3d.report.page import render_page
+        from unet3d.report.run_page import describe_run
+
+        curves = run.callbacks.curves.list_points()
+        write_report({"curves": curves}, run.folder / "curves.json", indent=None)
+        result = read_result(evaluation / "evaluation.json") if report.get("evaluation") else None
+        content = describe_run(
+            report,
+            title=run.folder.resolve().name,
+            curves=curves,
+            timeline=draw_timeline(run, report),
+            kinds_at_peak={} if run.estimate is None else run.estimate.kinds,
+            result=result,
+            command=run.settings.composition.format_command(f"hydra.run.dir={run.folder}"),
+            machine=summarize_machine(),
+        )
+        content |= embed_worst_cases("run.html", content, result, evaluation)
+        write_text(path, render_page("run.html", **content))
+        log(f"report: {path}")
+    except Exception as error:
+        log(f"{path} was not written: {summarize_error(error)}")
+
+
+def draw_timeline(run: TrainingRun, report: Mapping[str, Any]) -> Any:
+    """Plot the estimated memory of a step, on a GPU with the measured peak of each phase."""
+    if run.estimate is None:
+        return None
+    phases = get_step_memory(report).get("phases", {})
+    measured = {name: peak["allocated"] for name, peak in phases.items() if "allocated" in peak}
+    figure = plot_timeline(run.estimate, "", measured=measured)
+    figure.set_size_inches(12, 4.5)
+    for layer in figure.axes[0].collections:
+        layer.set_rasterized(True)  # thousands of steps would make a large file
+    return figure
+
+
+# The evaluation of the best checkpoint
+
+
+def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
+    """Score the validation cases in the grids of their files; return parts of the report.
+
+    Predictions are written to validation/, scores to evaluation/. Classes that score higher with
+    only their largest component are recorded in the checkpoints, where predict finds them; without
+    validation cases, classes that are one component in the training labels.
+    """
+    names = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+    checkpoints = [path for path in names if path.exists()]
+    volumes, folder = run.data.validation, run.folder / "validation"
+    if not volumes:
+        return {"postprocessing": derive_postprocessing(run, checkpoints, log)}
+    ensemble = load_ensemble(checkpoints[:1], allow_targets=None)
+    log(f"evaluating {len(volumes)} validation cases with {checkpoints[0].name}")
+    folder.mkdir(exist_ok=True)
+    failures = predict_cases(run, ensemble, folder, log)
+    labels = [] if ensemble.regions else range(1, len(ensemble.classes))
+    cleaned = choose_postprocessing(volumes, labels, folder)
+    cleaned_classes = [ensemble.classes[label] for label in cleaned]
+    evidence = f"Dice on {pluralize(len(volumes), 'validation case')}"
+    postprocessing = record_postprocessing(cleaned_classes, evidence, checkpoints, log)
+    result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
+    for name, reason in result.errors.items():
+        log(f"{name} is not scored: {reason}")
+    dice = run.callbacks.training_warnings.dice
+    is_best = checkpoints[0].stem == "best"
+    evaluation = {
+        "checkpoint": str(checkpoints[0]),
+        "best_of": sum(value == value for value in dice) if is_best else None,
+        "mean": result.mean,
+        "per_class": result.per_class,
+        "errors": {**failures, **result.errors},
+    }
+    return {"evaluation": evaluation, "postprocessing": postprocessing}
+
+
+def predict_cases(run: TrainingRun, ensemble: Ensemble, folder: Path, log: Log) -> dict[str, str]:
+    """Write the labels of the validation cases; return why a case has none, by its name."""
+    windows = run.settings.step.windows
+    predictor = Predictor(
+        ensemble,
+        device=run.data.device,
+        precision=run.precision,
+        overlap=windows.overlap,
+        batch_size=windows.batch_size,
+    )
+    failures: dict[str, str] = {}
+    for volume in run.data.validation:
+        task = ScanTask(
+            scan=ScanFiles(name=volume.name, files=volume.case.images),
+            labels=folder / f"{volume.name}.nii.gz",
+            probabilities=None,
+        )
+        try:
+            predictor.compute(predictor.prepare(task), log=log)()
+        except Exception as error:  # a case that vanished or does not fit costs that case alone
+            failures[volume.name] = summarize_error(error)
+            task.labels.unlink(missing_ok=True)  # of an earlier evaluation
+            log(f"{volume.name} is not evaluated: {failures[volume.name]}")
+    return failures
+
+
+def derive_postprocessing(
+    run: TrainingRun, checkpoints: Sequence[Path], log: Log
+) -> dict[str, Any]:
+    """Choose the classes of which nearly all is one component wherever the training cases have it.
+
+    A class is given up at the first case that speaks against it, so that lesions cost little time.
+    """
+    classes, volumes = run.data.dataset.classes, run.data.training
+    cases = {} if run.data.dataset.regions else dict.fromkeys(range(1, len(classes)), 0)
+    for volume in volumes:
+        if not cases:
+            break
+        labels = volume.label
+        cleaned = np.array(labels)
+        keep_largest_component(cleaned, list(cases))
+        for label in list(cases):
+            size, kept = (np.count_nonzero(array == label) for array in (labels, cleaned))
+            cases[label] += bool(size)
+            if kept < MIN_SHARE * size:
+                del cases[label]
+    chosen = {classes[label]: count for label, count in cases.items() if count >= MIN_CASES}
+    counts = ", ".join(f"{name} {count}" for name, count in chosen.items())
+    evidence = (
+        f"{pluralize(len(volumes), 'training label')}: at least {MIN_SHARE:.0%} of the class is "
+        f"one component in all that have it ({counts or f'at least {MIN_CASES}'})"
+    )
+    return record_postprocessing(list(chosen), evidence, checkpoints, log)
+
+
+def record_postprocessing(
+    classes: list[str], evidence: str, checkpoints: Sequence[Path], log: Log
+) -> dict[str, Any]:
+    """Record in the checkpoints which classes keep only their largest component; say why."""
+    for path in checkpoints if classes else []:
+        update_metadata(path, {"keep_largest_component": classes})
+    names = ", ".join(classes) or "no class"
+    log(f"keeping only the largest component of {names}, judged by {evidence}")
+    return {"largest_component": classes, "evidence": evidence}
+
+
+def choose_postprocessing(
+    volumes: Sequence[CachedVolume], labels: Sequence[int], folder: Path
+) -> list[int]:
+    """Return labels whose mean Dice is higher with only the largest component; clean the files."""
+
+    def compute_dice(prediction: np.ndarray, reference: np.ndarray, label: int) -> float:
+        p, r = prediction == label, reference == label
+        total = int(p.sum()) + int(r.sum())
+        return 2 * int((p & r).sum()) / total if total else 1.0  # nothing can be gained
+
+    gains = dict.fromkeys(labels, 0.0)
+    for prediction, reference, _ in iter_predictions(volumes, folder):
+        for label in labels:
+            cleaned = prediction.copy()
+            keep_largest_component(cleaned, [label])
+            before, after = (compute_dice(p, reference, label) for p in (prediction, cleaned))
+            gains[label] += after - before
+    chosen = [label for label in labels if gains[label] > 0]
+    for prediction, _, path in iter_predictions(volumes, folder) if chosen else ():
+        keep_largest_component(prediction, chosen)
+        write_labels(path, prediction, path)
+    return chosen
+
+
+def iter_predictions(
+    volumes: Sequence[CachedVolume], folder: Path
+) -> Iterator[tuple[np.ndarray, np.ndarray, Path]]:
+    """Yield prediction, reference and the prediction's file, case by case."""
+    for volume in volumes:
+        path = folder / f"{volume.name}.nii.gz"
+        if path.exists():
+            try:
+                (prediction, _), (reference, _) = read_label_pair(path, volume.case.label)
+            except (UsageError, OSError):
+                continue  # the evaluation says why
+            yield prediction.astype(np.uint8), reference, path
+
+
+def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Evaluation:
+    """Pair the predictions with their references, as `unet3d evaluate` would match them."""
+    classes = {name: (label,) for label, name in enumerate(ensemble.classes) if label > 0}
+    regions = {name: tuple(labels) for name, labels in (ensemble.regions or {}).items()}
+    annotations, ignored = run.data.dataset.annotations, run.data.dataset.ignore_labels
+    pairs = [
+        CasePair(
+            name=volume.name,
+            prediction=[folder / f"{volume.name}.nii.gz"],
+            reference=[volume.case.label],
+            image=volume.case.images[0],
+            unknown=frozenset(annotations.find_unknown(volume.name) if annotations else ()),
+        )
+        for volume in run.data.validation
+        if (folder / f"{volume.name}.nii.gz").exists()
+    ]
+    return Evaluation(
+        predictions=str(folder),
+        references="of the validation cases",
+        output=run.folder / "evaluation",
+        images=None,
+        draw_worst=run.settings.evaluation.draw_worst,
+        workers=1,
+        pairs=pairs,
+        without_reference=[],
+        names=LabelNames(
+            classes=regions or classes,
+            known_labels=frozenset(range(len(ensemble.classes))),
+            ignore_labels=ignored,
+        ),
+        ignore_labels=ignored,
+        groups=run.data.groups,
+        tolerance_mm=run.settings.evaluation.tolerance_mm,
+        roles={"validation": [pair.name for pair in pairs]},
+        metrics=select_class_metrics(build_metrics(run.settings.metrics, ensemble.regions)),
+    )
