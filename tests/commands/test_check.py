@@ -9,10 +9,9 @@ from tests.data.helpers.datasets import (
     make_label,
     save_volume,
     write_decathlon,
-    write_nnunet,
 )
 from unet3d.__main__ import main
-from unet3d.commands.check import format_case_findings
+from unet3d.commands.check import format_findings
 from unet3d.data.findings import Finding, InvalidDatasetError
 
 
@@ -42,7 +41,7 @@ def test_a_name_with_a_line_break_stays_on_its_line(tmp_path):
     finding = Finding(
         case="a\n9 cases, no errors", file=tmp_path / "b\r\x1b[A", message="c\nd", advice="e\u2028"
     )
-    shown = [*format_case_findings(finding.case, [finding], tmp_path).splitlines()]
+    shown = [*format_findings(finding.case, [finding], tmp_path).splitlines()]
     shown += InvalidDatasetError([finding]).args[0].splitlines()
     assert shown[:3] == ["a\\n9 cases, no errors", "  b\\r\\x1b[A c\\nd", "    -> e\\u2028"]
     assert shown[-1] == f"  a\\n9 cases, no errors: {tmp_path}/b\\r\\x1b[A c d"
@@ -84,17 +83,6 @@ def test_equal_problems_of_many_cases_are_one_with_their_number(check, tmp_path,
     ]
     assert check("read_voxels=false", "format=json") == 1
     assert len(json.loads(capsys.readouterr().out)["errors"]) == 8
-
-
-def test_a_dataset_json_of_the_other_layout_names_that_layout(check, tmp_path, capsys):
-    write_decathlon(tmp_path / "a", 3)
-    write_nnunet(tmp_path / "b", 3)
-    for layout, root, message in (
-        ("nnunet", "a", "a/dataset.json is that of a Decathlon task: use data=decathlon;"),
-        ("decathlon", "b", "b/dataset.json is that of nnU-Net's raw layout: use data=nnunet"),
-    ):
-        assert check(f"data={layout}", f"data.root={root}") == 2
-        assert message in capsys.readouterr().err
 
 
 def test_slices_are_refused_with_the_reason(check, tmp_path, capsys):

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from unet3d.config.compose import list_config_groups
 from unet3d.data.dataset import ResolvedDataset
-from unet3d.data.layouts.groups import describe_groups
+from unet3d.data.layouts.splits import describe_groups
 from unet3d.data.loading.worker_errors import end_workers_on_error, explain_worker_error
 from unet3d.errors import (
     DoesNotFitError,

@@ -3,9 +3,8 @@
 import torch
 
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.loading.datasets import TrainingPatches
+from unet3d.data.loading.datasets import EpochSampler, TrainingPatches
 from unet3d.data.loading.loaders import TrainLoader
-from unet3d.data.loading.sampler import EpochSampler
 
 AUGMENT = Augment(rotation_p=0.7, scale_p=0.5, flip_p=0.5, brightness_p=0.5, noise_p=0.5)
 CPU = torch.device("cpu")

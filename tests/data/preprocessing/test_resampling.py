@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.ndimage import map_coordinates
 
-from unet3d.data.preprocessing.resampling import (
+from unet3d.data.preprocessing.channels import (
     choose_interpolation_orders,
     compute_resampled_shape,
     find_nonzero_box,

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from unet3d.data.augmentation.spatial import get_thin_axes
 
-EPSILON = 1e-7
-"""Prevents a division by 0 for constant patches."""
+EPSILON = 1e-7  # prevents a division by 0 for constant patches
 
 
 def add_noise(channel: Tensor, std: float, generator: torch.Generator) -> Tensor:

@@ -50,11 +50,6 @@ class Pairs:
         for key, names in (("channels", channels), ("classes", classes)):
             if isinstance(names, str):
                 raise UsageError(f"data.{key} must be a list of names, got {names!r}")
-        if len(self.images) > 1 and channels is not None and len(channels) != len(self.images):
-            raise UsageError(
-                f"data.channels must have a name for each of the {len(self.images)} patterns of "
-                f"data.images, got {len(channels)}"
-            )
         if not classes and not num_classes:
             raise UsageError(
                 "files alone do not define their classes: set data.classes=[background, ...] or "
@@ -65,7 +60,6 @@ class Pairs:
         self.classes = tuple(map(str, classes or (f"class_{n}" for n in range(num_classes or 0))))
 
     def describe(self) -> DatasetDescription:
-        """Return the channels and classes of the options."""
         return DatasetDescription(channels=self.channels, classes=self.classes)
 
     def list_cases(self) -> list[Case]:

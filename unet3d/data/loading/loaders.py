@@ -11,8 +11,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.loading.datasets import PatchSample, TrainingPatches, ValidationVolumes
-from unet3d.data.loading.sampler import EpochSampler
+from unet3d.data.loading.datasets import (
+    EpochSampler,
+    PatchSample,
+    TrainingPatches,
+    ValidationVolumes,
+)
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import STOP_SIGNALS
 from unet3d.types import Triple
@@ -43,7 +47,6 @@ class WaitTimer:
         self.started = self.stopped = self._now()
 
     def stop(self) -> None:
-        """Mark the arrival of the batch."""
         self.stopped = self._now()
 
     def get_seconds(self) -> float:
@@ -94,7 +97,6 @@ class TrainLoader(DataLoader[PatchSample]):
         self._next: Batch | None = None
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position."""
         return {"epoch": self.epoch, "batch": self.batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -15,8 +15,7 @@ from tests.data.helpers.datasets import (
     save_volume,
     write_decathlon,
 )
-from unet3d.data.checks.headers import check_headers
-from unet3d.data.checks.voxels import check_voxels
+from unet3d.data.checks import check_headers, check_voxels
 from unet3d.data.layouts.decathlon import Decathlon
 
 
