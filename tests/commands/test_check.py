@@ -11,8 +11,6 @@ from tests.data.helpers.datasets import (
     write_decathlon,
 )
 from unet3d.__main__ import main
-from unet3d.commands.check import format_findings
-from unet3d.data.findings import Finding, InvalidDatasetError
 
 
 @pytest.fixture
@@ -35,16 +33,6 @@ def test_a_constant_border_is_a_hint_unless_it_is_configured(check, tmp_path, ca
     ]
     assert check("data.background=auto", "format=json") == 0
     assert json.loads(capsys.readouterr().out)["hints"] == []
-
-
-def test_a_name_with_a_line_break_stays_on_its_line(tmp_path):
-    finding = Finding(
-        case="a\n9 cases, no errors", file=tmp_path / "b\r\x1b[A", message="c\nd", advice="e\u2028"
-    )
-    shown = [*format_findings(finding.case, [finding], tmp_path).splitlines()]
-    shown += InvalidDatasetError([finding]).args[0].splitlines()
-    assert shown[:3] == ["a\\n9 cases, no errors", "  b\\r\\x1b[A c\\nd", "    -> e\\u2028"]
-    assert shown[-1] == f"  a\\n9 cases, no errors: {tmp_path}/b\\r\\x1b[A c d"
 
 
 def test_findings_are_grouped_by_case_with_exit_code_1(check, tmp_path, capsys):
@@ -95,9 +83,7 @@ def test_slices_are_refused_with_the_reason(check, tmp_path, capsys):
     assert lines[2] == "    -> stack the slices of each scan into one volume"
 
 
-@pytest.mark.parametrize(
-    "words", [["data=pairs"], ["data=pairs", "data.images=images/*.png"], ["data=nnunet"]]
-)
+@pytest.mark.parametrize("words", [["data=pairs", "data.images=images/*.png"], ["data=nnunet"]])
 def test_pictures_are_refused_with_the_reason(check, tmp_path, capsys, words):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.png").write_bytes(b"")

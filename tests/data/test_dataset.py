@@ -53,13 +53,6 @@ def test_the_labels_of_regions_are_the_datasets_unless_regions_are_set():
     assert resolve_dataset(parse(regions={"b": [2]}), ambiguous).region_labels is None
 
 
-def test_outputs_are_classes_or_regions_and_classes_without_a_name_are_numbered():
-    dataset = resolve_dataset(parse(num_classes=5), describe())
-    assert dataset.classes == ("background", "a", "b", "class_3", "class_4")
-    assert dataset.num_outputs == 5
-    assert resolve_dataset(parse(regions={"b": [2]}), describe()).num_outputs == 1
-
-
 def test_the_dataset_completes_the_settings_and_the_loss(composed):
     settings = composed("data=nnunet", "data.root=/no/such", base=[]).step
     complete = settings.with_dataset(resolve_dataset(settings.data, describe(regions=REGIONS)))
@@ -100,12 +93,6 @@ def test_settings_that_give_both_sizes_need_no_dataset(composed):
     assert get_network_sizes(parse(**both, regions=regions)) == (2, 2)
     settings = composed("data.root=/no/such", base=[]).step
     assert complete_step(settings) is settings
-
-
-def test_one_size_alone_is_completed_by_the_dataset(composed, decathlon_folder):
-    overrides = ["data=decathlon", f"data.root={decathlon_folder}", "data.in_channels=1"]
-    settings = complete_step(composed(*overrides, base=[]).step)
-    assert get_network_sizes(settings.data) == (1, 3)
 
 
 def test_a_dataset_without_a_root_cannot_be_read():

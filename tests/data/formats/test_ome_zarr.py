@@ -37,13 +37,6 @@ def test_both_versions_are_read_and_labels_keep_version_numbers_and_units(
         assert text in first
 
 
-def test_axes_in_another_order_are_turned(tmp_path, voxels):
-    image = write_zarr(tmp_path / "a.zarr", voxels.T, AFFINE)
-    edit(image, lambda content: content["axes"].reverse())
-    edit(image, lambda content: content["datasets"][0].pop("coordinateTransformations"))
-    np.testing.assert_array_equal(read_volume(image)[0][0], voxels)
-
-
 def test_a_translation_is_the_origin(tmp_path, voxels):
     image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
 

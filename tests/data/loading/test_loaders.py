@@ -1,22 +1,9 @@
-from collections.abc import Mapping
-
 import pytest
 import torch
 
-from tests.data.helpers.loaders import AUGMENT, CPU, load_epochs, make_loader
+from tests.data.helpers.loaders import AUGMENT, CPU, load_epochs, make_data, make_loader
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading.loaders import build_loaders
-
-SETTINGS: Mapping = {
-    "patch_size": [8, 8, 8],
-    "batch_size": 2,
-    "patches_per_case": 1,
-    "foreground_fraction": 0.5,
-    "augment": AUGMENT,
-    "num_workers": 0,
-    "device": CPU,
-    "seed": 0,
-}
 
 
 def assert_equal(batches, others):
@@ -47,8 +34,9 @@ def test_batches_are_the_same_with_and_without_workers_and_when_an_epoch_is_repe
 @pytest.mark.slow
 def test_batches_are_the_same_when_workers_are_spawned(volumes):
     """Windows and macOS do not fork: datasets, sampler and augmentation are pickled."""
-    expected = build_loaders(volumes, volumes, **SETTINGS)
-    loaders = build_loaders(volumes, volumes, **{**SETTINGS, "num_workers": 1})
+    options = {"augment": AUGMENT, "device": CPU, "seed": 0}
+    expected = build_loaders(volumes, volumes, make_data(), **options)
+    loaders = build_loaders(volumes, volumes, make_data(num_workers=1), **options)
     for loader, other in zip(loaders, expected, strict=True):
         loader.multiprocessing_context = "spawn"
         assert_equal(list(loader), list(other))

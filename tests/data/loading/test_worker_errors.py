@@ -2,7 +2,6 @@ import multiprocessing
 import os
 import re
 import signal
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -127,13 +126,3 @@ def test_workers_that_hang_and_ignore_signals_end_with_an_error(volumes):
     with pytest.raises(KeyError), end_workers_on_error():
         stop_worker()
     assert workers[0].exitcode == -signal.SIGKILL
-
-
-def test_processes_that_the_block_did_not_start_live_on():
-    other = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
-    other.start()
-    with pytest.raises(KeyError), end_workers_on_error():
-        raise KeyError
-    assert other.is_alive()
-    other.kill()
-    other.join()

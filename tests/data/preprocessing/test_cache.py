@@ -67,16 +67,6 @@ def test_preprocessing_needs_no_more_memory_than_estimated(tmp_path, spacing_mm)
     assert volume.image.nbytes + volume.label.nbytes == cost.disk
 
 
-def test_channels_in_files_of_their_own_are_held_twice_while_they_are_joined(tmp_path):
-    both = noise(24, 24, 16, 2)
-    one = write_case(tmp_path, both)
-    two = [write_case(tmp_path, both[..., c], name=f"channel{c}").images[0] for c in range(2)]
-    settings = Preprocessing(num_classes=2)
-    together, apart = (estimate_preprocessing_cost(i, settings) for i in (one.images, two))
-    assert apart.ram - together.ram == both.nbytes
-    assert apart.disk == together.disk
-
-
 def test_cases_whose_spacing_declares_more_than_the_memory_are_all_refused_unread(tmp_path):
     image, settings = noise(32, 32, 32), Preprocessing(num_classes=2, spacing_mm=(1.0, 1.0, 1.0))
     wrong = np.diag([100.0, 100, 100, 1])

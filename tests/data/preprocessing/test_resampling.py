@@ -58,13 +58,6 @@ def test_cubic_interpolation_matches_scipy():
     np.testing.assert_allclose(resample(volume, shape, [3] * 3), expected, atol=1e-4)
 
 
-@given(SIZES, SIZES, st.sampled_from([0, 1, 3]))
-def test_a_constant_volume_stays_constant(size, shape, order):
-    resampled = resample(np.full(size, 3.0, np.float32), shape, [order] * 3)
-    assert resampled.shape == shape
-    np.testing.assert_allclose(resampled, 3, rtol=1e-5)
-
-
 def test_resampling_labels_adds_no_label_between_two_others():
     labels = np.zeros((8, 8, 8), np.uint8)
     labels[4:] = 2
