@@ -81,13 +81,3 @@ def test_slices_are_refused_with_the_reason(check, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].endswith("; 2D images are not supported")
     assert lines[2] == "    -> stack the slices of each scan into one volume"
-
-
-@pytest.mark.parametrize("words", [["data=pairs", "data.images=images/*.png"], ["data=nnunet"]])
-def test_pictures_are_refused_with_the_reason(check, tmp_path, capsys, words):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "a.png").write_bytes(b"")
-    content = {"channel_names": {"0": "R"}, "labels": {"background": 0, "x": 1}}
-    (tmp_path / "dataset.json").write_text(json.dumps({**content, "file_ending": ".png"}))
-    assert check("data.num_classes=2", *words) == 2
-    assert "2D images are not supported: stack the slices" in capsys.readouterr().err

@@ -134,7 +134,6 @@ def check_dataset(
     rule = choose_split(data, cases)
     ram = get_available_bytes(torch.device("cpu"))
     findings = check_headers(cases, channels=len(dataset.channels), ram=ram)
-    too_large = {f.case for f in findings if f.is_too_large}
     findings = [*layout.find_problems(), *findings]
     headers = read_image_headers(cases)
     findings += find_assumptions(headers.values(), len(cases))
@@ -150,12 +149,13 @@ def check_dataset(
     if read_voxels:
         largest = max([1, *(header.reading_bytes for header in headers.values())])
         findings += check_voxels(
-            [case for case in cases if case.name not in too_large],
+            cases,
             classes=dataset.classes,
             ignore_labels=dataset.ignore_labels,
             annotations=dataset.annotations,
             channels=dataset.channels,
             background=data.background,
+            ram=ram,
             workers=workers or count_parallel_jobs(largest, ram),
             progress=progress,
         )

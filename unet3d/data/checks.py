@@ -95,7 +95,7 @@ def check_scan_headers(
                 f"{format_bytes(header.reading_bytes)} of RAM, {format_bytes(ram)} are available"
             )
             advice = "correct its header, crop or downsample it, or remove the case"
-            yield Finding(name, file, message, advice, is_too_large=True)
+            yield Finding(name, file, message, advice)
         for message, advice in check_single_header(header, is_label=file == label):
             yield Finding(name, file, message, advice)
         headers[file] = header
@@ -236,6 +236,7 @@ def check_voxels(
     annotations: Annotations | None = None,
     channels: Sequence[str] = (),
     background: Background = (0,),
+    ram: int | None = None,
     workers: int,
     progress: Callable[[int, int], None],
 ) -> list[Finding]:
@@ -249,7 +250,7 @@ def check_voxels(
     borders: list[list[float]] = []  # of each case with constant ones that are not background
 
     def check(case: Case) -> tuple[list[Finding], set[int], dict[Path, bytes], list[float]]:
-        return check_case_voxels(case, len(classes), ignore_labels, channels, background)
+        return check_case_voxels(case, len(classes), ignore_labels, channels, background, ram)
 
     with ThreadPoolExecutor(workers) as pool:
         results = zip(cases, pool.map(check, cases), strict=True)
@@ -291,6 +292,7 @@ def check_case_voxels(
     ignore_labels: Sequence[int],
     channels: Sequence[str],
     background: Background,
+    ram: int | None,
 ) -> tuple[list[Finding], set[int], dict[Path, bytes], list[float]]:
     """Read and check the files of one case.
 
@@ -303,7 +305,8 @@ def check_case_voxels(
     borders: list[float | None] = []
     for file in (*case.images, case.label):
         try:
-            if read_header(file).dtype.kind not in "iuf":
+            header = read_header(file)
+            if header.dtype.kind not in "iuf" or (ram is not None and header.reading_bytes > ram):
                 continue  # check_headers reports it
             volume, _ = read_volume(file)
         except UnreadableFileError as error:

@@ -27,7 +27,6 @@ class Finding:
     message: str
     advice: str
     is_hint: bool = False  # a suggestion, not a problem
-    is_too_large: bool = False  # its voxels must not be read
 
     def describe(self) -> str:
         """Return the case, the file and the problem in one line."""

@@ -1,6 +1,6 @@
 """Find the format of a file by its name, and read or write it with errors that name the file."""
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -39,9 +39,6 @@ SUFFIX_LIST = (
 )
 
 SEG_SUFFIX = ".dcm"  # ending of the labels of a folder of DICOM images, which has none
-
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
-"""Endings of 2D images, which users of other tools have."""
 
 NOT_2D = "2D images are not supported"
 FIX_2D = "stack the slices of each scan into one volume"
@@ -88,17 +85,7 @@ def describe_other(path: Path) -> str:
         return "is a link that leads nowhere"
     if path.is_dir():
         return "is a folder without DICOM images"
-    return f"is not named {SUFFIX_LIST}{describe_pictures([path.name])}"
-
-
-def describe_pictures(names: Iterable[str]) -> str:
-    """Return the end of an error if these are names of pictures, else nothing.
-
-    >>> describe_pictures(["scan.PNG"])
-    '; 2D images are not supported: stack the slices of each scan into one volume'
-    """
-    is_picture = any(name.lower().endswith(PICTURE_SUFFIXES) for name in names)
-    return f"; {NOT_2D}: {FIX_2D}" if is_picture else ""
+    return f"is not named {SUFFIX_LIST}"
 
 
 def split_suffix(path: Path) -> tuple[str, str]:

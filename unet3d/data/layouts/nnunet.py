@@ -7,7 +7,7 @@ from typing import Any
 
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
-from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, describe_pictures, list_volumes
+from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, list_volumes
 from unet3d.data.layouts.dataset_json import find_problems, load_dataset_json, parse_names
 from unet3d.errors import UsageError
 
@@ -37,7 +37,6 @@ class NnUnet:
         if suffix not in SUFFIXES:
             raise UsageError(
                 f"{self.root / 'dataset.json'}: file_ending must be {SUFFIX_LIST}, got {suffix!r}"
-                f"{describe_pictures([str(suffix)])}"
             )
         return suffix
 

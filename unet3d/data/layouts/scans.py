@@ -10,7 +10,6 @@ from unet3d.data.formats.volumes import (
     SEG_SUFFIX,
     SUFFIX_LIST,
     describe_other,
-    describe_pictures,
     is_volume,
     list_volumes,
     split_suffix,
@@ -44,13 +43,11 @@ def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
         scans = group_channels(list_volumes(source), len(channels))
         if not scans:
             raise UsageError(
-                f"no {SUFFIX_LIST}, nor a folder of DICOM images, in "
-                f"{source.absolute()}{describe_pictures(file.name for file in source.iterdir())}"
+                f"no {SUFFIX_LIST}, nor a folder of DICOM images, in {source.absolute()}"
             )
         return scans
     if not is_volume(source):
-        hint = describe_pictures([source.name])
-        raise UsageError(f"{source} must be a folder of scans, or end in {SUFFIX_LIST}{hint}")
+        raise UsageError(f"{source} must be a folder of scans, or end in {SUFFIX_LIST}")
     if len(channels) == 1:
         return group_channels([source], 1)
     scans = group_channels(list_volumes(source.parent), len(channels))
