@@ -21,6 +21,7 @@ from unet3d.config.fields import (
     read_settings,
 )
 from unet3d.config.instantiate import Factory, read_factory
+from unet3d.errors import UsageError
 from unet3d.types import CROPS, NORMALIZATIONS, ORIENTATIONS, Triple
 
 LABELS = list_of(integer(">= 0"), "a list of labels")
@@ -78,6 +79,10 @@ class DataConfig:
     patches_per_case: Annotated[int, integer(">= 1")]
     foreground_fraction: Annotated[float, number(">= 0", "<= 1")]
     num_workers: Annotated[int, integer(">= 0")]
+
+    def __post_init__(self):
+        if self.annotated is not None and self.regions is not None:
+            raise UsageError("data.annotated cannot be combined with data.regions")
 
 
 def read_data(config: Config) -> DataConfig:

@@ -77,7 +77,7 @@ def resolve_dataset(data: DataConfig, description: DatasetDescription) -> Resolv
         get_region_labels(regions, region_labels)  # or no label map can hold them
     if data.annotated is not None:
         if regions is not None:
-            raise UsageError("data.annotated cannot be combined with regions")
+            raise UsageError("data.annotated cannot be combined with regions of the dataset")
         annotations = read_annotations("data.annotated", data.annotated, classes[1:])
     ignored = description.ignore_labels if data.ignore_labels is None else data.ignore_labels
     if any(0 <= label < num_classes for label in ignored):

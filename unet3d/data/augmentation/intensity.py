@@ -32,11 +32,6 @@ def blur(channel: Tensor, sigma: float) -> Tensor:
     return channel
 
 
-def scale_brightness(channel: Tensor, factor: float) -> Tensor:
-    """Multiply all intensities; 0 is the mean of a normalized volume."""
-    return channel * factor
-
-
 def scale_contrast(channel: Tensor, factor: float) -> Tensor:
     """Multiply the distances from the patch's mean; clamp to the original range."""
     mean, (low, high) = channel.mean(), torch.aminmax(channel)
@@ -61,8 +56,3 @@ def apply_gamma(channel: Tensor, power: float) -> Tensor:
     low, high = torch.aminmax(channel)
     curved = ((channel - low) / (high - low + EPSILON)).pow(power)
     return (curved - curved.mean()) / (curved.std(correction=0) + EPSILON) * std + mean
-
-
-def apply_inverted_gamma(channel: Tensor, power: float) -> Tensor:
-    """Apply gamma to the inverted intensities."""
-    return -apply_gamma(-channel, power)

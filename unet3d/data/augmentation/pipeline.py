@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from unet3d.config.fields import Kind, integer, is_number, number
-from unet3d.data.augmentation import intensity
+from unet3d.data.augmentation.intensity import (
+    add_noise,
+    apply_gamma,
+    blur,
+    scale_contrast,
+    simulate_low_resolution,
+)
 from unet3d.data.augmentation.spatial import SpatialTransform, apply_transform, make_affine_matrix
 from unet3d.errors import UsageError
 
@@ -140,13 +146,13 @@ class Augment:
         generator = torch.Generator(image.device)
         change: Callable[[Tensor, float], Tensor]
         for p, span, interpolate, change in (
-            (self.noise_p, self.noise_std, lerp, partial(intensity.add_noise, generator=generator)),
-            (self.blur_p, self.blur_sigma, lerp, intensity.blur),
-            (self.brightness_p, self.brightness, lerp, intensity.scale_brightness),
-            (self.contrast_p, self.contrast, lerp, intensity.scale_contrast),
-            (self.low_resolution_p, self.low_resolution, lerp, intensity.simulate_low_resolution),
-            (self.inverted_gamma_p, self.gamma, log_lerp, intensity.apply_inverted_gamma),
-            (self.gamma_p, self.gamma, log_lerp, intensity.apply_gamma),
+            (self.noise_p, self.noise_std, lerp, partial(add_noise, generator=generator)),
+            (self.blur_p, self.blur_sigma, lerp, blur),
+            (self.brightness_p, self.brightness, lerp, torch.mul),
+            (self.contrast_p, self.contrast, lerp, scale_contrast),
+            (self.low_resolution_p, self.low_resolution, lerp, simulate_low_resolution),
+            (self.inverted_gamma_p, self.gamma, log_lerp, lambda c, power: -apply_gamma(-c, power)),
+            (self.gamma_p, self.gamma, log_lerp, apply_gamma),
         ):
             number, *strengths = rng.random(1 + len(image)).tolist()
             if number < p:

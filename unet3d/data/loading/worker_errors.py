@@ -105,12 +105,13 @@ def explain_worker_error(
     ]
     names = f" (last case: {', '.join(last)})" if last else ""
     killed = re.search(r"killed by signal: ([^.]+)\.", text)
-    how = f"was killed by a signal ({killed[1]})" if killed else "exited"
-    causes = {
-        signal.SIGKILL: "was killed by SIGKILL, usually because memory ran out: lower "
-        f"data.num_workers (now {num_workers})",
-        signal.SIGBUS: f"crashed with SIGBUS: {FULL_SHM}",
-    }
-    known = {signal.strsignal(number): cause for number, cause in causes.items()}
-    unknown = f"{how}; rerun with data.num_workers=0 to see why"
-    return RunError(f"a data worker{names} {known.get(killed and killed[1].strip(), unknown)}")
+    name = killed[1].strip() if killed else None
+    if name == signal.strsignal(signal.SIGKILL):
+        cause = "was killed by SIGKILL, usually because memory ran out: lower data.num_workers "
+        cause += f"(now {num_workers})"
+    elif name == signal.strsignal(signal.SIGBUS):
+        cause = f"crashed with SIGBUS: {FULL_SHM}"
+    else:
+        how = f"was killed by a signal ({name})" if killed else "exited"
+        cause = f"{how}; rerun with data.num_workers=0 to see why"
+    return RunError(f"a data worker{names} {cause}")

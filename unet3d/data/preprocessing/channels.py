@@ -239,8 +239,6 @@ def get_plane_names(code: str) -> tuple[str, str, str]:
 
     >>> get_plane_names("RAS")
     ('sagittal', 'coronal', 'axial')
-    >>> get_plane_names("SPL")
-    ('axial', 'coronal', 'sagittal')
     """
     names = {"sagittal": "RL", "coronal": "AP", "axial": "SI"}
     d, h, w = (next(name for name, ends in names.items() if end in ends) for end in code)
