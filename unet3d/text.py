@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MAX_NAME_LENGTH = 200
-NAME_RULE = f"names have 1 to {MAX_NAME_LENGTH} printable characters"
 
 
 def escape_unprintable(text: str, keep: str = "") -> str:

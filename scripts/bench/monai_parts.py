@@ -132,7 +132,7 @@ def measure_surfaces_monai() -> Work:
 
 def resample_ours() -> Work:
     """Resample a volume with cubic splines."""
-    from unet3d.data.preprocessing.resampling import resample
+    from unet3d.data.preprocessing.channels import resample
 
     volume = make_image(128, 128, 64)[0].numpy()
     return lambda: resample(volume, (160, 160, 96), (3, 3, 3))

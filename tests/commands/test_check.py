@@ -9,11 +9,8 @@ from tests.data.helpers.datasets import (
     make_label,
     save_volume,
     write_decathlon,
-    write_nnunet,
 )
 from unet3d.__main__ import main
-from unet3d.commands.check import format_case_findings
-from unet3d.data.findings import Finding, InvalidDatasetError
 
 
 @pytest.fixture
@@ -36,16 +33,6 @@ def test_a_constant_border_is_a_hint_unless_it_is_configured(check, tmp_path, ca
     ]
     assert check("data.background=auto", "format=json") == 0
     assert json.loads(capsys.readouterr().out)["hints"] == []
-
-
-def test_a_name_with_a_line_break_stays_on_its_line(tmp_path):
-    finding = Finding(
-        case="a\n9 cases, no errors", file=tmp_path / "b\r\x1b[A", message="c\nd", advice="e\u2028"
-    )
-    shown = [*format_case_findings(finding.case, [finding], tmp_path).splitlines()]
-    shown += InvalidDatasetError([finding]).args[0].splitlines()
-    assert shown[:3] == ["a\\n9 cases, no errors", "  b\\r\\x1b[A c\\nd", "    -> e\\u2028"]
-    assert shown[-1] == f"  a\\n9 cases, no errors: {tmp_path}/b\\r\\x1b[A c d"
 
 
 def test_findings_are_grouped_by_case_with_exit_code_1(check, tmp_path, capsys):
@@ -86,17 +73,6 @@ def test_equal_problems_of_many_cases_are_one_with_their_number(check, tmp_path,
     assert len(json.loads(capsys.readouterr().out)["errors"]) == 8
 
 
-def test_a_dataset_json_of_the_other_layout_names_that_layout(check, tmp_path, capsys):
-    write_decathlon(tmp_path / "a", 3)
-    write_nnunet(tmp_path / "b", 3)
-    for layout, root, message in (
-        ("nnunet", "a", "a/dataset.json is that of a Decathlon task: use data=decathlon;"),
-        ("decathlon", "b", "b/dataset.json is that of nnU-Net's raw layout: use data=nnunet"),
-    ):
-        assert check(f"data={layout}", f"data.root={root}") == 2
-        assert message in capsys.readouterr().err
-
-
 def test_slices_are_refused_with_the_reason(check, tmp_path, capsys):
     for folder, array in (("images", make_image(0)), ("labels", make_label(0))):
         save_volume(tmp_path / folder / "a.nii", array[..., :1])
@@ -105,15 +81,3 @@ def test_slices_are_refused_with_the_reason(check, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].endswith("; 2D images are not supported")
     assert lines[2] == "    -> stack the slices of each scan into one volume"
-
-
-@pytest.mark.parametrize(
-    "words", [["data=pairs"], ["data=pairs", "data.images=images/*.png"], ["data=nnunet"]]
-)
-def test_pictures_are_refused_with_the_reason(check, tmp_path, capsys, words):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "a.png").write_bytes(b"")
-    content = {"channel_names": {"0": "R"}, "labels": {"background": 0, "x": 1}}
-    (tmp_path / "dataset.json").write_text(json.dumps({**content, "file_ending": ".png"}))
-    assert check("data.num_classes=2", *words) == 2
-    assert "2D images are not supported: stack the slices" in capsys.readouterr().err

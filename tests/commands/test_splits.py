@@ -66,19 +66,6 @@ def test_a_plan_keeps_the_scans_of_a_patient_together(write, train, tmp_path, ca
     assert not any("patients" in line for line in [*lines, *warnings])
 
 
-def test_a_plan_of_too_few_cases_for_folds_says_what_training_needs(write, train, capsys):
-    write(SCANS[:6])
-    assert plan("budget_gib=4") == 0
-    shown = capsys.readouterr().out.splitlines()
-    line = "3 groups cannot be split into 5 folds: set fold=none, or list folds in a "
-    assert any(other.startswith(line) for other in shown)
-    command = "unet3d train experiment=planned fold=none"
-    assert shown[-1] == command
-    assert train(*command.split()[2:], data=())[0] == 0
-    assert plan("budget_gib=4", "fold=none", "overwrite=true") == 0
-    assert "folds" not in capsys.readouterr().out
-
-
 def test_training_warns_once_of_patients_on_both_sides_of_the_split(write, train, tmp_path):
     write(SCANS)
     code, lines, warnings = train()
@@ -154,15 +141,3 @@ def test_an_evaluation_resamples_patients_for_its_intervals(write, tmp_path, cap
     wide, narrow = (found["mean"]["dice"] for found in (grouped, alone))
     assert wide["mean"] == narrow["mean"]
     assert wide["high"] - wide["low"] > 1.2 * (narrow["high"] - narrow["low"])
-
-
-def test_a_run_ends_with_intervals_over_patients(write, train, tmp_path):
-    write(SCANS)
-    (tmp_path / "folds").write_text(json.dumps([{"train": SCANS[4:], "val": SCANS[:4]}]))
-    words = ["data.splits=folds", OPTION, "evaluation.enabled=true", "evaluation.draw_worst=0"]
-    assert train(*words)[0] == 0
-    written = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())
-    assert written["groups"] == {name: name[:2] for name in SCANS[:4]}
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["evaluation"]["per_class"]["class_1"]["dice"]["groups"] == 2
-    assert "resampled over 2 groups of cases" in (tmp_path / "run" / "report.html").read_text()

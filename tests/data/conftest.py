@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from unet3d.data.case import Case
-from unet3d.data.preprocessing.cache import CachedVolume, VolumeSummary
-from unet3d.data.preprocessing.entry import write_entry
+from unet3d.data.preprocessing.cache import CachedVolume, VolumeSummary, write_entry
 from unet3d.data.preprocessing.statistics import Statistics
 
 

@@ -1,16 +1,21 @@
 """Channels and classes come from the settings and from the dataset, which must not contradict."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.config.helpers.configs import with_values
+from tests.data.helpers.cases import noise, write_case
 from unet3d.data.case import DatasetDescription
 from unet3d.data.config import read_data
 from unet3d.data.dataset import (
+    UsableCases,
     build_layout,
     build_preprocessing,
     get_network_sizes,
     resolve_dataset,
 )
+from unet3d.data.findings import Finding, InvalidDatasetError
 from unet3d.errors import UsageError
 from unet3d.memory.step.build import complete_step
 
@@ -28,13 +33,6 @@ def parse(**values):
 
 def describe(channels=("MRI",), classes=("background", "a", "b"), **others):
     return DatasetDescription(channels=channels, classes=classes, **others)
-
-
-@pytest.mark.parametrize("name", ["", "a\x1b[2J", "a\nb", "a\u202eb", "a" * 201])
-def test_names_of_classes_and_channels_are_short_and_printable(name):
-    for description in (describe(channels=(name,)), describe(classes=("background", name))):
-        with pytest.raises(UsageError, match="names have 1 to 200 printable characters"):
-            resolve_dataset(parse(), description)
 
 
 def test_the_dataset_says_what_the_settings_leave_open_and_settings_win():
@@ -55,13 +53,6 @@ def test_the_labels_of_regions_are_the_datasets_unless_regions_are_set():
     assert resolve_dataset(parse(regions={"b": [2]}), ambiguous).region_labels is None
 
 
-def test_outputs_are_classes_or_regions_and_classes_without_a_name_are_numbered():
-    dataset = resolve_dataset(parse(num_classes=5), describe())
-    assert dataset.classes == ("background", "a", "b", "class_3", "class_4")
-    assert dataset.num_outputs == 5
-    assert resolve_dataset(parse(regions={"b": [2]}), describe()).num_outputs == 1
-
-
 def test_the_dataset_completes_the_settings_and_the_loss(composed):
     settings = composed("data=nnunet", "data.root=/no/such", base=[]).step
     complete = settings.with_dataset(resolve_dataset(settings.data, describe(regions=REGIONS)))
@@ -76,7 +67,7 @@ def test_the_dataset_completes_the_settings_and_the_loss(composed):
     ("values", "description", "message"),
     [
         ({"in_channels": 2}, describe(), r"data\.in_channels=2, but the dataset has 1: MRI"),
-        ({}, describe(classes=("background",)), r"data\.num_classes must be an int >= 2, got 1"),
+        ({}, describe(classes=("background",)), r"data\.num_classes must be 2\.\.255, got 1"),
         ({}, describe(classes=("background", "a", "a")), "names must be unique, got background, a"),
         ({"regions": {"a": [3]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
         ({"regions": {"a": [0]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
@@ -85,13 +76,9 @@ def test_the_dataset_completes_the_settings_and_the_loss(composed):
         (
             {"regions": {"a": [1]}, "region_labels": [2]},
             describe(),
-            r"data\.region_labels must name a label of each region, .* got 2 for a",
+            r"data\.region_labels must name a label of each region, .* got \[2\] for",
         ),
-        (
-            {"regions": {"a": [1]}, "region_labels": [1, 2]},
-            describe(),
-            r"data\.region_labels must .* got 2 labels for 1 regions",
-        ),
+        ({"ignore_label": 1}, describe(), r"ignore_label must be outside of the classes 0\.\.2"),
     ],
 )
 def test_a_contradiction_is_refused(values, description, message):
@@ -106,12 +93,6 @@ def test_settings_that_give_both_sizes_need_no_dataset(composed):
     assert get_network_sizes(parse(**both, regions=regions)) == (2, 2)
     settings = composed("data.root=/no/such", base=[]).step
     assert complete_step(settings) is settings
-
-
-def test_one_size_alone_is_completed_by_the_dataset(composed, decathlon_folder):
-    overrides = ["data=decathlon", f"data.root={decathlon_folder}", "data.in_channels=1"]
-    settings = complete_step(composed(*overrides, base=[]).step)
-    assert get_network_sizes(settings.data) == (1, 3)
 
 
 def test_a_dataset_without_a_root_cannot_be_read():
@@ -140,3 +121,19 @@ def test_each_channel_has_its_normalization():
     assert build_preprocessing(parse(normalize="zscore"), dataset, []).normalize == ("zscore",) * 2
     with pytest.raises(UsageError, match=r"data\.normalize must be one word or one for each of"):
         build_preprocessing(parse(normalize=["zscore"] * 3), dataset, [])
+
+
+def test_cases_with_problems_that_are_found_one_after_the_other_are_all_skipped(tmp_path):
+    cases = [write_case(tmp_path, noise(8, 8, 8), name=name) for name in ("a", "b", "c")]
+    layout = SimpleNamespace(list_cases=lambda: cases, find_problems=list)
+    usable = UsableCases(SimpleNamespace(skip_invalid_cases=True), layout, ["CT"])
+
+    def refuse_the_first_two(cases):
+        if len(cases) > 1:
+            message = "is damaged"
+            problem = Finding(case=cases[0].name, file=None, message=message, advice="remove it")
+            raise InvalidDatasetError([problem])
+        return [case.name for case in cases]
+
+    assert usable.run_on_valid_cases(refuse_the_first_two) == ["c"]
+    assert [finding.case for finding in usable.skipped] == ["a", "b"]

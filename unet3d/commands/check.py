@@ -1,9 +1,9 @@
 """`unet3d check`: find every error in a dataset, with the file and what to do."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,22 +13,23 @@ from unet3d.app import Progress
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, read_settings
 from unet3d.data.case import Case
-from unet3d.data.checks.headers import (
+from unet3d.data.checks import (
     check_headers,
-    describe_extent,
-    describe_formats,
+    check_voxels,
+    describe_images,
     find_assumptions,
     read_image_headers,
 )
-from unet3d.data.checks.voxels import check_voxels
 from unet3d.data.config import DataConfig, read_data
-from unet3d.data.dataset import SplitRule, build_layout, choose_split, resolve_dataset
-from unet3d.data.findings import Finding, count_findings, group_equal
-from unet3d.data.layouts.groups import describe_groups
+from unet3d.data.dataset import build_layout, choose_split, resolve_dataset
+from unet3d.data.findings import Finding, count_findings
+from unet3d.data.layouts.splits import describe_groups
 from unet3d.data.preprocessing.cache import count_parallel_jobs
 from unet3d.files import write_output
 from unet3d.machine import get_available_bytes
 from unet3d.text import escape_unprintable, join_first, pluralize
+
+MIN_EQUAL = 5  # as many equal problems are printed as one, with the names of a few cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,32 +72,31 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 
 def format_check_report(report: DatasetCheckResult) -> str:
-    """Return the findings by case, then a summary of the dataset and hints."""
+    """Return the findings by case, those of many cases as one, a summary, and hints."""
+    equal, by_case = defaultdict(list), defaultdict(list)
+    for finding in sorted(report.findings, key=lambda finding: finding.case or ""):
+        equal[finding.message, finding.advice].append(finding)
+    common = [group for group in equal.values() if len(group) >= MIN_EQUAL]
+    for group in equal.values():
+        for finding in () if len(group) >= MIN_EQUAL else group:
+            by_case[finding.case].append(finding)
+    blocks = [
+        format_findings(case, by_case[case], report.root) for case in sorted(by_case, key=str)
+    ]
+    for group in common:
+        cases = list(dict.fromkeys(finding.case for finding in group if finding.case))
+        names = f"{pluralize(len(cases), 'case')}: {join_first(cases)}" if cases else None
+        blocks.append(format_findings(names, group[:1], report.root, more=len(group) - 1))
     findings = count_findings(report.findings) if report.findings else "no errors"
     cases = describe_groups([case.name for case in report.cases], report.groups)
     summary = [f"{cases}, {findings}", escape_unprintable(report.summary)]
     for hint in report.hints:
         message, advice = map(escape_unprintable, (hint.message, hint.advice))
         summary.append(f"hint: {message}\n    -> {advice}")
-    ordered = sorted(report.findings, key=lambda finding: finding.case or "")
-    groups = group_equal(ordered)
-    single = [group[0] for group in groups if len(group) == 1]
-    blocks = [
-        format_case_findings(case, list(group), report.root)
-        for case, group in groupby(single, lambda finding: finding.case)
-    ]
-    blocks += [format_equal_findings(group, report.root) for group in groups if len(group) > 1]
     return "\n".join([*blocks, *summary])
 
 
-def format_equal_findings(findings: Sequence[Finding], root: Path) -> str:
-    """Return a problem that many cases have: their number, a few names, and the first file."""
-    cases = list(dict.fromkeys(finding.case for finding in findings if finding.case))
-    names = f"{pluralize(len(cases), 'case')}: {join_first(cases)}" if cases else None
-    return format_case_findings(names, findings[:1], root, more=len(findings) - 1)
-
-
-def format_case_findings(
+def format_findings(
     case: str | None, findings: Sequence[Finding], root: Path, more: int = 0
 ) -> str:
     """Return what is wrong with one case, and in how many other files."""
@@ -134,22 +134,28 @@ def check_dataset(
     rule = choose_split(data, cases)
     ram = get_available_bytes(torch.device("cpu"))
     findings = check_headers(cases, channels=len(dataset.channels), ram=ram)
-    too_large = {f.case for f in findings if f.is_too_large}
     findings = [*layout.find_problems(), *findings]
     headers = read_image_headers(cases)
-    findings += find_assumptions(headers, len(cases))
-    findings += find_split_hints(rule)
+    findings += find_assumptions(headers.values(), len(cases))
+    hints = []
+    if rule.note is not None:
+        hints.append((rule.note, "set data.splits or data.group_by to choose the folds"))
+    if likely := rule.likely_groups:
+        advice = f"set {likely.option} to keep the scans of a patient in one fold"
+        hints.append((likely.message, advice))
+    findings += [Finding(None, None, *hint, is_hint=True) for hint in hints]
     if dataset.annotations is not None:
         findings += dataset.annotations.find_unmatched_patterns(case.name for case in cases)
     if read_voxels:
-        largest = max([1, *(header.reading_bytes for header in headers)])
+        largest = max([1, *(header.reading_bytes for header in headers.values())])
         findings += check_voxels(
-            [case for case in cases if case.name not in too_large],
+            cases,
             classes=dataset.classes,
             ignore_labels=dataset.ignore_labels,
             annotations=dataset.annotations,
             channels=dataset.channels,
             background=data.background,
+            ram=ram,
             workers=workers or count_parallel_jobs(largest, ram),
             progress=progress,
         )
@@ -161,18 +167,6 @@ def check_dataset(
         cases=cases,
         findings=[finding for finding in findings if not finding.is_hint],
         hints=[finding for finding in findings if finding.is_hint],
-        summary=f"{describe_formats(cases)}, {describe_extent(headers)}; {names}",
+        summary=f"{describe_images(headers)}; {names}",
         groups=rule.groups,
     )
-
-
-def find_split_hints(rule: SplitRule) -> Iterator[Finding]:
-    """Yield a file of folds that is found or ignored, and patients with several scans."""
-    hints = []
-    if rule.note is not None:
-        hints.append((rule.note, "set data.splits or data.group_by to choose the folds"))
-    if likely := rule.likely_groups:
-        advice = f"set {likely.option} to keep the scans of a patient in one fold"
-        hints.append((likely.message, advice))
-    for message, advice in hints:
-        yield Finding(case=None, file=None, message=message, advice=advice, is_hint=True)

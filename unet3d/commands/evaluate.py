@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 from unet3d.config.compose import ComposedConfig
-from unet3d.data.layouts.groups import describe_groups, find_likely_groups
+from unet3d.data.layouts.splits import describe_groups, find_likely_groups
 from unet3d.evaluation.evaluate import run_evaluation
 from unet3d.evaluation.options import build_evaluation, read_config
 from unet3d.evaluation.score_cases import CaseScores

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from unet3d.config.compose import ComposedConfig, compose_config, format_overrides
 from unet3d.config.fields import Kind, is_text, one_of, read, read_as, read_settings
-from unet3d.data.preprocessing.resampling import get_plane_names
+from unet3d.data.preprocessing.channels import get_plane_names
 from unet3d.errors import UsageError
 from unet3d.files import write_text
 from unet3d.planning.dataset_summary import draw_dataset_summary, summarize_dataset

@@ -13,10 +13,9 @@ import numpy as np
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, read_settings
-from unet3d.data.formats.labels import read_labels
-from unet3d.data.formats.volumes import open_header, read_volume, split_suffix
-from unet3d.data.layouts.label_names import find_label_names
-from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
+from unet3d.data.formats.volumes import read_header, read_labels, read_volume, split_suffix
+from unet3d.data.layouts.dataset_json import find_label_names
+from unet3d.data.preprocessing.channels import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError
 from unet3d.files import write_text
 from unet3d.report.page import render_page
@@ -116,7 +115,7 @@ def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolum
 
 def read_layer(file: Path, image: Path, shape: Sequence[int], affine: np.ndarray) -> np.ndarray:
     """Read labels; refuse another grid than that of the image."""
-    volume, own = read_labels(file, open_header(image))
+    volume, own = read_labels(file, read_header(image))
     same_shape = volume.shape == tuple(shape)
     if same_shape and np.allclose(own, affine, rtol=0, atol=AFFINE_TOLERANCE_MM):
         return volume

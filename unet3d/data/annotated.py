@@ -43,29 +43,24 @@ class Annotations:
         pattern = self._find_pattern(case)
         return () if pattern is None else self._get_others(self.annotated[pattern])
 
-    def find_unknown_labels(self, case: str) -> tuple[int, ...]:
-        """Return the labels of the classes that a case does not annotate."""
-        return tuple(self.classes.index(name) + 1 for name in self.find_unknown(case))
-
     def get_background_label(self, case: str) -> int:
         """Return the label of voxels that a case does not label."""
-        unknown = self.find_unknown_labels(case)
+        unknown = tuple(self.classes.index(name) + 1 for name in self.find_unknown(case))
         labels = (label for label, classes in self.unknown_classes.items() if classes == unknown)
         return next(labels, 0)
 
     def find_contradiction(self, case: str, labels: Set[int]) -> str | None:
         """Return what is wrong with the labels that a case has, if anything."""
-        extra = sorted(labels & set(self.find_unknown_labels(case)))
+        unknown = self.find_unknown(case)
+        extra = [n for n, name in enumerate(self.classes, 1) if n in labels and name in unknown]
         if not extra:
             return None
-        label, pattern = extra[0], self._find_pattern(case)
         return (
-            f"has the label {label} ({self.classes[label - 1]}), which {self.key} does not "
-            f"list for {pattern}"
+            f"has the label {extra[0]} ({self.classes[extra[0] - 1]}), which {self.key} does not "
+            f"list for {self._find_pattern(case)}"
         )
 
     def find_unmatched_patterns(self, cases: Iterable[str]) -> list[Finding]:
-        """Return patterns that match no case."""
         names, advice = list(cases), "correct the pattern, or remove it"
         return [
             Finding(None, None, f"{self.key} names {pattern}, and no case has such a name", advice)

@@ -54,10 +54,7 @@ NORMALIZE = Kind(
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where cases come from, and how they are preprocessed and cut into patches.
-
-    What is None is as the dataset says.
-    """
+    """Where cases come from, and how they become patches; what is None is as the dataset says."""
 
     layout: Factory | None  # finds the cases; None: data.root is not given
     root: Path | None  # None: not given

@@ -1,14 +1,17 @@
-"""Build a dataset's layout and its preprocessing; ask it for channels and classes."""
+"""Build a dataset's layout and preprocessing; choose its classes, split and valid cases."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from unet3d.data.annotated import Annotations, read_annotations
 from unet3d.data.case import Case, DatasetDescription, DatasetLayout
+from unet3d.data.checks import check_headers
 from unet3d.data.config import DataConfig
-from unet3d.data.layouts.groups import LikelyGroups, find_likely_groups, read_groups
-from unet3d.data.layouts.splits import read_folds
+from unet3d.data.findings import Finding, InvalidDatasetError
+from unet3d.data.layouts.splits import LikelyGroups, find_likely_groups, read_folds, read_groups
+from unet3d.data.preprocessing.cache import CachedVolume, preprocess_all
 from unet3d.data.preprocessing.fingerprint import (
     compute_foreground_intensities,
     compute_median_spacing,
@@ -16,21 +19,18 @@ from unet3d.data.preprocessing.fingerprint import (
 )
 from unet3d.data.preprocessing.pipeline import Preprocessing, choose_background
 from unet3d.errors import UsageError
-from unet3d.text import NAME_RULE, is_name
+from unet3d.types import IGNORE_LABEL
+
+T = TypeVar("T")
 
 SPLITS_FILE = "splits_final.json"
 """nnU-Net's file of folds; it is used where it is in the dataset's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolvedDataset:
-    """What the settings and the dataset together say of channels and classes."""
+class ResolvedDataset(DatasetDescription):
+    """The description of a dataset as the settings complete it."""
 
-    channels: tuple[str, ...]
-    classes: tuple[str, ...]  # of the labels 0, 1, 2, ...; the background first
-    regions: Mapping[str, tuple[int, ...]] | None
-    region_labels: tuple[int, ...] | None  # that predictions have in each region
-    ignore_labels: tuple[int, ...]
     annotations: Annotations | None = None  # None: every case annotates all classes
 
     @property
@@ -50,8 +50,8 @@ def resolve_dataset(data: DataConfig, description: DatasetDescription) -> Resolv
     """Complete the settings by what the dataset says; refuse contradictions."""
     num_classes = data.num_classes or len(description.classes)
     in_channels = data.in_channels or len(description.channels)
-    if num_classes < 2:
-        raise UsageError(f"data.num_classes must be an int >= 2, got {num_classes}")
+    if not 2 <= num_classes <= IGNORE_LABEL:
+        raise UsageError(f"data.num_classes must be 2..{IGNORE_LABEL}, got {num_classes}")
     if in_channels != len(description.channels):
         raise UsageError(
             f"data.in_channels={in_channels}, but the dataset has {len(description.channels)}: "
@@ -59,30 +59,39 @@ def resolve_dataset(data: DataConfig, description: DatasetDescription) -> Resolv
         )
     if len(set(description.classes)) < len(description.classes):
         raise UsageError(f"class names must be unique, got {', '.join(description.classes)}")
-    for name in (*description.classes, *description.channels):
-        if not is_name(name):
-            raise UsageError(f"{name!r} cannot be the name of a class or a channel: {NAME_RULE}")
     unnamed = (f"class_{n}" for n in range(len(description.classes), num_classes))
+    classes = (*description.classes, *unnamed)[:num_classes]
     regions, region_labels = data.regions, data.region_labels
     if regions is None:
         regions = description.regions
         region_labels = region_labels or description.region_labels
     if regions is None and region_labels is not None:
         raise UsageError("data.region_labels needs data.regions, or a dataset with regions")
-    classes = (*description.classes, *unnamed)[:num_classes]
-    if data.annotated is not None and regions is not None:
-        raise UsageError("data.annotated cannot be combined with regions, which the dataset has")
+    for name, labels in (regions or {}).items():
+        if any(label not in range(1, num_classes) for label in labels):
+            raise UsageError(
+                f"data.regions.{name} must be labels of 1..{num_classes - 1}, got {list(labels)}"
+            )
+    annotations = None
+    if regions is not None:
+        get_region_labels(regions, region_labels)  # or no label map can hold them
+    if data.annotated is not None:
+        if regions is not None:
+            raise UsageError("data.annotated cannot be combined with regions of the dataset")
+        annotations = read_annotations("data.annotated", data.annotated, classes[1:])
+    ignored = description.ignore_labels if data.ignore_labels is None else data.ignore_labels
+    if any(0 <= label < num_classes for label in ignored):
+        raise UsageError(
+            f"data.ignore_label must be outside of the classes 0..{num_classes - 1}, got "
+            f"{list(ignored)}"
+        )
     return ResolvedDataset(
         channels=tuple(description.channels),
         classes=classes,
-        annotations=None
-        if data.annotated is None
-        else read_annotations("data.annotated", data.annotated, classes[1:]),
-        regions=None if regions is None else check_regions(regions, num_classes, region_labels),
+        regions=regions,
         region_labels=region_labels,
-        ignore_labels=description.ignore_labels
-        if data.ignore_labels is None
-        else data.ignore_labels,
+        ignore_labels=ignored,
+        annotations=annotations,
     )
 
 
@@ -90,25 +99,7 @@ def get_network_sizes(data: DataConfig) -> tuple[int, int]:
     """Return the network's input channels and outputs; the settings must say both."""
     assert data.in_channels is not None
     assert data.num_classes is not None
-    if data.regions is not None:
-        checked = check_regions(data.regions, data.num_classes, data.region_labels)
-        return data.in_channels, len(checked)
-    return data.in_channels, data.num_classes
-
-
-def check_regions(
-    regions: Mapping[str, Sequence[int]],
-    num_classes: int,
-    region_labels: Sequence[int] | None = None,
-) -> dict[str, tuple[int, ...]]:
-    """Refuse regions of labels that are not foreground classes, or that no label map can hold."""
-    for name, labels in regions.items():
-        if any(label not in range(1, num_classes) for label in labels):
-            raise UsageError(
-                f"data.regions.{name} must be labels of 1..{num_classes - 1}, got {list(labels)}"
-            )
-    get_region_labels(regions, region_labels)
-    return {name: tuple(labels) for name, labels in regions.items()}
+    return data.in_channels, len(data.regions or range(data.num_classes))
 
 
 def get_region_labels(
@@ -122,14 +113,11 @@ def get_region_labels(
     [1, 2, 3]
     """
     if labels is not None:
-        named = zip(regions.items(), labels, strict=False)
-        wrong = [f"{label} for {name}" for (name, part), label in named if label not in part]
-        if len(labels) != len(regions):
-            wrong = [f"{len(labels)} labels for {len(regions)} regions"]
-        if wrong:
+        pairs = zip(labels, regions.values(), strict=False)
+        if len(labels) != len(regions) or any(label not in part for label, part in pairs):
             raise UsageError(
                 "data.region_labels must name a label of each region, in their order, got "
-                f"{wrong[0]}"
+                f"{list(labels)} for {dict(regions)}"
             )
         return list(labels)
     derived: list[int] = []
@@ -160,10 +148,8 @@ def choose_split(data: DataConfig, cases: Sequence[Case]) -> SplitRule:
     """Return what decides the folds: an option, or nnU-Net's file in the dataset's folder."""
     names = [case.name for case in cases]
     groups = None if data.group_by is None else read_groups(data.group_by, names)
-    if groups is None and data.splits is None:
-        rule = SplitRule(likely_groups=find_likely_groups(names))
-    else:
-        rule = SplitRule(file=data.splits, groups=groups)
+    likely = find_likely_groups(names) if groups is None and data.splits is None else None
+    rule = SplitRule(file=data.splits, groups=groups, likely_groups=likely)
     file = None if data.root is None else data.root / SPLITS_FILE
     if data.splits is not None or file is None or not file.is_file():
         return rule
@@ -185,11 +171,11 @@ def build_preprocessing(
     spacing = data.spacing_mm
     if spacing == "median":
         spacing = compute_median_spacing(cases, data.orientation)
-    normalize = _choose_normalization(data, dataset.channels)
-    fingerprints = None
+    normalize, intensities = choose_normalization(data, dataset.channels), None
     if "ct" in normalize:
         background = choose_background(dataset.channels)  # as `unet3d plan` reads it
         fingerprints = fingerprint_dataset(cases, data.orientation, data.cache, background)
+        intensities = compute_foreground_intensities(fingerprints)
     return Preprocessing(
         num_classes=len(dataset.classes),
         orientation=data.orientation,
@@ -197,12 +183,13 @@ def build_preprocessing(
         background=data.background,
         crop=data.crop,
         normalize=normalize,
-        intensities=None if fingerprints is None else compute_foreground_intensities(fingerprints),
+        intensities=intensities,
         ignore_labels=dataset.ignore_labels,
     )
 
 
-def _choose_normalization(data: DataConfig, channels: Sequence[str]) -> tuple[str, ...]:
+def choose_normalization(data: DataConfig, channels: Sequence[str]) -> tuple[str, ...]:
+    """Return the method of each channel."""
     if len(data.normalize) not in (1, len(channels)):
         raise UsageError(
             f"data.normalize must be one word or one for each of the {len(channels)} channels, "
@@ -212,3 +199,51 @@ def _choose_normalization(data: DataConfig, channels: Sequence[str]) -> tuple[st
         usual = "zscore" if set(data.background) == {0} else "zscore_nonzero"
         return tuple("ct" if name.upper() == "CT" else usual for name in channels)
     return data.normalize * len(channels) if len(data.normalize) == 1 else data.normalize
+
+
+class UsableCases:
+    """Cases of a dataset, with what data.invalid_cases says about those that cannot be used."""
+
+    def __init__(self, data: DataConfig, layout: DatasetLayout, channels: Sequence[str]):
+        import torch  # here alone
+
+        from unet3d.machine import get_available_bytes
+
+        self.data, self.cases = data, layout.list_cases()
+        self.skipped: list[Finding] = []
+        self.ram = get_available_bytes(torch.device("cpu"))
+        findings = check_headers(self.cases, channels=len(channels), ram=self.ram)
+        self.handle_findings([*layout.find_problems(), *findings])
+
+    def handle_findings(self, findings: Sequence[Finding]) -> None:
+        """Raise, or skip the cases that these findings name."""
+        findings = [finding for finding in findings if finding.case is not None]
+        invalid = {finding.case for finding in findings}
+        self.cases = [case for case in self.cases if case.name not in invalid]
+        if findings and not (self.data.skip_invalid_cases and self.cases):
+            raise InvalidDatasetError(findings)
+        self.skipped += findings
+
+    def run_on_valid_cases(self, work: Callable[[list[Case]], T]) -> T:
+        """Call `work` with the valid cases, again without those that it finds to be invalid."""
+        while True:  # other problems may be found in the cases that are left
+            count = len(self.cases)
+            try:
+                return work(self.cases)
+            except InvalidDatasetError as error:
+                self.handle_findings(error.findings)
+                if len(self.cases) == count:
+                    raise
+
+    def preprocess(
+        self, parts: Sequence[Sequence[Case]], preprocessing: Preprocessing
+    ) -> tuple[list[CachedVolume], ...]:
+        """Return the preprocessed volumes of each part of the cases."""
+        wanted = {case.name for part in parts for case in part}
+
+        def work(cases: list[Case]) -> list[CachedVolume]:
+            usable = [case for case in cases if case.name in wanted]
+            return preprocess_all(usable, preprocessing, self.data.cache, ram=self.ram)
+
+        volumes = {volume.name: volume for volume in self.run_on_valid_cases(work)}
+        return tuple([volumes[c.name] for c in part if c.name in volumes] for part in parts)

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-MAX_LISTED = 20
-"""Problems listed by an error; `unet3d check` lists all of them."""
-
-MIN_EQUAL = 5
-"""As many equal problems are printed as one, with the names of a few cases."""
+MAX_LISTED = 20  # problems listed by an error; `unet3d check` lists all of them
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,6 @@ class Finding:
     message: str
     advice: str
     is_hint: bool = False  # a suggestion, not a problem
-    is_too_large: bool = False  # its voxels must not be read
 
     def describe(self) -> str:
         """Return the case, the file and the problem in one line."""
@@ -53,17 +48,6 @@ class InvalidDatasetError(UsageError):
         if len(findings) > MAX_LISTED:
             lines.append(f"  and {len(findings) - MAX_LISTED} more")
         super().__init__("\n".join(lines))
-
-
-def group_equal(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Return many findings with the same message and advice as one group, fewer one by one."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault((finding.message, finding.advice), []).append(finding)
-    result: list[list[Finding]] = []
-    for group in groups.values():
-        result += [group] if len(group) >= MIN_EQUAL else [[finding] for finding in group]
-    return result
 
 
 def count_findings(findings: Sequence[Finding]) -> str:

@@ -24,10 +24,9 @@ from unet3d.config.fields import (
 )
 from unet3d.config.instantiate import Factory
 from unet3d.data.annotated import read_annotations
-from unet3d.data.formats.labels import list_files_by_name
-from unet3d.data.formats.volumes import is_volume, split_suffix
-from unet3d.data.layouts.groups import read_groups
-from unet3d.data.layouts.label_names import LabelNames, find_label_names
+from unet3d.data.formats.volumes import is_volume, list_files_by_name, split_suffix
+from unet3d.data.layouts.dataset_json import LabelNames, find_label_names
+from unet3d.data.layouts.splits import read_groups
 from unet3d.errors import UsageError
 from unet3d.evaluation.score_cases import CasePair, Evaluation
 from unet3d.files import TRAINING_FILES

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.formats.labels import list_files_by_name, read_label_pair
-from unet3d.data.formats.volumes import is_volume, read_volume
-from unet3d.data.preprocessing.resampling import find_orientation, get_spacing, reorient
+from unet3d.data.formats.volumes import is_volume, list_files_by_name, read_label_pair, read_volume
+from unet3d.data.preprocessing.channels import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import atomic_write, write_text
 from unet3d.machine import summarize_machine

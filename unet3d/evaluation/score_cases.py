@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from unet3d.data.formats.labels import read_label_pair
-from unet3d.data.layouts.label_names import LabelNames
-from unet3d.data.preprocessing.resampling import get_spacing
+from unet3d.data.formats.volumes import read_label_pair
+from unet3d.data.layouts.dataset_json import LabelNames
+from unet3d.data.preprocessing.channels import get_spacing
 from unet3d.errors import UsageError
 from unet3d.metric.scores import SCORES, ClassMetric, find_labels, score_case
 

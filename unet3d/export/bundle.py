@@ -35,7 +35,6 @@ PACKAGE = Path(__file__).parents[1]
 SCRIPTS = PACKAGE / "export" / "bundle_scripts"
 PIPELINE = (
     "data/preprocessing/channels.py",
-    "data/preprocessing/resampling.py",
     "inference/window_order.py",
     "inference/postprocess.py",
 )

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unet3d.checkpoint_file import extract_weights, find_mismatch, load_checkpoint
-from unet3d.data.preprocessing.contents import digest_file
+from unet3d.data.preprocessing.cache import digest_file
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from unet3d.data.checks.headers import check_scan_headers
+from unet3d.data.checks import check_scan_headers
 from unet3d.data.formats.nifti import get_probability_bytes, open_probability_file
-from unet3d.data.formats.volumes import check_target, open_header, write_labels
+from unet3d.data.formats.volumes import check_target, read_header, write_labels
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
+from unet3d.data.preprocessing.channels import crop, reorient
 from unet3d.data.preprocessing.pipeline import PreprocessedScan, check_channels, count_nonfinite
-from unet3d.data.preprocessing.resampling import crop, reorient
 from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
@@ -235,7 +235,7 @@ class Predictor:
             if task.probabilities is not None:
                 like = task.scan.files[0]
                 opened = open_probability_file(
-                    task.probabilities, self.classes, like, open_header(like)
+                    task.probabilities, self.classes, like, read_header(like)
                 )
                 array = files.enter_context(opened)
                 if regions is None:

@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from unet3d.data.layouts.scans import ScanFiles
-from unet3d.data.preprocessing.contents import digest_volume
+from unet3d.data.preprocessing.cache import digest_volume
 from unet3d.data.preprocessing.pipeline import PreprocessedScan
 from unet3d.errors import UsageError
 from unet3d.files import read_json, write_text

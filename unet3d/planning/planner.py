@@ -10,13 +10,11 @@ import torch
 
 from unet3d.data.case import Case
 from unet3d.data.config import DataConfig
-from unet3d.data.dataset import build_layout, choose_split, resolve_dataset
-from unet3d.data.layouts.groups import read_groups
-from unet3d.data.layouts.splits import find_too_few
+from unet3d.data.dataset import UsableCases, build_layout, choose_split, resolve_dataset
+from unet3d.data.layouts.splits import find_too_few, read_groups
 from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import choose_background
-from unet3d.data.usable_cases import UsableCases
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.strategies import FUSED_STRATEGIES, LARGEST_TILE_MIB, list_strategies

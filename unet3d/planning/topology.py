@@ -10,7 +10,7 @@ from math import ceil, prod
 
 import numpy as np
 
-from unet3d.data.preprocessing.resampling import compute_resampled_shape
+from unet3d.data.preprocessing.channels import compute_resampled_shape
 from unet3d.types import Triple
 
 COARSE_RATIO = 3

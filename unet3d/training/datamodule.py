@@ -13,15 +13,19 @@ from torch.utils.data import DataLoader
 from unet3d.data.annotated import Annotations
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.case import Case, DatasetLayout
-from unet3d.data.dataset import ResolvedDataset, SplitRule, build_preprocessing, choose_split
+from unet3d.data.dataset import (
+    ResolvedDataset,
+    SplitRule,
+    UsableCases,
+    build_preprocessing,
+    choose_split,
+)
 from unet3d.data.findings import Finding
-from unet3d.data.layouts.groups import read_groups
-from unet3d.data.layouts.splits import split_cases
+from unet3d.data.layouts.splits import read_groups, split_cases
 from unet3d.data.loading.loaders import TrainLoader, build_loaders
 from unet3d.data.loading.worker_errors import InFlightCases
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.data.usable_cases import UsableCases
 from unet3d.errors import UsageError
 from unet3d.machine import ProcessRank
 from unet3d.metric.dice import Dice

@@ -10,9 +10,8 @@ import torch
 
 from unet3d.checkpoint_file import update_metadata
 from unet3d.config.compose import list_config_groups
-from unet3d.data.formats.labels import read_label_pair
-from unet3d.data.formats.volumes import write_labels
-from unet3d.data.layouts.label_names import LabelNames
+from unet3d.data.formats.volumes import read_label_pair, write_labels
+from unet3d.data.layouts.dataset_json import LabelNames
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.loading.datasets import CachedVolume
 from unet3d.errors import Interrupted, RunError, UsageError, describe_os_error, summarize_error

@@ -13,7 +13,7 @@ import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from unet3d.data.layouts.groups import describe_groups
+from unet3d.data.layouts.splits import describe_groups
 from unet3d.data.loading.worker_errors import end_workers_on_error, explain_worker_error
 from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError, summarize_error
 from unet3d.files import write_text

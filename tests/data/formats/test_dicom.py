@@ -6,14 +6,14 @@ from pydicom.uid import generate_uid
 
 from tests.data.helpers.formats import turn, write_nifti, write_series
 from unet3d.data.case import Case
-from unet3d.data.checks.headers import check_headers
+from unet3d.data.checks import check_headers
 from unet3d.data.formats import dicom
-from unet3d.data.formats.labels import read_label_pair, read_labels
 from unet3d.data.formats.volumes import (
     is_volume,
     list_volumes,
-    open_header,
     read_header,
+    read_label_pair,
+    read_labels,
     read_volume,
     write_labels,
 )
@@ -62,54 +62,46 @@ def test_slices_are_sorted_by_position_and_scaled(folder, voxels):
     ("fields", "problem"),
     [
         ({"ImagePositionPatient": [0, 0, 0]}, r"has slices .* to .* mm apart, .*resample"),
-        ({"SeriesInstanceUID": "1.2.3"}, r"holds 2 series: CT \(6 images, 003, .* own"),
-        ({"Rows": 3}, r"has Rows 9 in 003, 3 in 017: separate"),
+        ({"SeriesInstanceUID": "1.2.3"}, r"holds 2 series or sizes .*: CT \(6 images, 003, .* own"),
+        ({"Rows": 3}, "holds 2 series or sizes of images"),
         ({"ImagePositionPatient": None}, "has 017 without ImagePositionPatient"),
-        ({"ImageOrientationPatient": [0, 1, 0, 0, 0, 1]}, "has ImageOrientationPatient"),
-        ({"SamplesPerPixel": 3}, "has SamplesPerPixel 1 in 003, 3 in 017"),
+        ({"ImageOrientationPatient": [0, 1, 0, 0, 0, 1]}, "has .* with another orientation"),
     ],
 )
 def test_images_that_do_not_form_one_volume_are_refused(folder, fields, problem):
     change([folder / "017"], **fields)
     with pytest.raises(UsageError, match=f"a cannot be read as a volume: it {problem}") as error:
-        open_header(folder)
+        read_header(folder)
     assert "\n" not in str(error.value)
 
 
-def test_slices_that_are_missing_at_one_position_or_shifted_are_refused(folder):
+def test_slices_that_are_missing_or_at_one_position_are_refused(folder):
     file, copy = folder / "024", folder / "050"
     copy.write_bytes(file.read_bytes())
     with pytest.raises(UsageError, match=r"has slices 0 to 2\.5 mm apart"):
-        open_header(folder)
+        read_header(folder)
     copy.unlink()
-    dataset = pydicom.dcmread(file)
-    along = np.array(dataset.ImageOrientationPatient[:3], float)
-    change([file], ImagePositionPatient=(dataset.ImagePositionPatient + 0.1 * along).tolist())
-    with pytest.raises(UsageError, match=r"has slices 2\.5 to 2\.5 mm apart"):
-        open_header(folder)
     file.unlink()
     with pytest.raises(UsageError, match=r"slices 2\.5 to 5 mm apart, as between .* copy"):
-        open_header(folder)
+        read_header(folder)
 
 
 def test_a_segmentation_has_the_names_and_references_of_its_images(tmp_path, folder, labels):
     write_labels(tmp_path / "a.dcm", labels, folder, ["background", "liver", "cyst", "vein"])
     segmentation = highdicom.seg.segread(tmp_path / "a.dcm")
     assert [s.SegmentLabel for s in segmentation.SegmentSequence] == ["liver", "cyst", "vein"]
-    images = {pydicom.dcmread(f).SOPInstanceUID for f in folder.iterdir()}
     referenced = segmentation.ReferencedSeriesSequence[0].ReferencedInstanceSequence
+    images = {pydicom.dcmread(f).SOPInstanceUID for f in folder.iterdir()}
     assert {r.ReferencedSOPInstanceUID for r in referenced} == images
     assert segmentation.PatientName == "Doe^Jane"
 
 
-@pytest.mark.parametrize("make_empty", [False, True])
-def test_a_series_without_some_fields_is_segmented(tmp_path, folder, labels, make_empty):
+def test_a_series_without_some_fields_is_segmented(tmp_path, folder, labels):
     for file in folder.iterdir():
         dataset = pydicom.dcmread(file)
-        for keyword in ("SliceThickness", *dicom.OF_PATIENT_AND_STUDY):
-            if make_empty:
-                setattr(dataset, keyword, None)
-            elif keyword in dataset:
+        dataset.SliceThickness = None
+        for keyword in dicom.OF_PATIENT_AND_STUDY:
+            if keyword in dataset:
                 delattr(dataset, keyword)
         dataset.save_as(file)
     write_labels(tmp_path / "a.dcm", labels, folder)
@@ -134,7 +126,7 @@ def test_a_segmentation_of_some_slices_is_put_on_the_grid_of_the_other_file(
     cropped, folder, labels, tmp_path
 ):
     assert read_header(cropped).shape == (10, 9, 3)
-    grid = open_header(folder)
+    grid = read_header(folder)
     assert read_header(cropped, grid).shape == grid.shape
     read, affine = read_labels(cropped, grid)
     np.testing.assert_array_equal(read, labels)
@@ -154,12 +146,9 @@ def test_folders_of_series_and_files_of_volumes_are_told_apart(cropped, folder, 
     assert not is_volume(tmp_path)
     assert list_volumes(tmp_path / "labels") == [tmp_path / "labels" / "a.dcm"]
     assert list_volumes(tmp_path) == [folder]
-
-
-def test_one_slice_is_refused(tmp_path, folder):
     (folder / "003").rename(tmp_path / "one.dcm")
     with pytest.raises(UsageError, match="is one slice of a series: give the folder of its series"):
-        open_header(tmp_path / "one.dcm")
+        read_header(tmp_path / "one.dcm")
 
 
 @pytest.mark.filterwarnings("ignore")  # highdicom, about what the slices leave out
@@ -176,6 +165,6 @@ def test_an_enhanced_image_is_read_and_segmented(tmp_path, folder, voxels, label
     enhanced.save_as(tmp_path / "b.dcm")
     channels, affine = read_volume(tmp_path / "b.dcm")
     np.testing.assert_array_equal(channels[0], voxels - 1024)
-    np.testing.assert_array_equal(affine, open_header(folder).affine)
+    np.testing.assert_array_equal(affine, read_header(folder).affine)
     write_labels(tmp_path / "c.dcm", labels, tmp_path / "b.dcm", ["background", "a", "b", "c"])
     np.testing.assert_array_equal(read_labels(tmp_path / "c.dcm")[0], labels)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.data.helpers.datasets import make_image, save_volume
 from unet3d.data.formats.nifti import open_probability_file
-from unet3d.data.formats.volumes import open_header, read_volume, write_labels
+from unet3d.data.formats.volumes import read_header, read_volume, write_labels
 
 OBLIQUE = np.array([[0.9, 0.2, 0, 5], [-0.2, 0.9, 0.1, -7], [0, -0.1, 1.5, 3], [0, 0, 0, 1.0]])
 
@@ -41,7 +41,7 @@ def test_labels_keep_the_header_of_their_image_but_not_its_range_and_scaling(ima
 
 def test_probabilities_are_written_through_a_memory_map(image, tmp_path):
     values = np.random.default_rng(0).random((5, 2, 3, 4), np.float32)
-    with open_probability_file(tmp_path / "p.nii", 5, image, open_header(image)) as array:
+    with open_probability_file(tmp_path / "p.nii", 5, image, read_header(image)) as array:
         assert array.base is not None
         array[:] = values
         assert not (tmp_path / "p.nii").exists()
@@ -52,10 +52,14 @@ def test_probabilities_are_written_through_a_memory_map(image, tmp_path):
 
 @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
 @pytest.mark.parametrize(
-    ("dtype", "size"),
-    [(np.uint8, (12, 10, 8)), (np.int16, (5, 6, 7, 2)), (np.float32, (5, 6, 7, 2))],
+    ("dtype", "size", "slope"),
+    [
+        (np.uint8, (12, 10, 8), None),
+        (np.int16, (5, 6, 7, 2), None),
+        (np.int16, (5, 6, 7, 2), 0.37),
+        (np.float32, (5, 6, 7), 0.37),
+    ],
 )
-@pytest.mark.parametrize("slope", [None, 0.37])
 def test_values_match_nibabel_and_integers_stay_integers_without_scaling(
     tmp_path, name, dtype, size, slope
 ):
@@ -64,7 +68,7 @@ def test_values_match_nibabel_and_integers_stay_integers_without_scaling(
     nibabel.save(written, tmp_path / name)
     channels, _ = read_volume(tmp_path / name)
     assert channels.dtype == (dtype if slope is None else np.float32)
-    assert open_header(tmp_path / name).reading_bytes == channels.nbytes
+    assert read_header(tmp_path / name).reading_bytes == channels.nbytes
     expected = np.asarray(nibabel.load(tmp_path / name).dataobj, np.float32)
     expected = expected[None] if expected.ndim == 3 else np.moveaxis(expected, -1, 0)
     np.testing.assert_array_equal(channels, expected)
@@ -74,7 +78,7 @@ def test_axes_of_size_1_after_the_third_do_not_count(tmp_path):
     image = nibabel.Nifti1Image(np.zeros((5, 6, 7, 1, 1), np.uint8), np.eye(4))
     for name in ("a.nii", "a.nii.gz"):
         nibabel.save(image, tmp_path / name)
-        assert open_header(tmp_path / name).shape == (5, 6, 7)
+        assert read_header(tmp_path / name).shape == (5, 6, 7)
         assert read_volume(tmp_path / name)[0].shape == (1, 5, 6, 7)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.formats import write_zarr
-from unet3d.data.formats.volumes import list_files, open_header, read_volume, write_labels
+from unet3d.data.formats.volumes import list_files, read_header, read_volume, write_labels
 from unet3d.errors import UsageError
 
 AFFINE = np.diag([0.0005, 0.0005, 0.002, 1.0])
@@ -28,20 +28,13 @@ def test_both_versions_are_read_and_labels_keep_version_numbers_and_units(
 ):
     image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE, version=version)
     np.testing.assert_array_equal(read_volume(image)[0][0], voxels)
-    assert open_header(image).spacing_mm == pytest.approx((0.0005, 0.0005, 0.002))
+    assert read_header(image).spacing_mm == pytest.approx((0.0005, 0.0005, 0.002))
     write_labels(tmp_path / "b.zarr", (voxels % 2).astype(np.uint8), image)
     file = ".zattrs" if version == 2 else "zarr.json"
     (written, first) = ((tmp_path / name / file).read_text() for name in ("b.zarr", "a.zarr"))
     for text in ('"micrometer"', "0.5", '"0.4"' if version == 2 else '"0.5"'):
         assert text in written
         assert text in first
-
-
-def test_axes_in_another_order_are_turned(tmp_path, voxels):
-    image = write_zarr(tmp_path / "a.zarr", voxels.T, AFFINE)
-    edit(image, lambda content: content["axes"].reverse())
-    edit(image, lambda content: content["datasets"][0].pop("coordinateTransformations"))
-    np.testing.assert_array_equal(read_volume(image)[0][0], voxels)
 
 
 def test_a_translation_is_the_origin(tmp_path, voxels):
@@ -52,29 +45,30 @@ def test_a_translation_is_the_origin(tmp_path, voxels):
         transforms.append({"type": "translation", "translation": [30.0, 20.0, 10.0]})
 
     edit(image, move)
-    affine = open_header(image).affine
+    affine = read_header(image).affine
     np.testing.assert_allclose(affine[:3, 3], [0.01, 0.02, 0.03])
     write_labels(tmp_path / "b.zarr", voxels.astype(np.uint8), image)
-    assert (open_header(tmp_path / "b.zarr").affine == affine).all()
+    assert (read_header(tmp_path / "b.zarr").affine == affine).all()
 
 
 def test_missing_units_and_scales_are_said(tmp_path, voxels):
     image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
     edit(image, lambda content: [axis.pop("unit") for axis in content["axes"]])
-    assert open_header(image).assumption == "no unit of its voxel spacing: mm is assumed"
-    assert open_header(image).spacing_mm == pytest.approx((0.5, 0.5, 2))
+    assert read_header(image).assumption == "no unit of its voxel spacing: mm is assumed"
+    assert read_header(image).spacing_mm == pytest.approx((0.5, 0.5, 2))
     edit(image, lambda content: content["datasets"][0].pop("coordinateTransformations"))
-    assert open_header(image).assumption == "no voxel spacing: 1 mm is assumed"
-    assert open_header(image).spacing_mm == (1, 1, 1)
+    assert read_header(image).assumption == "no voxel spacing: 1 mm is assumed"
+    assert read_header(image).spacing_mm == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         (lambda c: c["axes"][0].update(name="t"), "has the axes tyx: they must be z, y, x"),
-        (lambda c: c["axes"][0].update(unit="parsec"), "has the unit parsec: it must be one of"),
-        (lambda c: c["axes"].pop(), "has the axes zy"),
-        (lambda c: c["datasets"][0].update(path="9"), "it cannot be decoded"),
+        (
+            lambda c: c["axes"][0].update(unit="parsec"),
+            "has the unit parsec: it must be one such as",
+        ),
         (lambda c: c.clear(), "it "),
     ],
 )
@@ -82,7 +76,7 @@ def test_invalid_attributes_are_one_line(tmp_path, voxels, change, problem):
     image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
     edit(image, change)
     with pytest.raises(UsageError, match=rf"a\.zarr cannot be read as a volume: .*{problem}"):
-        open_header(image)
+        read_header(image)
 
 
 def test_the_files_of_a_linked_folder_are_listed(tmp_path, voxels):

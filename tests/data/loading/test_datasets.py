@@ -1,15 +1,17 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.data.helpers.cases import noise, preprocess, write_case
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading.datasets import (
+    EpochSampler,
     TrainingPatches,
     ValidationVolumes,
     compute_class_fractions,
 )
-from unet3d.data.loading.sampler import EpochSampler
 
 NONE = Augment()
 MOVING = Augment(rotation_p=0.7, scale_p=0.5, flip_p=0.5, brightness_p=0.5)
@@ -40,6 +42,8 @@ def test_a_patch_depends_only_on_seed_epoch_and_index(tmp_path):
 def test_a_foreground_patch_contains_foreground(tmp_path, augment):
     patches = make_patches(make_volume(tmp_path, size=(40, 40, 40)), augment=augment)
     assert all(patches[(0, n, True)]["label"].any() for n in range(20))
+    empty = preprocess(write_case(tmp_path, noise(9, 9, 9)), tmp_path)
+    assert make_patches(empty, augment=augment)[(0, 0, True)]["image"].shape == (1, 8, 8, 8)
     assert not all(patches[(0, n, False)]["label"].any() for n in range(20))
 
 
@@ -51,11 +55,6 @@ def test_patches_are_centered_on_every_class_equally_often(tmp_path):
     patches = make_patches(volume, patch_size=[3, 3, 3])
     has_small_class = [(patches[(0, n, True)]["label"] == 2).any() for n in range(60)]
     assert 15 < sum(has_small_class) < 45
-
-
-def test_a_volume_without_foreground_still_gives_patches(tmp_path):
-    volume = preprocess(write_case(tmp_path, noise(9, 9, 9)), tmp_path)
-    assert make_patches(volume)[(0, 0, True)]["image"].shape == (1, 8, 8, 8)
 
 
 def test_a_patch_larger_than_the_volume_is_padded_on_both_sides(tmp_path):
@@ -74,15 +73,6 @@ def test_a_rotated_patch_shows_its_surroundings_instead_of_black_corners(tmp_pat
     augment = Augment(rotation_p=1.0, scale_p=1.0, scale=[0.8, 0.8])
     patches = make_patches(volume, augment=augment)
     assert all(patches[(0, n, True)]["image"].min() > 0.9 for n in range(12))
-
-
-def test_a_context_is_not_larger_than_the_volume_can_fill(tmp_path):
-    options = {"augment": Augment(rotation_p=1.0), "defer_augmentation": True}
-    patches = make_patches(make_volume(tmp_path), **options)
-    sizes = [patches[(0, n, False)]["label"].shape for n in range(8)]
-    assert max(d for d, _, _ in sizes) > 8  # the volume has 12 x 10 x 8 voxels
-    assert max(h for _, h, _ in sizes) <= 12
-    assert {w for _, _, w in sizes} == {8}
 
 
 def test_each_validation_volume_is_on_one_rank_and_all_ranks_have_the_same_length(volumes):
@@ -115,3 +105,51 @@ def test_class_fractions_are_those_of_the_labels_that_training_sees(tmp_path):
     assert fractions == pytest.approx([1 - 8 / 864, 8 / 864, 0])
     _, fractions = measure_fractions(tmp_path, np.full((6, 6, 6), -1, np.int16), (6, 6, 6))
     assert np.isnan(fractions).all()  # no voxel is labeled
+
+
+def make_sampler(samples, batch_size=4, fraction=0.5):
+    return EpochSampler(samples, batch_size=batch_size, foreground_fraction=fraction, seed=0)
+
+
+def test_an_epoch_has_full_batches_and_every_case():
+    sampler = make_sampler(5)
+    first = list(sampler)
+    assert len(first) == len(sampler) == 8
+    assert {n for _, n, _ in first} == set(range(8))
+    sampler.start_at(1)
+    assert [n for _, n, _ in sampler] != [n for _, n, _ in first]
+    assert {epoch for epoch, _, _ in sampler} == {1}
+
+
+@given(samples=st.integers(1, 30), batch_size=st.integers(1, 9), fraction=st.floats(0, 1))
+@settings(deadline=None)
+def test_every_batch_and_the_whole_run_have_their_fraction_of_foreground(
+    samples, batch_size, fraction
+):
+    sampler = make_sampler(samples, batch_size, fraction)
+    foreground = []
+    for epoch in range(3):
+        sampler.start_at(epoch)
+        foreground += [is_foreground for _, _, is_foreground in sampler]
+    for n in range(0, len(foreground), batch_size):
+        assert abs(sum(foreground[n : n + batch_size]) - batch_size * fraction) < 1
+    assert abs(sum(foreground) - len(foreground) * fraction) < 1
+
+
+def sample_epoch(*, batch_size=2, skip=0, **ranks):
+    sampler = EpochSampler(11, batch_size=batch_size, foreground_fraction=1 / 3, seed=5, **ranks)
+    sampler.start_at(3, skip)
+    return list(sampler)
+
+
+def test_ranks_share_every_global_batch():
+    one_rank = sample_epoch(batch_size=4)
+    first, second = (sample_epoch(rank=rank, world_size=2) for rank in (0, 1))
+    parts = [first[0:2], second[0:2], first[2:4], second[2:4], first[4:6], second[4:6]]
+    assert [index for part in parts for index in part] == one_rank
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_epoch_can_start_at_any_of_its_batches(world_size):
+    ranks = {"rank": world_size - 1, "world_size": world_size}
+    assert sample_epoch(**ranks, skip=2) == sample_epoch(**ranks)[4:]

@@ -3,7 +3,7 @@ import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case, zero_padded_noise
 from unet3d.data.preprocessing.channels import find_border_value
-from unet3d.data.preprocessing.pipeline import choose_background, find_background
+from unet3d.data.preprocessing.pipeline import find_background
 from unet3d.errors import UsageError
 
 AUTO = ("auto",)
@@ -52,7 +52,3 @@ def test_a_border_that_varies_is_not_background():
     volume[2:10, 2:10, 0] = noise(8, 8)
     assert find_border_value(volume) == -4
     assert find_background(noise(1, 8, 8, 8), AUTO) == [0]
-
-
-def test_air_in_ct_is_an_ordinary_value():
-    assert choose_background(["CT", "PET"]) == (0, "auto")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from unet3d.data.preprocessing.resampling import find_orientation, reorient
+from unet3d.data.preprocessing.channels import find_orientation, reorient
 from unet3d.training.callbacks.case_images import CaseImages
 from unet3d.types import IGNORE_LABEL
 

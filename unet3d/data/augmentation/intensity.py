@@ -8,8 +8,7 @@ from torch import Tensor
 
 from unet3d.data.augmentation.spatial import get_thin_axes
 
-EPSILON = 1e-7
-"""Prevents a division by 0 for constant patches."""
+EPSILON = 1e-7  # prevents a division by 0 for constant patches
 
 
 def add_noise(channel: Tensor, std: float, generator: torch.Generator) -> Tensor:
@@ -31,11 +30,6 @@ def blur(channel: Tensor, sigma: float) -> Tensor:
         for n, weight in enumerate(weights):
             channel.add_(padded.narrow(axis, n, size), alpha=weight / sum(weights))
     return channel
-
-
-def scale_brightness(channel: Tensor, factor: float) -> Tensor:
-    """Multiply all intensities; 0 is the mean of a normalized volume."""
-    return channel * factor
 
 
 def scale_contrast(channel: Tensor, factor: float) -> Tensor:
@@ -62,8 +56,3 @@ def apply_gamma(channel: Tensor, power: float) -> Tensor:
     low, high = torch.aminmax(channel)
     curved = ((channel - low) / (high - low + EPSILON)).pow(power)
     return (curved - curved.mean()) / (curved.std(correction=0) + EPSILON) * std + mean
-
-
-def apply_inverted_gamma(channel: Tensor, power: float) -> Tensor:
-    """Apply gamma to the inverted intensities."""
-    return -apply_gamma(-channel, power)

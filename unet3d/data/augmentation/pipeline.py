@@ -5,30 +5,48 @@ could not make the sample again at which it was stopped.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from math import radians
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unet3d.data.augmentation import intensity
+from unet3d.config.fields import Kind, integer, is_number, number
+from unet3d.data.augmentation.intensity import (
+    add_noise,
+    apply_gamma,
+    blur,
+    scale_contrast,
+    simulate_low_resolution,
+)
 from unet3d.data.augmentation.spatial import SpatialTransform, apply_transform, make_affine_matrix
 from unet3d.errors import UsageError
 
-RANGES = {
-    "scale": (0.1, 10.0),
-    "elastic_voxels": (0.0, 1e3),
-    "noise_std": (0.0, 1e6),
-    "blur_sigma": (0.01, 100.0),
-    "brightness": (0.0, 1e3),
-    "contrast": (0.0, 1e3),
-    "low_resolution": (0.01, 1.0),
-    "gamma": (0.01, 100.0),
-}
-"""The lowest and highest value that each setting allows."""
+Probability = Annotated[float, number(">= 0", "<= 1")]
+Axes = Kind("a list of axes 0, 1 and 2", lambda v: isinstance(v, Sequence) and {*v} <= {0, 1, 2})
+
+
+def are_numbers(values: Any, count: int) -> bool:
+    """Return whether a value is a list of so many numbers."""
+    return isinstance(values, Sequence) and len(values) == count and all(map(is_number, values))
+
+
+def within(low: float, high: float) -> Kind:
+    """Return ranges: two numbers within bounds, the lower first."""
+    return Kind(
+        f"two numbers within {low:g}..{high:g}, the lower first",
+        lambda v: are_numbers(v, 2) and low <= v[0] <= v[1] <= high,
+    )
+
+
+Angles = Kind(
+    "three numbers within 0..180",
+    lambda v: are_numbers(v, 3) and all(0 <= degrees <= 180 for degrees in v),
+)
+Range = Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,47 +58,37 @@ class Augment:
     brightness, contrast, resolution, gamma.
     """
 
-    rotation_p: float = 0.0
-    rotation_degrees: Sequence[float] = (30.0, 30.0, 30.0)
-    scale_p: float = 0.0
-    scale: Sequence[float] = (0.7, 1.4)
-    elastic_p: float = 0.0
-    elastic_voxels: Sequence[float] = (0.0, 6.0)
-    elastic_spacing: int = 16
-    flip_p: float = 0.0
-    flip_axes: Sequence[int] = (0, 1, 2)
-    noise_p: float = 0.0
-    noise_std: Sequence[float] = (0.0, 0.1)
-    blur_p: float = 0.0
-    blur_sigma: Sequence[float] = (0.5, 1.0)
-    brightness_p: float = 0.0
-    brightness: Sequence[float] = (0.75, 1.25)
-    contrast_p: float = 0.0
-    contrast: Sequence[float] = (0.75, 1.25)
-    low_resolution_p: float = 0.0
-    low_resolution: Sequence[float] = (0.5, 1.0)
-    gamma_p: float = 0.0
-    inverted_gamma_p: float = 0.0
-    gamma: Sequence[float] = (0.7, 1.5)
+    rotation_p: Probability = 0.0
+    rotation_degrees: Annotated[Sequence[float], Angles] = (30.0, 30.0, 30.0)
+    scale_p: Probability = 0.0
+    scale: Annotated[Range, within(0.1, 10)] = (0.7, 1.4)
+    elastic_p: Probability = 0.0
+    elastic_voxels: Annotated[Range, within(0, 1e3)] = (0.0, 6.0)
+    elastic_spacing: Annotated[int, integer(">= 1")] = 16
+    flip_p: Probability = 0.0
+    flip_axes: Annotated[Sequence[int], Axes] = (0, 1, 2)
+    noise_p: Probability = 0.0
+    noise_std: Annotated[Range, within(0, 1e6)] = (0.0, 0.1)
+    blur_p: Probability = 0.0
+    blur_sigma: Annotated[Range, within(0.01, 100)] = (0.5, 1.0)
+    brightness_p: Probability = 0.0
+    brightness: Annotated[Range, within(0, 1e3)] = (0.75, 1.25)
+    contrast_p: Probability = 0.0
+    contrast: Annotated[Range, within(0, 1e3)] = (0.75, 1.25)
+    low_resolution_p: Probability = 0.0
+    low_resolution: Annotated[Range, within(0.01, 1)] = (0.5, 1.0)
+    gamma_p: Probability = 0.0
+    inverted_gamma_p: Probability = 0.0
+    gamma: Annotated[Range, within(0.01, 100)] = (0.7, 1.5)
 
     def __post_init__(self):
-        for name in (field.name for field in fields(self)):
-            if name.endswith("_p"):
-                value = getattr(self, name)
-                require(_are_numbers([value], 1) and 0 <= value <= 1, name, "within 0..1", value)
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            valid = _are_numbers(value, 2) and low <= value[0] <= value[1] <= high
-            require(valid, name, f"two numbers within {low:g}..{high:g}, the lower first", value)
-        degrees, axes, spacing = self.rotation_degrees, self.flip_axes, self.elastic_spacing
-        valid = _are_numbers(degrees, 3) and all(0 <= d <= 180 for d in degrees)
-        require(valid, "rotation_degrees", "three numbers within 0..180", degrees)
-        valid = isinstance(axes, Sequence) and all(axis in (0, 1, 2) for axis in axes)
-        require(valid, "flip_axes", "a list of axes 0, 1 and 2", axes)
-        furthest = self.elastic_voxels[1]
-        valid = isinstance(spacing, int) and spacing >= max(1, 2.5 * furthest)
-        expected = f"an int >= 2.5 * {furthest:g} voxels, so that the image is not folded"
-        require(valid, "elastic_spacing", expected, spacing)
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            get_args(hint)[1].parse(getattr(self, name), f"augmentation.{name}")
+        if self.elastic_spacing < 2.5 * self.elastic_voxels[1]:
+            raise UsageError(
+                f"augmentation.elastic_spacing must be >= 2.5 * {self.elastic_voxels[1]:g} voxels, "
+                f"so that the image is not folded, got {self.elastic_spacing}"
+            )
 
     @property
     def mirroring_axes(self) -> list[int]:
@@ -108,14 +116,12 @@ class Augment:
     def sample_transform(
         self, augmentation_seed: int, patch_size: Sequence[int]
     ) -> SpatialTransform:
-        """Sample the spatial transform of a patch."""
         # All numbers are drawn, used or not, so that one probability does not affect other changes.
         numbers = _make_generator(augmentation_seed, 0).random(11).tolist()
         rotate, scale, deform = (
-            number < p
-            for number, p in zip(
-                numbers[:3], (self.rotation_p, self.scale_p, self.elastic_p), strict=True
-            )
+            numbers[0] < self.rotation_p,
+            numbers[1] < self.scale_p,
+            numbers[2] < self.elastic_p,
         )
         scale_number, elastic_number, angles, flips = *numbers[3:5], numbers[5:8], numbers[8:]
         axes = [axis for axis in self.flip_axes if flips[axis] < self.flip_p]
@@ -140,13 +146,13 @@ class Augment:
         generator = torch.Generator(image.device)
         change: Callable[[Tensor, float], Tensor]
         for p, span, interpolate, change in (
-            (self.noise_p, self.noise_std, lerp, partial(intensity.add_noise, generator=generator)),
-            (self.blur_p, self.blur_sigma, lerp, intensity.blur),
-            (self.brightness_p, self.brightness, lerp, intensity.scale_brightness),
-            (self.contrast_p, self.contrast, lerp, intensity.scale_contrast),
-            (self.low_resolution_p, self.low_resolution, lerp, intensity.simulate_low_resolution),
-            (self.inverted_gamma_p, self.gamma, log_lerp, intensity.apply_inverted_gamma),
-            (self.gamma_p, self.gamma, log_lerp, intensity.apply_gamma),
+            (self.noise_p, self.noise_std, lerp, partial(add_noise, generator=generator)),
+            (self.blur_p, self.blur_sigma, lerp, blur),
+            (self.brightness_p, self.brightness, lerp, torch.mul),
+            (self.contrast_p, self.contrast, lerp, scale_contrast),
+            (self.low_resolution_p, self.low_resolution, lerp, simulate_low_resolution),
+            (self.inverted_gamma_p, self.gamma, log_lerp, lambda c, power: -apply_gamma(-c, power)),
+            (self.gamma_p, self.gamma, log_lerp, apply_gamma),
         ):
             number, *strengths = rng.random(1 + len(image)).tolist()
             if number < p:
@@ -168,19 +174,6 @@ def log_lerp(span: Sequence[float], weight: float) -> float:
     1.0
     """
     return span[0] * (span[1] / span[0]) ** weight
-
-
-def require(valid: bool, name: str, expected: str, value: Any) -> None:
-    """Raise UsageError unless a value is valid."""
-    if not valid:
-        raise UsageError(f"augmentation.{name} must be {expected}, got {value!r}")
-
-
-def _are_numbers(values: Any, count: int) -> bool:
-    is_sequence = isinstance(values, Sequence) and len(values) == count
-    return is_sequence and all(
-        isinstance(v, int | float) and not isinstance(v, bool) for v in values
-    )
 
 
 def _make_generator(seed: int, stream: int) -> np.random.Generator:

@@ -1,33 +1,35 @@
-"""DICOM: folders of series, and files of segmentations (SEG) and enhanced images by highdicom."""
+"""DICOM, by pydicom and highdicom: folders with one series of images of one slice each, and files
+of segmentations (SEG) and enhanced images.
+"""
 
 import logging
+import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unet3d import __version__
-from unet3d.data.formats.dicom_series import (
-    compute_affine,
-    get_normal,
-    is_series,
-    list_dicom_files,
-    open_series,
-    read_dataset,
-)
 from unet3d.data.formats.volume_format import (
+    LPS_TO_RAS,
     UnreadableFileError,
+    VolumeFormat,
     VolumeHeader,
-    describe_read_errors,
 )
-from unet3d.errors import UsageError, need_packages
+from unet3d.errors import need_packages
 from unet3d.files import atomic_write
-
-SUFFIX = ".dcm"
+from unet3d.text import join_first
 
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
+
+MULTIFRAME = [
+    *SEGMENTATIONS,
+    *(f"1.2.840.10008.5.1.4.1.1.{n}" for n in ("2.1", "2.2", "4.1", "4.4", "128.1", "130")),
+]
+"""Classes of files that hold a whole volume: enhanced images and segmentations."""
 
 OF_PATIENT_AND_STUDY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex"),
@@ -35,35 +37,55 @@ OF_PATIENT_AND_STUDY = (
 )
 """What a segmentation copies of its images; any of them may be empty."""
 
+SPACE_TAGS = ("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient")
+SAME_TAGS = (
+    *("SeriesInstanceUID", "Rows", "Columns", "PixelSpacing"),
+    *("SamplesPerPixel", "BitsAllocated", "PixelRepresentation"),
+)
+"""What is the same in all images of a volume."""
 
-class Dicom:
+TAGS = [
+    *("SOPClassUID", "SeriesDescription", "Modality", "SliceThickness", "NumberOfFrames"),
+    *("RescaleSlope", "RescaleIntercept", *SPACE_TAGS, *SAME_TAGS),
+]
+"""What a header needs of each image."""
+
+MAX_TURN = 1e-3  # tolerated difference between the components of two orientations
+GAP_TOLERANCE = 0.02  # tolerated difference between distances of slices, as a fraction of them
+HEAD_BYTES = 512  # bytes at a file's start that name its class
+MAX_TRIED = 16  # files of a folder that are opened to find out whether it holds a series
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesHeader(VolumeHeader):
+    """The header of a series, with its images in the order of the slices, without voxels."""
+
+    images: list[tuple[Path, Any]]
+
+
+class Dicom(VolumeFormat):
     """Folders of images, and files that end in .dcm; arrays are (columns, rows, slices)."""
 
     name = "DICOM"
-    suffixes = (SUFFIX,)
+    suffixes = (".dcm",)
+    packages = ("pydicom", "highdicom")
 
     def list_files(self, file: Path) -> list[Path]:
-        """Return the files of a series, or the file."""
         return list_dicom_files(file) if file.is_dir() else [file]
 
     def read_header(self, file: Path) -> VolumeHeader:
-        """Read the fields of every slice."""
-        return open_series(file).header if file.is_dir() else read_file_header(file)
+        return read_series_header(file) if file.is_dir() else read_file_header(file)
 
-    def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
+    def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
         """Read slice by slice; the label of a segment is its number."""
-        if not file.is_dir():
-            return read_file(file)
-        series = open_series(file)
-        return series.read(), series.affine
-
-    def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
-        """Refuse a volume that is not DICOM: a SEG refers to images."""
-        if not (like.name.endswith(SUFFIX) or is_series(like)):
-            raise UsageError(
-                f"{path} would be a DICOM SEG, which refers to DICOM images, and {like} is none: "
-                "set output_format=nii.gz"
-            )
+        if not isinstance(header, SeriesHeader):
+            return read_file(file, header)
+        volume = np.empty(header.shape[::-1], header.dtype)
+        for index, (image, dataset) in enumerate(header.images):
+            plane, (slope, intercept) = read_dataset(image).pixel_array, get_scaling(dataset)
+            with np.errstate(over="ignore"):  # values beyond float32 become infinite
+                volume[index] = plane * slope + intercept if header.dtype.kind == "f" else plane
+        return volume.transpose(2, 1, 0)[None]
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
@@ -72,21 +94,20 @@ class Dicom:
 
         Slices without labels are written too, so that the file has the grid of the images.
         """
-        with need_packages(path, "pydicom", "highdicom"):
+        with need_packages(path, *self.packages):
             import highdicom
             from pydicom.sr.codedict import codes
         logging.getLogger("highdicom").setLevel(logging.WARNING)  # it tells every step
         planes = labels.T  # in the order of the slices
-        if like.name.endswith(SUFFIX):
+        if like.is_dir():
+            sources = [dataset for _, dataset in read_series_header(like, tags=None).images]
+            if sources[0].get("SliceThickness") is None:  # may be empty; highdicom needs a number
+                sources[0].SliceThickness = np.linalg.norm(grid.affine[:3, 2])
+        else:
             sources = [read_dataset(like, stop_before_pixels=True)]
             orientation, positions = _read_positions(sources[0])
             order = np.argsort(positions @ get_normal(orientation))  # of the frames
             planes = planes[np.argsort(order)]
-        else:
-            series = open_series(like, tags=None)
-            sources = series.datasets
-            if sources[0].get("SliceThickness") is None:  # may be empty; highdicom needs a number
-                sources[0].SliceThickness = np.linalg.norm(series.affine[:3, 2])
         for keyword in OF_PATIENT_AND_STUDY:
             if keyword not in sources[0]:  # removed, as to make it anonymous
                 setattr(sources[0], keyword, "")
@@ -127,11 +148,148 @@ class Dicom:
                 segmentation.save_as(draft)
 
 
+def is_series(path: Path) -> bool:
+    """Return whether a path is a folder with DICOM images of one slice each."""
+    if not path.is_dir():
+        return False
+    try:
+        with os.scandir(path) as entries:
+            names = sorted(e.name for e in entries if e.name[0] != "." and e.is_file())
+        heads = (_read_head(path / name) for name in names[:MAX_TRIED])
+        return any(head and not any(uid.encode() in head for uid in MULTIFRAME) for head in heads)
+    except OSError:  # such as lost+found, which only root may read
+        return False
+
+
+def list_dicom_files(folder: Path) -> list[Path]:
+    """Return the DICOM files of a folder, sorted by name."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name[0] != ".")
+    return [file for file in files if file.name != "DICOMDIR" and _read_head(file) is not None]
+
+
+def _read_head(file: Path) -> bytes | None:
+    """Return a DICOM file's first bytes; None if it is another."""
+    with file.open("rb") as stream:
+        head = stream.read(HEAD_BYTES)
+    return head if head[128:132] == b"DICM" else None
+
+
+def read_dataset(file: Path, **options: Any) -> Any:
+    """Read a file; values that break the standard are read as they are."""
+    import pydicom
+    from pydicom.config import IGNORE, settings
+
+    settings.reading_validation_mode = IGNORE
+    return pydicom.dcmread(file, **options)
+
+
+def read_series_header(folder: Path, tags: Sequence[str] | None = TAGS) -> SeriesHeader:
+    """Read the headers of the images of a folder, and sort them along the axis of the slices.
+
+    `tags` are the fields that are read; None: all. The type is float32 if any slice is scaled.
+    """
+    options = {} if tags is None else {"specific_tags": list(tags)}
+    found: dict[tuple[str, ...], list[tuple[Path, Any]]] = {}
+    for file in list_dicom_files(folder):
+        dataset = read_dataset(file, stop_before_pixels=True, **options)
+        if "Rows" not in dataset:  # a report or a presentation state
+            continue
+        for tag in SPACE_TAGS:
+            if not dataset.get(tag):
+                raise UnreadableFileError(f"has {file.name} without {tag}: remove it")
+        key = tuple(str(dataset.get(tag)) for tag in SAME_TAGS)
+        found.setdefault(key, []).append((file, dataset))
+    if not found:
+        raise UnreadableFileError("holds no DICOM images")
+    if len(found) > 1:
+        listed = [
+            f"{images[0][1].get('SeriesDescription') or images[0][1].get('Modality')} "
+            f"({len(images)} images, {images[0][0].name}, ...)"
+            for images in found.values()
+        ]
+        raise UnreadableFileError(
+            f"holds {len(found)} series or sizes of images: {join_first(listed)}; give each a "
+            "folder of its own"
+        )
+    (images,) = found.values()
+    first = images[0][1]
+    orientation = np.array(first.ImageOrientationPatient, float)
+    positions = np.array([d.ImagePositionPatient for _, d in images], float)
+    order = np.argsort(positions @ get_normal(orientation), kind="stable")
+    images, positions = [images[n] for n in order], positions[order]
+    check_slices(images, positions, orientation)
+    kind = "i" if first.get("PixelRepresentation") else "u"
+    is_scaled = any(get_scaling(dataset) != (1, 0) for _, dataset in images)
+    return SeriesHeader(
+        shape=(int(first.Columns), int(first.Rows), len(images)),
+        affine=compute_affine(
+            *(orientation, np.array(first.PixelSpacing, float)),
+            *(positions, len(positions), float(first.get("SliceThickness") or 1)),
+        ),
+        dtype=np.dtype("f4" if is_scaled else f"{kind}{first.BitsAllocated // 8}"),
+        images=images,
+    )
+
+
+def get_scaling(dataset: Any) -> tuple[float, float]:
+    """Return slope and intercept of a slice."""
+    return float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
+
+
+def check_slices(
+    images: Sequence[tuple[Path, Any]], positions: np.ndarray, orientation: np.ndarray
+) -> None:
+    """Refuse slices that are turned, missing, twice at one position, shifted or unevenly apart."""
+    for file, dataset in images:
+        turn = np.abs(np.array(dataset.ImageOrientationPatient, float) - orientation).max()
+        if turn > MAX_TURN:
+            raise UnreadableFileError(f"has {file.name} with another orientation: separate the two")
+    even = np.linspace(positions[0], positions[-1], len(positions))
+    gaps = np.diff(positions @ get_normal(orientation))
+    if len(gaps) < 2:
+        return
+    usual = float(np.median(gaps))
+    drift = np.linalg.norm(positions - even, axis=1).max()
+    if max(drift, np.abs(gaps - usual).max()) > GAP_TOLERANCE * usual:
+        n = int(np.abs(gaps - usual).argmax())
+        raise UnreadableFileError(
+            f"has slices {gaps.min():.4g} to {gaps.max():.4g} mm apart, as between "
+            f"{images[n][0].name} and {images[n + 1][0].name}: copy those that are missing, "
+            "separate phases, or resample it to even distances, into a file of another format"
+        )
+
+
+def get_normal(orientation: np.ndarray) -> np.ndarray:
+    """Return the axis of the slices, given those of the rows and columns."""
+    return np.cross(orientation[:3], orientation[3:])
+
+
+def compute_affine(
+    orientation: np.ndarray,
+    pixel_spacing: np.ndarray,
+    positions: np.ndarray,
+    count: int,
+    thickness: float,
+) -> np.ndarray:
+    """Return the affine of (columns, rows, `count` slices).
+
+    The first and the last of the sorted positions (N, 3) are those of the first and last slice.
+    """
+    affine = np.eye(4)
+    affine[:3, 0] = orientation[:3] * pixel_spacing[1]
+    affine[:3, 1] = orientation[3:] * pixel_spacing[0]
+    affine[:3, 2] = get_normal(orientation) * thickness
+    if count > 1:
+        affine[:3, 2] = (positions[-1] - positions[0]) / (count - 1)
+    affine[:3, 3] = positions[0]
+    return LPS_TO_RAS @ affine
+
+
 def open_image(file: Path) -> tuple[Any, Any]:
     """Return highdicom's image without voxels, and the geometry of its frames."""
-    with need_packages(file, "pydicom", "highdicom"):
+    with need_packages(file, *Dicom.packages):
         import highdicom
-    with describe_read_errors(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about values that other programs wrote
         dataset = read_dataset(file, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
         if "NumberOfFrames" not in dataset:
@@ -147,27 +305,29 @@ def open_image(file: Path) -> tuple[Any, Any]:
 
 
 def read_file_header(file: Path) -> VolumeHeader:
-    """Read the geometry of the frames."""
+    """Read the geometry of the frames: the affine is that of a series."""
     image, geometry = open_image(file)
-    affine, _ = _orient(image, geometry)
+    orientation, positions = _read_positions(image)
+    positions = positions[np.argsort(positions @ get_normal(orientation))]
     slices, rows, columns = geometry.spatial_shape
+    spacing = np.array(_find_group(image, "PixelMeasuresSequence").PixelSpacing, float)
     is_segmentation = image.SOPClassUID in SEGMENTATIONS
-    dtype = np.dtype(np.uint8 if len(image.get("SegmentSequence", ())) < 256 else np.uint16)
+    dtype = np.uint8 if len(image.get("SegmentSequence", ())) < 256 else np.uint16
     return VolumeHeader(
         shape=(columns, rows, slices),
-        affine=affine,
-        dtype=dtype if is_segmentation else np.dtype(np.float32),
+        affine=compute_affine(
+            *(orientation, spacing, positions, slices, float(geometry.spacing_between_slices))
+        ),
+        dtype=np.dtype(dtype if is_segmentation else np.float32),
         may_be_cropped=is_segmentation,
         buffer_bytes=8 * slices * rows * columns,
     )
 
 
-def read_file(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return (channels (1, D, H, W), affine); the label of a segment is its number."""
+def read_file(file: Path, header: VolumeHeader) -> np.ndarray:
+    """Return (1, D, H, W); the label of a segment is its number."""
     image, geometry = open_image(file)
-    affine, is_flipped = _orient(image, geometry)
-    header = read_file_header(file)
-    with describe_read_errors(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if header.may_be_cropped:
             volume = image.get_volume(combine_segments=True, allow_missing_positions=True)
@@ -175,31 +335,17 @@ def read_file(file: Path) -> tuple[np.ndarray, np.ndarray]:
             volume = image.get_volume()
     if volume.array.ndim != 3:
         raise UnreadableFileError("has colors: it must have one number per voxel")
+    is_flipped = geometry.affine[:3, 0] @ get_normal(_read_positions(image)[0]) < 0
     slices = volume.array[::-1] if is_flipped else volume.array
-    return slices.astype(header.dtype).transpose(2, 1, 0)[None], affine
-
-
-def _orient(image: Any, geometry: Any) -> tuple[np.ndarray, bool]:
-    """Return the affine as of a series, and whether highdicom's slices run the other way."""
-    orientation, positions = _read_positions(image)
-    normal = get_normal(orientation)
-    positions = positions[np.argsort(positions @ normal)]
-    with describe_read_errors():
-        measures = _find_group(image, "PixelMeasuresSequence")
-        affine = compute_affine(
-            *(orientation, np.array(measures.PixelSpacing, float), positions[0], positions[-1]),
-            *(geometry.spatial_shape[0], float(geometry.spacing_between_slices)),
-        )
-    return affine, bool(geometry.affine[:3, 0] @ normal < 0)
+    return slices.astype(header.dtype).transpose(2, 1, 0)[None]
 
 
 def _read_positions(image: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the axes of the rows and columns, and the position of each frame (N, 3)."""
-    with describe_read_errors():
-        plane = _find_group(image, "PlaneOrientationSequence")
-        frames = image.PerFrameFunctionalGroupsSequence
-        positions = [f.PlanePositionSequence[0].ImagePositionPatient for f in frames]
-        return np.array(plane.ImageOrientationPatient, float), np.array(positions, float)
+    plane = _find_group(image, "PlaneOrientationSequence")
+    frames = image.PerFrameFunctionalGroupsSequence
+    positions = [f.PlanePositionSequence[0].ImagePositionPatient for f in frames]
+    return np.array(plane.ImageOrientationPatient, float), np.array(positions, float)
 
 
 def _find_group(image: Any, keyword: str) -> Any:

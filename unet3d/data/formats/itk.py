@@ -12,25 +12,22 @@ import numpy as np
 from unet3d.data.formats.volume_format import (
     LPS_TO_RAS,
     UnreadableFileError,
+    VolumeFormat,
     VolumeHeader,
-    describe_read_errors,
-    require_target,
 )
-from unet3d.errors import need_packages
 from unet3d.files import atomic_write
 
-ORTHOGONAL = 1e-4
-"""Tolerated cosine of the angle between two axes; SimpleITK holds no others."""
-
-HEADER_BYTES = 2**20
-"""Bytes at a file's start that hold its text."""
+HEADER_BYTES = 2**20  # bytes at a file's start that hold its text
 
 DATA_FILE = re.compile(rb"^(?:data[ _]?file:|ElementDataFile *[=:]) *(.+?)\r?$", re.M | re.I)
 """Where the voxels are, in a file of their own or in this one (LOCAL)."""
 
 
-class Itk:
+class Itk(VolumeFormat):
     """Files whose header is text that SimpleITK reads."""
+
+    packages = ("SimpleITK",)
+    cannot_hold = ("skewed axes",)
 
     def __init__(self, name: str, *suffixes: str):
         self.name, self.suffixes = name, suffixes
@@ -44,14 +41,12 @@ class Itk:
         return [file, file.parent / os.fsdecode(name[1])]
 
     def read_header(self, file: Path) -> VolumeHeader:
-        """Read the header alone."""
-        reader = open_reader(file)
         import SimpleITK
 
+        reader = open_reader(file)
         size, channels = tuple(reader.GetSize()), reader.GetNumberOfComponents()
-        with describe_read_errors():
-            voxel = SimpleITK.Image([1, 1, 1], reader.GetPixelID(), channels)
-            dtype = SimpleITK.GetArrayViewFromImage(voxel).dtype
+        voxel = SimpleITK.Image([1, 1, 1], reader.GetPixelID(), channels)
+        dtype = SimpleITK.GetArrayViewFromImage(voxel).dtype
         *_, data_file = self.list_files(file)
         if not data_file.is_file():
             raise UnreadableFileError(f"names {data_file.name} for its voxels, which is missing")
@@ -66,9 +61,8 @@ class Itk:
             buffer_bytes=prod(size) * channels * dtype.itemsize,  # SimpleITK's own image
         )
 
-    def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
+    def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
         """Read the volume; the numbers of a voxel, or a fourth axis, are channels."""
-        header = self.read_header(file)
         import SimpleITK
 
         try:
@@ -78,25 +72,14 @@ class Itk:
                 "cannot be decoded by SimpleITK: it is truncated or damaged"
             ) from error
         array = SimpleITK.GetArrayFromImage(image)
-        if array.ndim not in (3, 4):
-            raise UnreadableFileError(f"has shape {list(header.shape)}: it must be 3D or 4D")
         if image.GetNumberOfComponentsPerPixel() > 1:
             array = np.moveaxis(array, -1, 0)
         channels = array[None] if array.ndim == 3 else array
-        return channels.transpose(0, 3, 2, 1), header.affine
-
-    def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
-        """Refuse axes that are not orthogonal."""
-        with need_packages(path, "SimpleITK"):
-            import SimpleITK  # noqa: F401
-        direction = grid.affine[:3, :3] / np.linalg.norm(grid.affine[:3, :3], axis=0)
-        skew = np.abs(direction.T @ direction - np.eye(3)).max()
-        require_target(skew <= ORTHOGONAL, path, "skewed axes", like)
+        return channels.transpose(0, 3, 2, 1)
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
-        """Write compressed labels."""
         import SimpleITK
 
         image: Any = SimpleITK.GetImageFromArray(labels.T)
@@ -115,12 +98,11 @@ class Itk:
 
 def open_reader(file: Path) -> Any:
     """Return SimpleITK's reader of a file, which has read the header."""
-    with need_packages(file, "SimpleITK"):
-        import SimpleITK
+    import SimpleITK
+
     reader: Any = SimpleITK.ImageFileReader()
     reader.SetFileName(str(file))
-    with describe_read_errors():
-        reader.ReadImageInformation()
+    reader.ReadImageInformation()
     return reader
 
 

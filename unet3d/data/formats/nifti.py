@@ -11,49 +11,46 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.formats.volume_format import VolumeHeader, describe_read_errors
+from unet3d.data.formats.volume_format import VolumeFormat, VolumeHeader
 from unet3d.files import atomic_write
 
 logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # how it corrects a header
 
 
-class Nifti:
+class Nifti(VolumeFormat):
     """Files that end in .nii or .nii.gz."""
 
     name = "NIfTI"
     suffixes = (".nii.gz", ".nii")
 
-    def list_files(self, file: Path) -> list[Path]:
-        """Return the file."""
-        return [file]
-
     def read_header(self, file: Path) -> VolumeHeader:
         """Read the header, as nibabel corrects it."""
         image = open_image(file)
-        dtype, shape = image.get_data_dtype(), tuple(map(int, image.shape))
-        while len(shape) > 3 and shape[-1] == 1:
-            shape = shape[:-1]
-        is_scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
+        dtype = image.get_data_dtype()
         return VolumeHeader(
-            shape=shape,
+            shape=tuple(map(int, image.shape)),
             affine=np.asarray(image.affine, np.float64),
-            dtype=np.dtype(np.float32) if is_scaled and dtype.kind in "iuf" else dtype,
+            dtype=np.dtype(np.float32) if is_scaled(image) and dtype.kind in "iuf" else dtype,
         )
 
-    def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Map an uncompressed file, read another plane by plane."""
-        header, image = self.read_header(file), open_image(file)
-        is_scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
-        with describe_read_errors():
-            if file.suffix != ".gz" and not is_scaled:
-                array = image.dataobj.get_unscaled().reshape(header.shape, order="F")
-            else:
-                array = read_planes(type(image), file, header)
-        channels = np.moveaxis(array, -1, 0) if array.ndim == 4 else array[None]
-        return channels, header.affine
+    def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
+        """Map an uncompressed file; read and scale another plane by plane, without a second copy.
 
-    def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
-        """Accept every grid."""
+        Reading to the end of a compressed file compares it with its checksum.
+        """
+        image, is_compressed = open_image(file), file.suffix == ".gz"
+        if not is_compressed and not is_scaled(image):
+            array = image.dataobj.get_unscaled().reshape(header.shape, order="F")
+        else:
+            with gzip.open(file) if is_compressed else file.open("rb") as stream:
+                voxels = type(image).from_stream(stream).dataobj.reshape(header.shape)
+                array = np.empty(header.shape, header.dtype, order="F")
+                with np.errstate(over="ignore"):  # values beyond float32 become infinite
+                    for index in range(header.shape[-1]):
+                        array[..., index] = voxels[..., index]
+                while stream.read(2**16):
+                    pass
+        return np.moveaxis(array, -1, 0) if array.ndim == 4 else array[None]
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
@@ -72,30 +69,18 @@ def open_image(file: Path) -> Any:
     import nibabel
     from nibabel.filebasedimages import ImageFileError
 
-    with describe_read_errors():
-        try:
-            return nibabel.load(file)
-        except ImageFileError:
-            if file.suffix == ".gz":
-                with gzip.open(file) as stream:
-                    stream.read(1024)  # says why the header cannot be decompressed
-            raise
+    try:
+        return nibabel.load(file)
+    except ImageFileError:
+        if file.suffix == ".gz":
+            with gzip.open(file) as stream:
+                stream.read(1024)  # says why the header cannot be decompressed
+        raise
 
 
-def read_planes(kind: Any, file: Path, header: VolumeHeader) -> np.ndarray:
-    """Read and scale voxels one plane (or channel) after the other: no second copy is held.
-
-    Reading to the end of a compressed file compares it with its checksum.
-    """
-    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-        voxels = kind.from_stream(stream).dataobj.reshape(header.shape)
-        array = np.empty(header.shape, header.dtype, order="F")
-        with np.errstate(over="ignore"):  # values beyond float32 become infinite
-            for index in range(header.shape[-1]):
-                array[..., index] = voxels[..., index]
-        while stream.read(2**16):  # to the end, where the checksum is
-            pass
-    return array
+def is_scaled(image: Any) -> bool:
+    """Return whether stored values are to be multiplied or shifted."""
+    return (image.dataobj.slope, image.dataobj.inter) != (1, 0)
 
 
 def open_template(like: Path, grid: VolumeHeader) -> Any:

@@ -11,73 +11,52 @@ from xml.etree import ElementTree
 import numpy as np
 
 from unet3d.data.formats.volume_format import (
+    MM_PER_UNIT,
+    NO_SPACING,
     UnreadableFileError,
+    VolumeFormat,
     VolumeHeader,
-    describe_read_errors,
     get_number_type,
-    require_target,
 )
-from unet3d.errors import need_packages
 from unet3d.files import atomic_write
 
-MM_PER_UNIT = {
-    **dict.fromkeys(("nm", "nanometer", "nanometers"), 1e-6),
-    **dict.fromkeys(("um", "\u00b5m", "\u03bcm", "\\u00B5m", "micron", "microns"), 1e-3),
-    **dict.fromkeys(("micrometer", "micrometers"), 1e-3),
-    **dict.fromkeys(("mm", "millimeter", "millimeters"), 1.0),
-    **dict.fromkeys(("cm", "centimeter", "centimeters"), 10.0),
-    **dict.fromkeys(("inch", "in"), 25.4),
-    "m": 1000.0,
-}
-"""Units of ImageJ and OME."""
 
-NO_SPACING = "no voxel spacing: 1 mm is assumed"
-
-
-class Tiff:
+class Tiff(VolumeFormat):
     """Files that end in .tif or .tiff; arrays are (x, y, z), as those of NIfTI."""
 
     name = "TIFF"
     suffixes = (".ome.tif", ".ome.tiff", ".tif", ".tiff")
-
-    def list_files(self, file: Path) -> list[Path]:
-        """Return the file."""
-        return [file]
+    packages = ("tifffile", "imagecodecs")
+    cannot_hold = ("orientation", "position")
 
     def read_header(self, file: Path) -> VolumeHeader:
-        """Read the tags of the pages."""
-        with open_tiff(file) as tif:
-            axes, series = name_axes(tif.series[0].axes, tif.series[0].shape), tif.series[0]
+        with open_tiff(file) as (tif, axes):
+            series = tif.series[0]
             size = {"Z": 1, **dict(zip(axes, series.shape, strict=True))}
-            shape = size["X"], size["Y"], size["Z"]
-            channels = size.get("C", 1) * size.get("S", 1)
             spacing_mm, assumption = read_spacing(tif)
             return VolumeHeader(
-                shape=shape if channels == 1 else (*shape, channels),
+                shape=(size["X"], size["Y"], size["Z"], size.get("C", 1) * size.get("S", 1)),
                 affine=np.diag([*spacing_mm, 1.0]),
                 dtype=get_number_type(series.dtype),
                 assumption=assumption,
             )
 
-    def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
+    def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
         """Map voxels that follow one another, decompress others."""
-        header = self.read_header(file)
-        with open_tiff(file) as tif:
+        with open_tiff(file) as (tif, axes):
             series = tif.series[0]
-            axes = name_axes(series.axes, series.shape)
             if series.dataoffset is None or series.dtype.kind == "b":
                 array = series.asarray()
             else:
                 dtype = series.dtype.newbyteorder(tif.byteorder)
                 array = np.memmap(file, dtype, "c", series.dataoffset, series.shape)
-        return order_axes(array.view(get_number_type(array.dtype)), axes), header.affine
-
-    def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
-        """Refuse a grid that is not along the axes, or has a position."""
-        with need_packages(path, "tifffile", "imagecodecs"):
-            import tifffile  # noqa: F401
-        require_target(grid.is_straight, path, "orientation", like)
-        require_target(not grid.affine[:3, 3].any(), path, "position", like)
+        kept = [n for n, axis in enumerate(axes) if axis in "ZYX" or array.shape[n] > 1]
+        array = array.view(get_number_type(array.dtype)).reshape([array.shape[n] for n in kept])
+        axes = "".join(axes[n] for n in kept).replace("S", "C")  # there is one of both at most
+        for axis in "CZ":
+            if axis not in axes:
+                axes, array = axis + axes, array[None]
+        return array.transpose([axes.index(axis) for axis in "CXYZ"])
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
@@ -97,13 +76,13 @@ class Tiff:
 
 
 @contextmanager
-def open_tiff(file: Path) -> Generator[Any]:
-    """Open a file whose first image is complete.
+def open_tiff(file: Path) -> Generator[tuple[Any, str]]:
+    """Open a file whose first image is complete, and name its axes.
 
     tifffile logs damage and reads zeros; here it is an error.
     """
-    with need_packages(file, "tifffile", "imagecodecs"):
-        import tifffile
+    import tifffile
+
     errors: list[str] = []
     thread = threading.get_ident()
 
@@ -115,38 +94,18 @@ def open_tiff(file: Path) -> Generator[Any]:
     log = tifffile.logger()
     log.addFilter(collect)
     try:
-        with describe_read_errors(), tifffile.TiffFile(file) as tif:
-            check_pages(tif)
-            yield tif
+        with tifffile.TiffFile(file) as tif:
+            series = tif.series[0]
+            missing = sum(page is None for page in series)
+            if missing and series.dataoffset is None:
+                raise UnreadableFileError(
+                    f"lacks {missing:,} of the {len(series):,} planes that its metadata declares"
+                )
+            yield tif, name_axes(series.axes, series.shape)
             if errors:
                 raise UnreadableFileError(f"is damaged: {errors[0]}")
     finally:
         log.removeFilter(collect)
-
-
-def check_pages(tif: Any) -> None:
-    """Refuse an image whose planes are not all in this file."""
-    series = tif.series[0]
-    if any(page is not None and page.parent is not tif for page in series):
-        raise UnreadableFileError(
-            "is one of several files that hold its image: save the image as one file"
-        )
-    missing = sum(page is None for page in series)
-    if missing and series.dataoffset is None:
-        raise UnreadableFileError(
-            f"lacks {missing:,} of the {len(series):,} planes that its metadata declares"
-        )
-
-
-def order_axes(array: np.ndarray, axes: str) -> np.ndarray:
-    """Return (C, X, Y, Z)."""
-    kept = [n for n, axis in enumerate(axes) if axis in "ZYX" or array.shape[n] > 1]
-    array = array.reshape([array.shape[n] for n in kept])
-    axes = "".join(axes[n] for n in kept).replace("S", "C")  # there is one of both at most
-    for axis in "CZ":
-        if axis not in axes:
-            axes, array = axis + axes, array[None]
-    return array.transpose([axes.index(axis) for axis in "CXYZ"])
 
 
 def name_axes(axes: str, shape: Sequence[int]) -> str:

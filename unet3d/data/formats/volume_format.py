@@ -1,7 +1,6 @@
 """What every format of volumes has: a header, voxels, labels to write."""
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -9,20 +8,43 @@ from typing import Protocol
 
 import numpy as np
 
-from unet3d.errors import UsageError, describe_os_error
-
-NOT_2D = "2D images are not supported"
-FIX_2D = "stack the slices of each scan into one volume"
+from unet3d.errors import UsageError
 
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 """From the patient axes of DICOM and ITK to those of NIfTI and of every affine here."""
 
-SLAB = 2**20
-"""Voxels of an array that are converted at a time, about."""
+MM_PER_UNIT: dict[str, float] = {
+    unit: mm
+    for units, mm in (
+        ("angstrom", 1e-7),
+        ("nm nanometer nanometers", 1e-6),
+        ("um \u00b5m \u03bcm \\u00B5m micron microns micrometer micrometers", 1e-3),
+        ("mm millimeter millimeters", 1.0),
+        ("cm centimeter centimeters", 10.0),
+        ("in inch", 25.4),
+        ("m meter", 1000.0),
+    )
+    for unit in units.split()
+}
+"""Units of OME and ImageJ."""
+
+NO_SPACING = "no voxel spacing: 1 mm is assumed"
+
+SLAB = 2**20  # voxels of an array that are converted at a time, about
 
 
-class UnreadableFileError(ValueError):
-    """A file cannot be read as a volume; the message continues a sentence about the file."""
+class UnreadableFileError(UsageError):
+    """A file cannot be read as a volume; `problem` continues a sentence about the file.
+
+    Formats leave the file out.
+    """
+
+    def __init__(self, problem: str, file: Path | None = None):
+        self.problem = problem
+        text = f"{file} cannot be read as a volume: it {problem}"
+        if file is not None and problem == "is missing":
+            text = f"{file.absolute()} is missing"
+        super().__init__(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +71,7 @@ class VolumeHeader(Grid):
         return x, y, z
 
     @property
-    def is_straight(self) -> bool:
-        """Return whether axes are neither turned nor flipped."""
-        return np.array_equal(self.affine[:3, :3], np.diag(self.spacing_mm))
-
-    @property
     def num_channels(self) -> int:
-        """Return the number of 3D volumes in the file."""
         return prod(self.shape[3:])
 
     @property
@@ -65,31 +81,23 @@ class VolumeHeader(Grid):
 
 
 class VolumeFormat(Protocol):
-    """Files of one format, which exist where they are read.
+    """Files of one format, by one library, which is imported when it is needed."""
 
-    Errors are UnreadableFileError, or UsageError that names the file.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def suffixes(self) -> tuple[str, ...]: ...
+    name: str
+    suffixes: tuple[str, ...]
+    packages: tuple[str, ...] = ()  # optional ones, as pip calls them; the first is imported
+    cannot_hold: tuple[str, ...] = ()  # what labels on some grids would lose
 
     def list_files(self, file: Path) -> list[Path]:
         """Return the files that hold the volume; all but the first may be missing."""
-        ...
+        return [file]
 
     def read_header(self, file: Path) -> VolumeHeader:
-        """Read the header without decoding any voxel."""
+        """Read the header of an existing file without decoding any voxel; any error may rise."""
         ...
 
-    def read_volume(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Return (channels (C, D, H, W), affine)."""
-        ...
-
-    def check_target(self, path: Path, like: Path, grid: VolumeHeader) -> None:
-        """Refuse to write labels to `path` if it cannot hold the grid of `like`."""
+    def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
+        """Return (C, D, H, W) on the grid of the header; any error may rise."""
         ...
 
     def write_labels(
@@ -97,30 +105,6 @@ class VolumeFormat(Protocol):
     ) -> None:
         """Write labels (D, H, W), uint8, on the grid of the volume `like`, atomically."""
         ...
-
-
-@contextmanager
-def describe_read_errors() -> Generator[None]:
-    """Turn the errors of a library that reads a file into UnreadableFileError."""
-    try:
-        yield
-    except (UnreadableFileError, UsageError):
-        raise
-    except OSError as error:
-        reason = " ".join(describe_os_error(error).split())
-        raise UnreadableFileError(f"cannot be read: {reason}") from error
-    except Exception as error:  # damaged files raise anything
-        *_, reason = (str(error).strip() or type(error).__name__).splitlines()
-        raise UnreadableFileError(f"cannot be decoded: {reason.strip()}") from error
-
-
-def require_target(can_hold: bool, path: Path, what: str, like: Path) -> None:
-    """Refuse to write a file whose format cannot hold what the volume `like` has."""
-    if not can_hold:
-        raise UsageError(
-            f"{path} cannot hold the {what} of {like}: write another format, such as "
-            "output_format=nii.gz"
-        )
 
 
 def iter_slabs(channel: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,35 +1,47 @@
 """Find the format of a file by its name, and read or write it with errors that name the file."""
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
-from unet3d.data.formats.dicom import Dicom
-from unet3d.data.formats.dicom_series import is_series
+from unet3d.data.formats.dicom import Dicom, is_series
 from unet3d.data.formats.itk import Itk
 from unet3d.data.formats.nifti import Nifti
 from unet3d.data.formats.numpy_file import NumPy
 from unet3d.data.formats.ome_zarr import OmeZarr
 from unet3d.data.formats.tiff import Tiff
 from unet3d.data.formats.volume_format import (
-    FIX_2D,
-    NOT_2D,
     Grid,
     UnreadableFileError,
     VolumeFormat,
     VolumeHeader,
 )
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, describe_os_error, need_packages
 from unet3d.types import Triple
 
-SEG_SUFFIX = ".dcm"
-"""Ending of the labels of a folder of DICOM images, which has none."""
+DICOM = Dicom()
+FORMATS: tuple[VolumeFormat, ...] = (
+    Nifti(),
+    Itk("NRRD", ".nrrd"),
+    Itk("MetaImage", ".mha", ".mhd"),
+    Tiff(),
+    OmeZarr(),
+    NumPy(),
+    DICOM,
+)
+SUFFIXES = tuple(suffix for format in FORMATS for suffix in format.suffixes)
+SUFFIX_LIST = (
+    ", ".join(s for s in SUFFIXES[:-1] if not s.startswith(".ome")) + f" or {SUFFIXES[-1]}"
+)
 
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
-"""Endings of 2D images, which users of other tools have."""
+SEG_SUFFIX = ".dcm"  # ending of the labels of a folder of DICOM images, which has none
+
+NOT_2D = "2D images are not supported"
+FIX_2D = "stack the slices of each scan into one volume"
 
 OUTPUT_FORMATS = {
     "nii.gz": ".nii.gz",
@@ -43,8 +55,8 @@ OUTPUT_FORMATS = {
 }
 """Endings of labels by name."""
 
-TOLERANCE = 1e-2
-"""Tolerated distance in voxels between the corners of two grids."""
+TOLERANCE = 1e-2  # tolerated distance in voxels between the corners of two grids
+ORTHOGONAL = 1e-4  # tolerated cosine of the angle between two axes; SimpleITK holds no others
 
 
 def is_volume(path: Path) -> bool:
@@ -59,23 +71,21 @@ def list_volumes(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if is_volume(path))
 
 
+def list_files_by_name(folder: Path) -> dict[str, list[Path]]:
+    """Return a folder's volumes by name without suffix."""
+    files: dict[str, list[Path]] = {}
+    for file in list_volumes(folder):
+        files.setdefault(split_suffix(file)[0], []).append(file)
+    return files
+
+
 def describe_other(path: Path) -> str:
     """Return why a path is not a volume."""
     if path.is_symlink() and not path.exists():
         return "is a link that leads nowhere"
     if path.is_dir():
         return "is a folder without DICOM images"
-    return f"is not named {SUFFIX_LIST}{describe_pictures([path.name])}"
-
-
-def describe_pictures(names: Iterable[str]) -> str:
-    """Return the end of an error if these are names of pictures, else nothing.
-
-    >>> describe_pictures(["scan.PNG"])
-    '; 2D images are not supported: stack the slices of each scan into one volume'
-    """
-    is_picture = any(name.lower().endswith(PICTURE_SUFFIXES) for name in names)
-    return f"; {NOT_2D}: {FIX_2D}" if is_picture else ""
+    return f"is not named {SUFFIX_LIST}"
 
 
 def split_suffix(path: Path) -> tuple[str, str]:
@@ -88,12 +98,6 @@ def split_suffix(path: Path) -> tuple[str, str]:
     return path.name.removesuffix(suffix), suffix
 
 
-def get_label_suffix(path: Path) -> str:
-    """Return the suffix that the labels of a volume get."""
-    suffix = split_suffix(path)[1]
-    return {"": SEG_SUFFIX, ".mhd": ".mha"}.get(suffix, suffix)  # .mhd would be two files
-
-
 def find_format(path: Path) -> VolumeFormat:
     """Return the format of a file or folder, which may be missing."""
     for format in FORMATS:
@@ -101,48 +105,72 @@ def find_format(path: Path) -> VolumeFormat:
             return format
     if is_series(path):
         return DICOM
-    raise UnreadableFileError(describe_other(path))
+    raise UnreadableFileError(describe_other(path), path)
 
 
-def find_existing_format(path: Path) -> VolumeFormat:
-    """Return the format of a file or folder that can be read."""
-    if not path.exists():
-        raise UnreadableFileError("is missing")
-    if path.is_file() and not path.stat().st_size:
-        raise UnreadableFileError("is empty")
-    return find_format(path)
+@contextmanager
+def open_format(path: Path) -> Generator[VolumeFormat]:
+    """Yield the format of a file that can be read; errors in the body name the file in one line."""
+    try:
+        if not path.exists():
+            raise UnreadableFileError("is missing")
+        if path.is_file() and not path.stat().st_size:
+            raise UnreadableFileError("is empty")
+        format = find_format(path)
+        import_packages(format, path)
+        yield format
+    except UnreadableFileError as error:
+        raise UnreadableFileError(error.problem, path) from error
+    except UsageError:
+        raise
+    except OSError as error:
+        reason = " ".join(describe_os_error(error).split())
+        raise UnreadableFileError(f"cannot be read: {reason}", path) from error
+    except Exception as error:  # damaged files raise anything
+        *_, reason = (str(error).strip() or type(error).__name__).splitlines()
+        raise UnreadableFileError(f"cannot be decoded: {reason.strip()}", path) from error
+
+
+def import_packages(format: VolumeFormat, path: Path) -> None:
+    """Import the library of a format; say what to install for `path` where it is missing."""
+    with need_packages(path, *format.packages):
+        for package in format.packages[:1]:
+            import_module(package)
 
 
 def list_files(path: Path) -> list[Path]:
     """Return the files that hold a volume."""
-    with _name_file(path):
-        return find_existing_format(path).list_files(path)
+    with open_format(path) as format:
+        return format.list_files(path)
 
 
 def read_header(path: Path, grid: Grid | None = None) -> VolumeHeader:
-    """Read a header without decoding any voxel; errors do not name the file.
+    """Read the header of a 3D volume, with or without channels, without decoding any voxel.
 
     A volume that may hold a part of its image's grid gets `grid`, if it is a part of it.
     """
-    header = find_existing_format(path).read_header(path)
+    with open_format(path) as format:
+        header = format.read_header(path)
+        shape = header.shape
+        while len(shape) > 3 and shape[-1] == 1:
+            shape = shape[:-1]
+        if len(shape) not in (3, 4) or min(shape) < 1:
+            reason = f"; {NOT_2D}: {FIX_2D}" if len(shape) == 2 else ""
+            size = " x ".join(map(str, shape))
+            raise UnreadableFileError(
+                f"has shape {size}: it must be 3D, or 4D with the channels last{reason}"
+            )
+    header = replace(header, shape=shape)
     if grid is None or not header.may_be_cropped or find_offset(header, grid) is None:
         return header
     return replace(header, shape=grid.shape[:3], affine=grid.affine)
-
-
-def open_header(path: Path) -> VolumeHeader:
-    """Read the header of a 3D volume."""
-    with _name_file(path):
-        header = read_header(path)
-    check_shape(path, header.shape)
-    return header
 
 
 def read_orientation(path: Path) -> str:
     """Return the orientation of a file's axes, such as LPS."""
     from nibabel.orientations import aff2axcodes
 
-    return "".join(map(str, aff2axcodes(open_header(path).affine)))
+    return "".join(map(str, aff2axcodes(read_header(path).affine)))
 
 
 def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -150,17 +178,18 @@ def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
 
     A volume that may hold a part of its image's grid is put on `grid`, if it is a part of it.
     """
-    with _name_file(path):
-        format = find_existing_format(path)
-        channels, affine = format.read_volume(path)
-        check_shape(path, channels.shape[1:])
-        if grid is None or channels.shape[1:4] == grid.shape[:3]:
-            return channels, affine
-        header = format.read_header(path)
-    offset = find_offset(header, grid) if header.may_be_cropped else None
+    header = read_header(path)
+    with open_format(path) as format:
+        channels = format.read_voxels(path, header)
+    if grid is None or not header.may_be_cropped or header.shape[:3] == grid.shape[:3]:
+        return channels, header.affine
+    offset = find_offset(header, grid)
     if offset is None:
-        return channels, affine
-    return paste(channels, offset, grid.shape[:3]), grid.affine
+        return channels, header.affine
+    result = np.zeros((len(channels), *grid.shape[2::-1]), channels.dtype).transpose(0, 3, 2, 1)
+    spans = zip(offset, channels.shape[1:], strict=True)
+    result[(slice(None), *(slice(start, start + n) for start, n in spans))] = channels
+    return result, grid.affine
 
 
 def find_offset(part: Grid, grid: Grid) -> Triple | None:
@@ -184,20 +213,61 @@ def find_offset(part: Grid, grid: Grid) -> Triple | None:
     return d, h, w
 
 
-def paste(channels: np.ndarray, offset: Triple, shape: tuple[int, ...]) -> np.ndarray:
-    """Return zeros of (C, *shape) with the channels at an offset."""
-    result = np.zeros((len(channels), *shape[::-1]), channels.dtype).transpose(0, 3, 2, 1)
-    slices = tuple(
-        slice(start, start + n) for start, n in zip(offset, channels.shape[1:], strict=True)
-    )
-    result[(slice(None), *slices)] = channels
-    return result
+def read_labels(file: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels (D, H, W), uint8 if they fit and else int32, and their affine (4, 4).
+
+    Labels that may hold a part of their image's grid are put on `grid`, if they are a part of it.
+    """
+    channels, affine = read_volume(file, grid)
+    if len(channels) != 1 or channels.dtype.kind not in "iuf":
+        raise UsageError(
+            f"{file} must hold one real number per voxel, but holds {len(channels)} of type "
+            f"{channels.dtype}"
+        )
+    if not np.isfinite(affine).all() or not np.linalg.det(affine[:3, :3]):
+        raise UsageError(f"{file}: its affine is singular or not finite: {affine[:3].tolist()}")
+    values = channels[0]
+    if values.dtype.kind == "f":
+        for plane in np.moveaxis(values, -1, 0):
+            wrong = plane[~np.isfinite(plane) | (plane != np.rint(plane))]
+            if len(wrong):
+                raise UsageError(f"{file}: labels must be integers, found {wrong[0]:g}")
+    low, high = values.min(), values.max()
+    return values.astype(np.uint8 if low >= 0 and high < 256 else np.int32, copy=False), affine
 
 
-def check_target(path: Path, like: Path) -> None:
-    """Refuse to write labels to `path` if its format cannot hold the grid of the volume `like`."""
-    with _name_file(like):
-        find_format(path).check_target(path, like, open_header(like))
+def read_label_pair(
+    first: Path, second: Path
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return the labels and affine of two files; a SEG may hold a part of the other's grid."""
+    return read_labels(first, read_header(second)), read_labels(second, read_header(first))
+
+
+def check_target(path: Path, like: Path) -> VolumeHeader:
+    """Refuse to write labels to `path` if its format cannot hold the grid of the volume `like`.
+
+    Return the header of `like`.
+    """
+    grid, format = read_header(like), find_format(path)
+    import_packages(format, path)
+    if format is DICOM and find_format(like) is not DICOM:
+        raise UsageError(
+            f"{path} would be a DICOM SEG, which refers to DICOM images, and {like} is none: "
+            "set output_format=nii.gz"
+        )
+    axes = grid.affine[:3, :3] / grid.spacing_mm
+    losses = {
+        "skewed axes": np.abs(axes.T @ axes - np.eye(3)).max() > ORTHOGONAL,
+        "orientation": not np.array_equal(grid.affine[:3, :3], np.diag(grid.spacing_mm)),
+        "position": grid.affine[:3, 3].any(),
+    }
+    for what in format.cannot_hold:
+        if losses[what]:
+            raise UsageError(
+                f"{path} cannot hold the {what} of {like}: write another format, such as "
+                "output_format=nii.gz"
+            )
+    return grid
 
 
 def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[str] = ()) -> None:
@@ -205,39 +275,5 @@ def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[s
 
     `classes` are the names of the labels 0, 1, 2, ...
     """
-    format, grid = find_format(path), open_header(like)
-    format.check_target(path, like, grid)
-    format.write_labels(path, labels, like, grid, classes)
-
-
-def check_shape(path: Path, shape: Sequence[int]) -> None:
-    """Refuse what is not a 3D volume, with or without channels."""
-    if len(shape) not in (3, 4) or min(shape) < 1:
-        reason = f"; {NOT_2D}: {FIX_2D}" if len(shape) == 2 else ""
-        raise UsageError(f"{path} must be a 3D volume, but has shape {list(shape)}{reason}")
-
-
-@contextmanager
-def _name_file(path: Path) -> Generator[None]:
-    try:
-        yield
-    except UnreadableFileError as error:
-        if str(error) == "is missing":
-            raise UsageError(f"{path.absolute()} is missing") from error
-        raise UsageError(f"{path} cannot be read as a volume: it {error}") from error
-
-
-DICOM = Dicom()
-FORMATS: tuple[VolumeFormat, ...] = (
-    Nifti(),
-    Itk("NRRD", ".nrrd"),
-    Itk("MetaImage", ".mha", ".mhd"),
-    Tiff(),
-    OmeZarr(),
-    NumPy(),
-    DICOM,
-)
-SUFFIXES = tuple(suffix for format in FORMATS for suffix in format.suffixes)
-SUFFIX_LIST = (
-    ", ".join(s for s in SUFFIXES[:-1] if not s.startswith(".ome")) + f" or {SUFFIXES[-1]}"
-)
+    grid = check_target(path, like)
+    find_format(path).write_labels(path, labels, like, grid, classes)

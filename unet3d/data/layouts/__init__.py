@@ -1,3 +1,1 @@
-"""Dataset layouts (decathlon, nnunet, pairs, synthetic, synthetic_hard), and what they share:
-splits, groups, download.
-"""
+"""Layouts of datasets, and what they share: splits, scans to segment, downloads."""

@@ -1,7 +1,8 @@
-"""Read dataset.json and find files that it does not list."""
+"""Read dataset.json of the Decathlon and of nnU-Net, and find files that it does not list."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,26 @@ from unet3d.data.formats.volumes import list_volumes
 from unet3d.errors import UsageError
 from unet3d.files import read_json
 
+LAYOUTS = {
+    "modality": "a Decathlon task: use data=decathlon; a dataset of nnU-Net 1 is converted by "
+    "nnUNetv2_convert_old_nnUNet_dataset",
+    "channel_names": "nnU-Net's raw layout: use data=nnunet",
+}
+"""The key under which a layout names the channels, and what to do about it in another one."""
 
-def load_dataset_json(root: Path, layout: str) -> dict[str, Any]:
-    """Return the object in a folder's dataset.json; `layout` explains what a folder must hold."""
+
+def load_dataset_json(root: Path, key: str, layout: str) -> dict[str, Any]:
+    """Return the object in a folder's dataset.json, whose channels are under `key`.
+
+    `layout` explains what a folder must hold.
+    """
+    file = root / "dataset.json"
     missing = f"data.root: no dataset.json in {root.absolute()}; {layout}"
-    return load_json_object(root / "dataset.json", missing)
+    content = load_json_object(file, missing)
+    for other, advice in LAYOUTS.items():
+        if key not in content and other in content:
+            raise UsageError(f"{file} is that of {advice}")
+    return content
 
 
 def load_json_object(path: Path, missing: str) -> dict[str, Any]:
@@ -63,3 +79,45 @@ def find_problems(
         advice = "correct numTraining, or add the missing cases"
         findings.append(Finding(None, root / "dataset.json", message, advice))
     return findings
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelNames:
+    """Foreground classes and their labels; classes may overlap."""
+
+    classes: Mapping[str, tuple[int, ...]]
+    known_labels: frozenset[int] | None  # labels that a file may hold; None: any
+    ignore_labels: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for name, labels in self.classes.items():
+            if not labels or min(labels) < 1:
+                raise UsageError(f"class {name}: labels must be >= 1, got {list(labels)}")
+
+
+def find_label_names(folder: Path) -> LabelNames | None:
+    """Read dataset.json in the folder of labels or its parent; return None if there is none.
+
+    The Decathlon writes {"1": "liver"}, nnU-Net {"liver": 1, "all": [1, 2], "ignore": 3}.
+    """
+    files = (parent / "dataset.json" for parent in (folder, folder.absolute().parent))
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        return None
+    try:
+        content = read_json(file)["labels"]
+        by_number = all(str(key).lstrip("-").isdigit() for key in content)
+        pairs = [(v, k) if by_number else (k, v) for k, v in content.items()]
+        named = {
+            str(name): tuple(map(int, labels if isinstance(labels, list) else [labels]))
+            for name, labels in pairs
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{file}: labels cannot be read ({error!r}); set classes=[background, ...]"
+        ) from None
+    classes = {k: v for k, v in named.items() if k != "ignore" and v != (0,)}
+    if len(named) < len(pairs) or not classes:
+        raise UsageError(f"{file}: labels must name each class once; set classes=[background, ...]")
+    known = frozenset(label for labels in named.values() for label in labels) | {0}
+    return LabelNames(classes=classes, known_labels=known, ignore_labels=named.get("ignore", ()))

@@ -7,7 +7,7 @@ from typing import Any
 
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
-from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, describe_pictures, list_volumes
+from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, list_volumes
 from unet3d.data.layouts.dataset_json import find_problems, load_dataset_json, parse_names
 from unet3d.errors import UsageError
 
@@ -20,18 +20,25 @@ class NnUnet:
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """Return the content of dataset.json."""
-        content = load_dataset_json(
-            self.root,
+        layout = (
             "an nnU-Net raw dataset is a folder Dataset..._... with dataset.json, imagesTr/ and "
-            "labelsTr/",
+            "labelsTr/"
         )
-        if "modality" in content and "channel_names" not in content:
+        return load_dataset_json(self.root, "channel_names", layout)
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        return parse_names(self.content, "channel_names", self.root)
+
+    @property
+    def suffix(self) -> str:
+        """Return the ending of all files."""
+        suffix = self.content.get("file_ending")
+        if suffix not in SUFFIXES:
             raise UsageError(
-                f"{self.root / 'dataset.json'} is that of a Decathlon task: use data=decathlon; a "
-                "dataset of nnU-Net 1 is converted by nnUNetv2_convert_old_nnUNet_dataset"
+                f"{self.root / 'dataset.json'}: file_ending must be {SUFFIX_LIST}, got {suffix!r}"
             )
-        return content
+        return suffix
 
     def describe(self) -> DatasetDescription:
         """Return channels, classes, regions (labels that are lists), and the ignore label.
@@ -48,7 +55,7 @@ class NnUnet:
             regions = {name: values for name, values in labels.items() if values != (0,)}
         order = self.content.get("regions_class_order") if regions else None
         return DatasetDescription(
-            channels=parse_names(self.content, "channel_names", self.root),
+            channels=self.channels,
             classes=tuple(name_by_label.get(n, f"class_{n}") for n in range(last + 1)),
             regions=regions,
             region_labels=None if order is None else tuple(order),
@@ -57,42 +64,28 @@ class NnUnet:
 
     def list_cases(self) -> list[Case]:
         """Return a case for every name in imagesTr and labelsTr, sorted by name."""
-        suffix = self._get_file_ending()
-        channels = len(parse_names(self.content, "channel_names", self.root))
-        image = re.compile(rf"(.+)_\d{{4}}{re.escape(suffix)}")
-        matches = [image.fullmatch(file.name) for file in list_volumes(self.root / "imagesTr")]
+        suffix, channels = self.suffix, len(self.channels)
+        images, labels = self.root / "imagesTr", self.root / "labelsTr"
+        pattern = re.compile(rf"(.+)_\d{{4}}{re.escape(suffix)}")
+        matches = [pattern.fullmatch(file.name) for file in list_volumes(images)]
         names = {match[1] for match in matches if match}
         if not names:
-            raise UsageError(f"{self.root / 'imagesTr'} holds no images named <case>_0000{suffix}")
-        labels = list_volumes(self.root / "labelsTr")
-        names |= {f.name.removesuffix(suffix) for f in labels if f.name.endswith(suffix)}
+            raise UsageError(f"{images} holds no images named <case>_0000{suffix}")
+        files = [file.name for file in list_volumes(labels)]
+        names |= {name.removesuffix(suffix) for name in files if name.endswith(suffix)}
         return [
             Case(
                 name=name,
-                images=tuple(
-                    self.root / "imagesTr" / f"{name}_{channel:04d}{suffix}"
-                    for channel in range(channels)
-                ),
-                label=self.root / "labelsTr" / f"{name}{suffix}",
+                images=tuple(images / f"{name}_{n:04d}{suffix}" for n in range(channels)),
+                label=labels / f"{name}{suffix}",
             )
             for name in sorted(names)
         ]
 
     def find_problems(self) -> list[Finding]:
-        """Find files that are not a channel of a case, and a wrong numTraining."""
-        cases = self.list_cases()
-        names = f"<case>_NNNN{self._get_file_ending()}"
-        message = f"is not {names} with a channel 0000..{len(cases[0].images) - 1:04d}"
-        return find_problems(self.root, self.content, cases, message)
-
-    def _get_file_ending(self) -> str:
-        suffix = self.content.get("file_ending")
-        if suffix not in SUFFIXES:
-            raise UsageError(
-                f"{self.root / 'dataset.json'}: file_ending must be {SUFFIX_LIST}, got {suffix!r}"
-                f"{describe_pictures([str(suffix)])}"
-            )
-        return suffix
+        last = len(self.channels) - 1
+        message = f"is not <case>_NNNN{self.suffix} with a channel 0000..{last:04d}"
+        return find_problems(self.root, self.content, self.list_cases(), message)
 
     def _parse_labels(self) -> dict[str, tuple[int, ...]]:
         """Return the labels of each name; background is 0, and no number is left out."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unet3d.data.case import Case, DatasetDescription
 from unet3d.data.findings import Finding
-from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, describe_pictures, is_volume
+from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, is_volume
 from unet3d.errors import UsageError
 
 
@@ -40,7 +40,6 @@ class Pairs:
                     f"data.{key} must be a pattern within data.root, with * for the case's name, "
                     f"that ends in {SUFFIX_LIST}, such as {key}/*.nii.gz, or is that of folders "
                     f"of DICOM images, such as {key}/*; got {pattern!r}"
-                    f"{describe_pictures([pattern])}"
                 )
         if not images or len({*self.images, self.labels}) <= len(self.images):
             raise UsageError(
@@ -50,11 +49,6 @@ class Pairs:
         for key, names in (("channels", channels), ("classes", classes)):
             if isinstance(names, str):
                 raise UsageError(f"data.{key} must be a list of names, got {names!r}")
-        if len(self.images) > 1 and channels is not None and len(channels) != len(self.images):
-            raise UsageError(
-                f"data.channels must have a name for each of the {len(self.images)} patterns of "
-                f"data.images, got {len(channels)}"
-            )
         if not classes and not num_classes:
             raise UsageError(
                 "files alone do not define their classes: set data.classes=[background, ...] or "
@@ -65,7 +59,6 @@ class Pairs:
         self.classes = tuple(map(str, classes or (f"class_{n}" for n in range(num_classes or 0))))
 
     def describe(self) -> DatasetDescription:
-        """Return the channels and classes of the options."""
         return DatasetDescription(channels=self.channels, classes=self.classes)
 
     def list_cases(self) -> list[Case]:
@@ -78,11 +71,7 @@ class Pairs:
             matches = {self._get_file(pattern, name): name for name in self._match_names(pattern)}
             new_names = {name for file, name in matches.items() if file not in assigned}
             if not new_names:
-                others = self.root.glob(f"{pattern.rpartition('/')[0]}/*".lstrip("/"))
-                raise UsageError(
-                    f"data.{key}: no file in {self.root.absolute()} matches {pattern}"
-                    f"{describe_pictures(file.name for file in others)}"
-                )
+                raise UsageError(f"data.{key}: no file in {self.root.absolute()} matches {pattern}")
             names |= new_names
             assigned |= set(matches)
         return [

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unet3d.data.formats.volumes import (
+    SEG_SUFFIX,
     SUFFIX_LIST,
     describe_other,
-    describe_pictures,
-    get_label_suffix,
     is_volume,
     list_volumes,
     split_suffix,
@@ -32,7 +31,8 @@ class ScanFiles:
     @property
     def suffix(self) -> str:
         """Return the suffix of labels in the format of the first file."""
-        return get_label_suffix(self.files[0])
+        suffix = split_suffix(self.files[0])[1]
+        return {"": SEG_SUFFIX, ".mhd": ".mha"}.get(suffix, suffix)  # .mhd would be two files
 
 
 def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
@@ -43,13 +43,11 @@ def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
         scans = group_channels(list_volumes(source), len(channels))
         if not scans:
             raise UsageError(
-                f"no {SUFFIX_LIST}, nor a folder of DICOM images, in "
-                f"{source.absolute()}{describe_pictures(file.name for file in source.iterdir())}"
+                f"no {SUFFIX_LIST}, nor a folder of DICOM images, in {source.absolute()}"
             )
         return scans
     if not is_volume(source):
-        hint = describe_pictures([source.name])
-        raise UsageError(f"{source} must be a folder of scans, or end in {SUFFIX_LIST}{hint}")
+        raise UsageError(f"{source} must be a folder of scans, or end in {SUFFIX_LIST}")
     if len(channels) == 1:
         return group_channels([source], 1)
     scans = group_channels(list_volumes(source.parent), len(channels))
@@ -73,30 +71,28 @@ def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:
     without a number, or whose scan has no channel 0, must hold all channels.
     """
     numbered: dict[str, dict[int, Path]] = defaultdict(dict)
-    scans: dict[str, list[ScanFiles]] = defaultdict(list)
-
-    def add(name: str, *files: Path) -> None:
-        scans[name].append(ScanFiles(name=name, files=files))
-
+    whole = []
     for image in images:
-        match = NUMBERED.fullmatch(split_suffix(image)[0])
-        if match:
+        if match := NUMBERED.fullmatch(split_suffix(image)[0]):
             other = numbered[match[1]].setdefault(int(match[2]), image)
             if other != image:
                 raise UsageError(f"{other} and {image} are the same channel of {match[1]}")
         else:
-            add(split_suffix(image)[0], image)
+            whole.append(image)
+    scans = []
     for name, files in numbered.items():
         if 0 not in files or (channels == 1 and len(files) > 1):
-            for image in files.values():
-                add(split_suffix(image)[0], image)
+            whole += files.values()
             continue
-        count = max(channels, max(files) + 1)
         suffix = split_suffix(files[0])[1]
-        missing = (files[0].with_name(f"{name}_{n:04d}{suffix}") for n in range(count))
-        add(name, *(files.get(n, file) for n, file in enumerate(missing)))
-    for name, same_name in scans.items():
-        if len(same_name) > 1:
-            files = " and ".join(str(scan.files[0]) for scan in same_name)
-            raise UsageError(f"{files} have the same case name {name}")
-    return sorted((same_name[0] for same_name in scans.values()), key=lambda scan: scan.name)
+        names = (f"{name}_{n:04d}{suffix}" for n in range(max(channels, max(files) + 1)))
+        channel_files = (files.get(n, files[0].with_name(file)) for n, file in enumerate(names))
+        scans.append(ScanFiles(name=name, files=tuple(channel_files)))
+    scans += [ScanFiles(name=split_suffix(image)[0], files=(image,)) for image in whole]
+    by_name: dict[str, ScanFiles] = {}
+    for scan in scans:
+        other = by_name.setdefault(scan.name, scan)
+        if other is not scan:
+            both = f"{other.files[0]} and {scan.files[0]}"
+            raise UsageError(f"{both} have the same case name {scan.name}")
+    return [by_name[name] for name in sorted(by_name)]

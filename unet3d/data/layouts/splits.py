@@ -1,20 +1,32 @@
-"""Split cases into training and validation."""
+"""Split cases into training and validation; the cases of a patient stay together."""
 
+import csv
+import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.errors import UsageError
 from unet3d.files import read_json
-from unet3d.text import join_first, pluralize
+from unet3d.text import escape_unprintable, join_first, pluralize
 
 NUM_FOLDS = 5
 SEED = 12345
 
-Fold = tuple[set[str], set[str]]
-"""The names of the training and the validation cases."""
+Fold = tuple[set[str], set[str]]  # the names of the training and the validation cases
+
+SCAN_WORDS = (
+    "frame|phase|visit|timepoint|time|tp|scan|session|ses|exam|study|acq|run|baseline|followup|fu|"
+    "day|week|month|year"
+)
+"""Words for one of several scans of a patient, at the end of a case's name."""
+
+PATIENT_WORDS = "patient|pat|subject|subj|sub|case|person|id|p|s"
+"""Words for a patient in a case's name, before the number."""
 
 
 def split_cases(
@@ -32,30 +44,37 @@ def split_cases(
     ordered = sorted(cases, key=lambda case: case.name)
     if fold is None:
         return ordered, []
-    if file is not None:
-        folds = read_folds(file, [case.name for case in ordered])
+    names = [case.name for case in ordered]
+    if file is None:
+        if not 0 <= fold < NUM_FOLDS:
+            raise UsageError(f"fold must be 0..{NUM_FOLDS - 1} or none, got {fold}")
+        if (problem := find_too_few(names, groups)) is not None:
+            raise UsageError(problem)
+        groups = groups or {name: name for name in names}
+        units = sorted({groups[name] for name in names})
+        order = np.arange(len(units))
+        np.random.RandomState(SEED).shuffle(order)
+        chosen = {units[n] for n in np.array_split(order, NUM_FOLDS)[fold]}
+        held_out = {name for name in names if groups[name] in chosen}
+        trained = {*names} - held_out
+    else:
+        folds = read_folds(file, names)
         if not 0 <= fold < len(folds):
             raise UsageError(
                 f"fold must be 0..{len(folds) - 1}, the folds of {file}, or none, got {fold}"
             )
-        training, validation = ([c for c in ordered if c.name in names] for names in folds[fold])
-        if groups is not None:
-            _check_groups(training, validation, groups, file)
-        return training, validation
-    if not 0 <= fold < NUM_FOLDS:
-        raise UsageError(f"fold must be 0..{NUM_FOLDS - 1} or none, got {fold}")
-    problem = find_too_few([case.name for case in ordered], groups)
-    if problem is not None:
-        raise UsageError(problem)
-    groups = groups or {case.name: case.name for case in ordered}
-    units = sorted({groups[case.name] for case in ordered})
-    order = np.arange(len(units))
-    np.random.RandomState(SEED).shuffle(order)
-    held_out = {units[n] for n in np.array_split(order, NUM_FOLDS)[fold]}
-    parts: tuple[list[Case], list[Case]] = [], []
-    for case in ordered:
-        parts[groups[case.name] in held_out].append(case)
-    return parts
+        trained, held_out = folds[fold]
+        get_group = (groups or {}).get
+        users = {get_group(name): name for name in trained}
+        for name in sorted(held_out) if groups else ():
+            if (group := get_group(name)) in users:
+                raise UsageError(
+                    f"{file}: a fold trains on {users[group]} and validates on {name}, but "
+                    f"data.group_by puts both in group {group}: move one of them, or remove "
+                    "data.splits or data.group_by"
+                )
+    training, validation = ([c for c in ordered if c.name in part] for part in (trained, held_out))
+    return training, validation
 
 
 def find_too_few(names: Collection[str], groups: Mapping[str, str] | None) -> str | None:
@@ -72,19 +91,6 @@ def find_too_few(names: Collection[str], groups: Mapping[str, str] | None) -> st
         f"{units} cannot be split into {NUM_FOLDS} folds: set fold=none, or list folds in a file "
         "for data.splits"
     )
-
-
-def _check_groups(
-    training: Sequence[Case], validation: Sequence[Case], groups: Mapping[str, str], file: Path
-) -> None:
-    trained = {groups[case.name]: case.name for case in training}
-    for case in validation:
-        if (other := trained.get(groups[case.name])) is not None:
-            raise UsageError(
-                f"{file}: a fold trains on {other} and validates on {case.name}, but data.group_by "
-                f"puts both in group {groups[case.name]}: move one of them, or remove data.splits "
-                "or data.group_by"
-            )
 
 
 def read_folds(file: Path, cases: Sequence[str]) -> list[Fold]:
@@ -105,6 +111,96 @@ def read_folds(file: Path, cases: Sequence[str]) -> list[Fold]:
         if training & validation:
             both = sorted(training & validation)
             raise UsageError(f"{file}: fold {n} trains and validates on {join_first(both)}")
-        if not training:
-            raise UsageError(f"{file}: fold {n} has no training cases")
     return folds
+
+
+def read_groups(group_by: str, names: Sequence[str], key: str = "data.group_by") -> dict[str, str]:
+    """Return the group of every case: captured from its name, or read from a file."""
+    if group_by.lower().endswith((".json", ".csv")):
+        groups, problem = _read_group_file(Path(group_by), key), f"{group_by} has no group for"
+    else:
+        problem = f"{key}={group_by!r} captures nothing from"
+        try:
+            matches = {name: re.search(group_by, name) for name in names}
+            groups = {name: match[1] or "" for name, match in matches.items() if match}
+        except (re.error, IndexError) as error:
+            reason = "no capture group" if isinstance(error, IndexError) else str(error)
+            raise UsageError(
+                f"{key}={group_by!r}: {reason}; it must be a regular expression with a capture "
+                "group, such as 'patient(\\d+)_frame\\d+', or a .json or .csv file of cases and "
+                "groups"
+            ) from None
+    ungrouped = [name for name in names if not groups.get(name)]
+    if ungrouped:
+        raise UsageError(
+            f"{problem} {len(ungrouped)} of {len(names)} cases: {join_first(ungrouped)}"
+        )
+    return {name: groups[name] for name in names}
+
+
+def _read_group_file(file: Path, key: str) -> dict[str, str]:
+    """Read {case: group} from a JSON object or a two-column CSV file with or without a header."""
+    try:
+        if file.suffix.lower() == ".csv":
+            rows = csv.reader(file.read_text("utf-8-sig").splitlines())
+            return {case.strip(): group.strip() for case, group in filter(None, rows)}
+        return {case: str(group) for case, group in read_json(file).items()}
+    except FileNotFoundError:
+        raise UsageError(f"{key}: no file {file.absolute()}") from None
+    except (ValueError, AttributeError, csv.Error):
+        raise UsageError(
+            f"{file} must be a JSON object {{case: group}} or a CSV file with the columns case and "
+            "group"
+        ) from None
+
+
+def describe_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> str:
+    """Describe the number of cases and of groups.
+
+    >>> describe_groups(["a1", "a2", "b1"], {"a1": "a", "a2": "a", "b1": "b"})
+    '3 cases in 2 groups'
+    """
+    cases = pluralize(len(names), "case")
+    if groups is None:
+        return cases
+    return f"{cases} in {pluralize(len({groups[name] for name in names}), 'group')}"
+
+
+class LikelyGroups(NamedTuple):
+    """What names of cases suggest: several scans of each patient."""
+
+    pattern: str  # for data.group_by
+    message: str
+
+    @property
+    def option(self) -> str:
+        """Return what to add to a command, as a shell takes it."""
+        return f"data.group_by='{self.pattern}'"
+
+
+def find_likely_groups(names: Sequence[str]) -> LikelyGroups | None:
+    r"""Return the groups of case names that look like several scans per patient.
+
+    >>> find_likely_groups([f"patient00{p}_frame0{f}" for p in (1, 2) for f in (1, 7)]).option
+    "data.group_by='(.+)_frame\\d+'"
+    """
+    for suffix in (rf"[-_]?(?:{SCAN_WORDS})[-_]?\d*", r"[-_]\d{1,3}"):
+        all_matches = [re.fullmatch(rf"(.*\d)({suffix})", name, re.IGNORECASE) for name in names]
+        matches = [match for match in all_matches if match]
+        scans = Counter(match[1] for match in matches)
+        max_scans = max(scans.values(), default=0)
+        # A center or a year has many cases. A patient has few scans, or is named as a patient.
+        patient = re.compile(rf"(?:^|.*[-_])(?:{PATIENT_WORDS})[-_]?\d+", re.IGNORECASE)
+        are_patients = all(map(patient.fullmatch, scans)) or len(scans) >= max_scans
+        if len(matches) < len(names) or len(scans) < 2 or max_scans < 2 or not are_patients:
+            continue
+        most = scans.most_common(1)[0][0]
+        one, other = [escape_unprintable(m[0]) for m in matches if m[1] == most][:2]
+        suffixes = sorted({re.sub(r"\d+", r"\\d+", match[2]) for match in matches})
+        pattern = suffixes[0] if len(suffixes) == 1 else f"(?:{'|'.join(suffixes)})"
+        return LikelyGroups(
+            pattern=f"(.+){pattern}",
+            message=f"{len(names)} cases look like scans of {len(scans)} patients, "
+            f"for example {one} and {other}",
+        )
+    return None

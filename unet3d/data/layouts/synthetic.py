@@ -23,8 +23,7 @@ SHAPES = ("ball", "tube", "box", "shell")
 
 MIN_SIZE = 8
 
-NAME = re.compile(r".*_[0-9a-f]{8}")
-"""Names of generated datasets."""
+NAME = re.compile(r".*_[0-9a-f]{8}")  # names of generated datasets
 
 
 class GeneratedDataset(Decathlon):
@@ -44,16 +43,12 @@ class GeneratedDataset(Decathlon):
         settings: Mapping[str, Any],
     ):
         size, spacing_mm = settings["size"], settings["spacing_mm"]
-        if len(size) != 3 or min(size) < MIN_SIZE:
-            raise UsageError(f"data.layout.size must be three ints >= {MIN_SIZE}, got {size}")
-        if len(spacing_mm) != 3 or min(spacing_mm) <= 0:
+        is_valid = len(size) == len(spacing_mm) == 3 and min(size) >= MIN_SIZE
+        lowest = min(settings["cases"] - 1, settings["seed"], settings["noise"])
+        if not is_valid or min(spacing_mm) <= 0 or lowest < 0:
             raise UsageError(
-                f"data.layout.spacing_mm must be three numbers above 0, got {spacing_mm}"
-            )
-        if settings["cases"] < 1 or min(settings[k] for k in ("seed", "noise")) < 0:
-            raise UsageError(
-                "data.layout needs num_cases >= 1, seed >= 0 and noise >= 0, got "
-                f"{settings['cases']}, {settings['seed']} and {settings['noise']}"
+                f"data.layout needs a size of three ints >= {MIN_SIZE}, spacing_mm of three "
+                f"numbers above 0, num_cases >= 1, seed >= 0 and noise >= 0, got {settings}"
             )
         key = blake2s(json.dumps(settings).encode(), digest_size=4).hexdigest()
         name = f"{prefix}_{settings['cases']}-cases_{'x'.join(map(str, size))}_{key}"
@@ -61,7 +56,6 @@ class GeneratedDataset(Decathlon):
         self.classes, self.settings = classes, settings
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return the image and the label of a case."""
         raise NotImplementedError
 
     @cached_property
@@ -82,7 +76,6 @@ class GeneratedDataset(Decathlon):
         return super().content
 
     def write(self, folder: Path) -> None:
-        """Write all cases to an empty folder."""
         import nibabel
 
         (folder / "imagesTr").mkdir()
@@ -133,10 +126,7 @@ class Synthetic(GeneratedDataset):
         seed: int,
     ):
         if not 2 <= num_classes <= 20:
-            raise UsageError(
-                "synthetic data needs data.num_classes in 2..20 (with the background), got "
-                f"{num_classes}"
-            )
+            raise UsageError(f"synthetic data needs data.num_classes in 2..20, got {num_classes}")
         settings = {
             "classes": num_classes,
             "cases": num_cases,
@@ -145,25 +135,15 @@ class Synthetic(GeneratedDataset):
             "noise": float(noise),
             "seed": seed,
         }
-        classes = make_class_names(num_classes)
+        shapes = [divmod(c, len(SHAPES)) for c in range(num_classes - 1)]
+        classes = ["background", *(SHAPES[s] + (f"_{r + 1}" if r else "") for r, s in shapes)]
         super().__init__(root, prefix=f"{num_classes}-classes", classes=classes, settings=settings)
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the structures, and noise on their intensities."""
         size, count = self.settings["size"], len(self.classes)
         label = draw_label(rng, count, size, self.settings["spacing_mm"])
         intensity = np.array([0.0, *(0.6 + 0.35 * c for c in range(count - 1))])
         return intensity[label] + rng.normal(0, self.settings["noise"], size), label
-
-
-def make_class_names(classes: int) -> list[str]:
-    """Return background, ball, tube, box, shell, ball_2, ...
-
-    >>> make_class_names(6)
-    ['background', 'ball', 'tube', 'box', 'shell', 'ball_2']
-    """
-    rounds = [divmod(c, len(SHAPES)) for c in range(classes - 1)]
-    return ["background", *(SHAPES[s] + (f"_{r + 1}" if r else "") for r, s in rounds)]
 
 
 def draw_label(

@@ -58,7 +58,6 @@ class SyntheticHard(GeneratedDataset):
         super().__init__(root, prefix="hard", classes=CLASSES, settings=settings)
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the structures, and the bias field and noise on both channels."""
         grid = make_grid(self.settings["size"], self.settings["spacing_mm"])
         label, first, second = draw_case(rng, grid)
         first = first * np.exp(self.settings["bias"] * draw_smooth_field(rng, grid))

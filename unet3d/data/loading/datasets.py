@@ -4,25 +4,25 @@ A patch depends only on (seed, epoch, sample index), so that every worker and ev
 makes the same patch.
 """
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Iterator, Sequence
+from math import floor, prod
 from time import perf_counter
 from typing import NotRequired
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.loading.sampler import EpochSampler, PatchIndex
 from unet3d.data.loading.worker_errors import InFlightCases
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.types import IGNORE_LABEL, Sample
 
-TARGET_VOXELS = 2**26
-"""Voxels to count, which takes a fifth of a second."""
-
+TARGET_VOXELS = 2**26  # voxels to count, which takes a fifth of a second
 MIN_PATCHES = 32
+
+PatchIndex = tuple[int, int, bool]
+"""(epoch, sample index, whether the patch is centered on foreground)."""
 
 
 class PatchSample(Sample):
@@ -30,6 +30,51 @@ class PatchSample(Sample):
 
     augmentation_seed: NotRequired[int]
     seconds: dict[str, float]  # time of each part of making the sample
+
+
+class EpochSampler(Sampler[PatchIndex]):
+    """Sample full batches of patches in an order that depends only on (seed, epoch).
+
+    A global batch has `batch_size` patches per rank, and each rank gets its own part. Foreground
+    patches are spread evenly over the order, so that every batch has `foreground_fraction` of them
+    up to rounding, and the run has it exactly.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        batch_size: int,
+        foreground_fraction: float,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        self.samples, self.batch_size, self.seed = samples, batch_size, seed
+        self.foreground_fraction = foreground_fraction
+        self.rank, self.world_size = rank, world_size
+        self.length = -(-samples // (batch_size * world_size)) * batch_size
+        self.epoch = self.first_batch = 0
+
+    def start_at(self, epoch: int, batch: int = 0) -> None:
+        """Let the next iteration begin with this batch of this epoch."""
+        self.epoch, self.first_batch = epoch, batch
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[PatchIndex]:
+        epoch, fraction = self.epoch, self.foreground_fraction
+        total = self.length * self.world_size
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
+        for batch in range(self.first_batch, self.length // self.batch_size):
+            start = (batch * self.world_size + self.rank) * self.batch_size
+            for position in range(start, start + self.batch_size):
+                n = epoch * total + position
+                is_foreground = floor((n + 1) * fraction) > floor(n * fraction)
+                # The last batch is filled with extra indices, which are patches of their own.
+                index = int(order[position]) if position < self.samples else position
+                yield epoch, index, is_foreground
 
 
 class TrainingPatches(Dataset[PatchSample]):
@@ -46,37 +91,35 @@ class TrainingPatches(Dataset[PatchSample]):
     ):
         self.volumes = list(volumes)
         self.in_flight = InFlightCases(self.volumes)
-        self.patch_size = tuple(patch_size)
-        self.augment = augment
-        self.seed = seed
+        self.patch_size, self.augment, self.seed = tuple(patch_size), augment, seed
         self.defer_augmentation = defer_augmentation
 
     def __len__(self) -> int:
         return len(self.volumes)
 
     def __getitem__(self, index: PatchIndex) -> PatchSample:
-        volume = index[1] % len(self.volumes)
-        with self.in_flight(volume):
-            self.in_flight.verify(volume)
-            return self._make_patch(index)
-
-    def _make_patch(self, index: PatchIndex) -> PatchSample:
-        started = perf_counter()
-        volume, augmentation_seed, start = self._draw(index)
-        size = self._get_context_size(volume, augmentation_seed)
-        start = [s - (n - p) // 2 for s, n, p in zip(start, size, self.patch_size, strict=True)]
-        image = torch.from_numpy(crop_padded(volume.image, start, size))
-        label = torch.from_numpy(mark_background(crop_padded(volume.label, start, size), volume))
-        read = perf_counter()
-        seconds = {"reading": read - started}
-        sample = PatchSample(image=image, label=label, case=volume.name, seconds=seconds)
-        if self.defer_augmentation:
-            sample["augmentation_seed"] = augmentation_seed
+        with self.in_flight(index[1] % len(self.volumes)):
+            started = perf_counter()
+            volume, augmentation_seed, start = self._draw(index)
+            transform = self.augment.sample_transform(augmentation_seed, self.patch_size)
+            needed = transform.compute_context_size(self.patch_size)
+            # Without what is outside the volume at any patch position.
+            sides = zip(needed, volume.shape, self.patch_size, strict=True)
+            size = [min(s, max(p, 2 * n - p)) for s, n, p in sides]
+            start = [s - (n - p) // 2 for s, n, p in zip(start, size, self.patch_size, strict=True)]
+            image = torch.from_numpy(crop_padded(volume.image, start, size))
+            label = crop_padded(volume.label, start, size)
+            label = torch.from_numpy(mark_background(label, volume))
+            read = perf_counter()
+            seconds = {"reading": read - started}
+            sample = PatchSample(image=image, label=label, case=volume.name, seconds=seconds)
+            if self.defer_augmentation:
+                sample["augmentation_seed"] = augmentation_seed
+                return sample
+            images, labels = self.augment([image], [label], [augmentation_seed], self.patch_size)
+            sample["image"], sample["label"] = images[0], labels[0]
+            seconds["augmenting"] = perf_counter() - read
             return sample
-        images, labels = self.augment([image], [label], [augmentation_seed], self.patch_size)
-        sample["image"], sample["label"] = images[0], labels[0]
-        seconds["augmenting"] = perf_counter() - read
-        return sample
 
     def read_label(self, index: PatchIndex) -> np.ndarray:
         """Return the labels (D, H, W) of a patch before augmentation."""
@@ -91,13 +134,6 @@ class TrainingPatches(Dataset[PatchSample]):
         rng = np.random.default_rng((self.seed, epoch, sample_index))
         augmentation_seed = int(rng.integers(2**63))
         return volume, augmentation_seed, self._draw_start(volume, is_foreground, rng)
-
-    def _get_context_size(self, volume: CachedVolume, augmentation_seed: int) -> list[int]:
-        """Return the size to read, without what is outside the volume at any patch position."""
-        transform = self.augment.sample_transform(augmentation_seed, self.patch_size)
-        needed = transform.compute_context_size(self.patch_size)
-        sides = zip(needed, volume.shape, self.patch_size, strict=True)
-        return [min(s, max(p, 2 * n - p)) for s, n, p in sides]
 
     def _draw_start(
         self, volume: CachedVolume, is_foreground: bool, rng: np.random.Generator
@@ -154,7 +190,6 @@ class ValidationVolumes(Dataset[Sample]):
             return Sample(image=empty, label=empty.to(torch.uint8), case="")
         volume = self.volumes[index]
         with self.in_flight(index):
-            self.in_flight.verify(index)
             return Sample(
                 image=torch.from_numpy(np.array(volume.image)),
                 label=torch.from_numpy(mark_background(np.array(volume.label), volume)),

@@ -11,8 +11,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.loading.datasets import PatchSample, TrainingPatches, ValidationVolumes
-from unet3d.data.loading.sampler import EpochSampler
+from unet3d.data.config import DataConfig
+from unet3d.data.loading.datasets import (
+    EpochSampler,
+    PatchSample,
+    TrainingPatches,
+    ValidationVolumes,
+)
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.errors import STOP_SIGNALS
 from unet3d.types import Triple
@@ -43,7 +48,6 @@ class WaitTimer:
         self.started = self.stopped = self._now()
 
     def stop(self) -> None:
-        """Mark the arrival of the batch."""
         self.stopped = self._now()
 
     def get_seconds(self) -> float:
@@ -70,31 +74,48 @@ class TrainLoader(DataLoader[PatchSample]):
 
     def __init__(
         self,
-        patches: TrainingPatches,
-        sampler: EpochSampler,
+        volumes: Sequence[CachedVolume],
+        data: DataConfig,
         *,
-        batch_size: int,
-        num_workers: int,
+        augment: Augment,
         device: torch.device,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
     ):
+        is_cuda = device.type == "cuda"
+        self.patches = TrainingPatches(
+            volumes,
+            patch_size=data.patch_size,
+            augment=augment,
+            seed=seed,
+            defer_augmentation=is_cuda,
+        )
+        self.epoch_sampler = EpochSampler(
+            len(volumes) * data.patches_per_case,
+            batch_size=data.batch_size,
+            foreground_fraction=data.foreground_fraction,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+        )
         super().__init__(
-            patches,
-            batch_size,
-            sampler=sampler,
+            self.patches,
+            data.batch_size,
+            sampler=self.epoch_sampler,
             collate_fn=collate,
-            num_workers=num_workers,
-            pin_memory=device.type == "cuda",
-            persistent_workers=num_workers > 0,
+            num_workers=data.num_workers,
+            pin_memory=is_cuda,
+            persistent_workers=data.num_workers > 0,
             worker_init_fn=prepare_worker,
         )
-        self.patches, self.epoch_sampler, self.device = patches, sampler, device
+        self.device = device
         self.epoch = self.batch = 0
         self.stream: torch.cuda.Stream | None = None
         self._batches: Iterator[Batch] = iter(())
         self._next: Batch | None = None
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position."""
         return {"epoch": self.epoch, "batch": self.batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -186,44 +207,25 @@ def collate(samples: Sequence[PatchSample]) -> Batch:
 def build_loaders(
     training: Sequence[CachedVolume],
     validation: Sequence[CachedVolume],
+    data: DataConfig,
     *,
-    patch_size: Sequence[int],
-    batch_size: int,
-    patches_per_case: int,
-    foreground_fraction: float,
     augment: Augment,
-    num_workers: int,
     device: torch.device,
     seed: int,
     rank: int = 0,
     world_size: int = 1,
 ) -> tuple[TrainLoader, DataLoader | None]:
     """Build the training loader and the validation loader; None without validation cases."""
-    cuda = device.type == "cuda"
-    train = TrainLoader(
-        TrainingPatches(
-            training, patch_size=patch_size, augment=augment, seed=seed, defer_augmentation=cuda
-        ),
-        EpochSampler(
-            len(training) * patches_per_case,
-            batch_size=batch_size,
-            foreground_fraction=foreground_fraction,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-        ),
-        batch_size=batch_size,
-        num_workers=num_workers,
-        device=device,
-    )
+    ranks = {"rank": rank, "world_size": world_size}
+    train = TrainLoader(training, data, augment=augment, device=device, seed=seed, **ranks)
     if not validation:
         return train, None
     val = DataLoader(
-        ValidationVolumes(validation, rank=rank, world_size=world_size),
+        ValidationVolumes(validation, **ranks),
         batch_size=1,
-        num_workers=min(num_workers, 1),
-        pin_memory=cuda,
-        persistent_workers=num_workers > 0,
+        num_workers=min(data.num_workers, 1),
+        pin_memory=device.type == "cuda",
+        persistent_workers=data.num_workers > 0,
         worker_init_fn=prepare_worker,
     )
     return train, val

@@ -13,7 +13,6 @@ from multiprocessing.sharedctypes import RawArray
 from torch.utils.data import get_worker_info
 
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.data.preprocessing.entry import DamagedEntryError, verify_arrays
 from unet3d.errors import RunError, describe_os_error
 
 MAX_WORKERS = 1024
@@ -30,17 +29,8 @@ NO_SHARED_MEMORY = (
 """Errors of torch where shared memory is full or missing."""
 
 
-class SampleError(RunError):
-    """A sample could not be made; its message is one line even if a worker raised it.
-
-    torch raises a worker's exception again with the traceback as its message; that becomes a note.
-    """
-
-    def __init__(self, message: str):
-        *_, line = message.rpartition(f"{SampleError.__name__}: ")
-        super().__init__(line.strip())
-        if line != message:
-            self.add_note(message)
+class SampleError(RuntimeError):
+    """A sample could not be made; the message names its case."""
 
 
 class InFlightCases:
@@ -49,38 +39,21 @@ class InFlightCases:
     def __init__(self, volumes: Sequence[CachedVolume]):
         self.volumes = volumes
         self.started = RawArray("q", 2 * MAX_WORKERS)  # (pid, volume index) of each worker
-        self.verified = RawArray("b", len(volumes))  # whether a volume was, in any worker
 
     @contextmanager
     def __call__(self, index: int) -> Generator[None]:
         """Enter while making a sample of volume `index`; raise its errors as SampleError."""
-        worker, volume = get_worker_info(), self.volumes[index]
+        worker, name = get_worker_info(), self.volumes[index].name
         if worker is not None:
             slot = 2 * (worker.id % MAX_WORKERS)
             self.started[slot], self.started[slot + 1] = os.getpid(), index
         try:
             yield
-        except DamagedEntryError as error:
-            raise SampleError(
-                f"{volume.name}: {error}; remove {volume.folder} and restart the run to "
-                "regenerate it"
-            ) from error
         except OSError as error:
-            raise SampleError(f"{volume.name}: {describe_os_error(error)}") from error
+            raise SampleError(f"{name}: {describe_os_error(error)}") from error
         except Exception as error:
             text = " ".join(str(error).split())
-            raise SampleError(f"{volume.name}: {type(error).__name__}: {text}") from error
-
-    def verify(self, index: int) -> None:
-        """Compare a volume with its checksums, if no worker has done so."""
-        if not self.verified[index]:
-            verify_arrays(self.volumes[index].folder)
-            self.verified[index] = True
-
-    def get_last(self, pids: Sequence[int]) -> list[CachedVolume]:
-        """Return the volumes that these workers started last."""
-        pairs = zip(self.started[::2], self.started[1::2], strict=True)
-        return [self.volumes[index] for pid, index in pairs if pid in pids]
+            raise SampleError(f"{name}: {type(error).__name__}: {text}") from error
 
 
 @contextmanager
@@ -109,7 +82,12 @@ def end_workers_on_error() -> Generator[None]:
 def explain_worker_error(
     error: BaseException, in_flight: Sequence[InFlightCases], *, num_workers: int
 ) -> RunError | None:
-    """Explain a worker's death or exception in one line; None if the error is neither."""
+    """Explain a worker's death or the exception of a sample in one line; None for other errors.
+
+    torch raises a worker's exception again with the traceback as its message.
+    """
+    if isinstance(error, SampleError):
+        return RunError(str(error).rpartition(f"{SampleError.__name__}: ")[2].strip())
     text = "".join(traceback.format_exception(error))  # with its causes: torch hides them
     if any(phrase in text for phrase in NO_SHARED_MEMORY):
         return RunError(f"a data worker could not allocate shared memory: {FULL_SHM}")
@@ -119,15 +97,21 @@ def explain_worker_error(
     if not death:
         return None
     pids = [int(pid) for pid in death[1].split(",")]
-    last = [volume.name for cases in in_flight for volume in cases.get_last(pids)]
+    last = [
+        cases.volumes[index].name
+        for cases in in_flight
+        for pid, index in zip(cases.started[::2], cases.started[1::2], strict=True)
+        if pid in pids
+    ]
     names = f" (last case: {', '.join(last)})" if last else ""
     killed = re.search(r"killed by signal: ([^.]+)\.", text)
-    how = f"was killed by a signal ({killed[1]})" if killed else "exited"
-    causes = {
-        signal.SIGKILL: "was killed by SIGKILL, usually because memory ran out: lower "
-        f"data.num_workers (now {num_workers})",
-        signal.SIGBUS: f"crashed with SIGBUS: {FULL_SHM}",
-    }
-    known = {signal.strsignal(number): cause for number, cause in causes.items()}
-    unknown = f"{how}; rerun with data.num_workers=0 to see why"
-    return RunError(f"a data worker{names} {known.get(killed and killed[1].strip(), unknown)}")
+    name = killed[1].strip() if killed else None
+    if name == signal.strsignal(signal.SIGKILL):
+        cause = "was killed by SIGKILL, usually because memory ran out: lower data.num_workers "
+        cause += f"(now {num_workers})"
+    elif name == signal.strsignal(signal.SIGBUS):
+        cause = f"crashed with SIGBUS: {FULL_SHM}"
+    else:
+        how = f"was killed by a signal ({name})" if killed else "exited"
+        cause = f"{how}; rerun with data.num_workers=0 to see why"
+    return RunError(f"a data worker{names} {cause}")

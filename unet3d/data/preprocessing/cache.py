@@ -1,52 +1,52 @@
-"""Cache preprocessed volumes on disk; runs, ranks and workers share them."""
+"""Cache preprocessed volumes on disk, by the contents of their files and the settings.
+
+Runs, ranks and workers share the cache: one of them fills a folder, the others wait.
+"""
 
 import json
 import logging
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from hashlib import blake2s
+from hashlib import blake2s, file_digest
 from math import prod
 from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
-from unet3d.data.formats.volumes import open_header
-from unet3d.data.preprocessing.contents import digest_cases
-from unet3d.data.preprocessing.entry import (
-    find_entry,
-    lock_cache,
-    map_array,
-    read_entry,
-    write_entry,
-)
-from unet3d.data.preprocessing.pipeline import (
-    PREPROCESSING_VERSION,
-    Preprocessing,
-    count_nonfinite,
-    preprocess_case,
-)
-from unet3d.data.preprocessing.resampling import (
+from unet3d.data.formats.numpy_file import save_array
+from unet3d.data.formats.volumes import list_files, read_header
+from unet3d.data.preprocessing.channels import (
     compute_resampled_shape,
     find_orientation,
     get_spacing,
 )
+from unet3d.data.preprocessing.pipeline import PREPROCESSING_VERSION, Preprocessing
 from unet3d.data.preprocessing.statistics import Statistics, to_tuples
 from unet3d.errors import UsageError
+from unet3d.files import atomic_write, create_folder, lock_file, name_file, read_json
 from unet3d.types import IGNORE_LABEL
 from unet3d.units import MIB, format_bytes
 
-POINTS_PER_CLASS = 2000
-"""Voxels of each class that are stored as centers for sampling patches."""
+T = TypeVar("T")
 
+POINTS_PER_CLASS = 2000  # voxels of each class that are stored as centers for sampling patches
 CROPPED = 8
 """How many times smaller than its estimate a case may be once it is cropped to its foreground."""
 
-ARRAYS = ("image", "label", "foreground_points")
-"""The arrays of a cached volume."""
+ARRAYS = ("image", "label", "foreground_points")  # the arrays of a cached volume
+VALUES = "values.json"
+
+PARSING = Lock()
+"""Held while numpy parses a header with ast.literal_eval, which two threads at once break in Python
+3.11 (https://github.com/python/cpython/issues/106905)."""
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,6 @@ class CachedVolume:
 
     @property
     def name(self) -> str:
-        """Return the case's name."""
         return self.case.name
 
     @property
@@ -92,7 +91,6 @@ class CachedVolume:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return (D, H, W)."""
         return self.summary.shape
 
     def get_spacing_mm(self, preprocessing: Preprocessing) -> tuple[float, float, float]:
@@ -107,13 +105,14 @@ def preprocess_all(
 
     All cases are tried before the problems of any are raised. One case per core is preprocessed at
     a time, or fewer if half of the available `ram` does not hold them. A case that `ram` does not
-    hold is refused. Arrays are compared with their checksums when a run first reads them.
+    hold is refused.
     """
     contents = digest_cases(cases, cache)
-    folders = [
-        cache / f"{case.name}-{make_cache_key(digest, preprocessing)}"
-        for case, digest in zip(cases, contents, strict=True)
-    ]
+    folders = []
+    for case, digests in zip(cases, contents, strict=True):
+        parts = [preprocessing.to_dict(), PREPROCESSING_VERSION, list(ARRAYS), *digests]
+        key = blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
+        folders.append(cache / f"{case.name}-{key}")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         summaries = list(pool.map(lambda folder: find_entry(folder, read_summary), folders))
     found = zip(cases, folders, summaries, strict=True)
@@ -122,27 +121,35 @@ def preprocess_all(
         if folder.exists():
             log.warning("%s is damaged, preprocessing the case again", folder)
     if missing:
-        costs = collect_findings(lambda case: _estimate_cost(case, preprocessing, ram), [*missing])
-        threads = count_parallel_jobs(max(c.ram for c in costs), ram)
+
+        def estimate(case: Case) -> PreprocessingCost:
+            cost = estimate_preprocessing_cost(case.images, preprocessing)
+            if ram is not None and cost.ram > CROPPED * ram:  # even if it is cropped
+                raise UsageError(
+                    f"{case.images[0]} takes up to {format_bytes(cost.ram)} of RAM to preprocess, "
+                    f"{format_bytes(ram)} are available: correct the voxel spacing in its header, "
+                    "or set a larger data.spacing_mm"
+                )
+            return cost
+
+        def fill(case: Case) -> None:
+            fill_entry(missing[case], read_summary, lambda: preprocess_case(case, preprocessing))
+
+        costs = collect_findings(estimate, [*missing])
+        largest, disk = max(cost.ram for cost in costs), sum(cost.disk for cost in costs)
+        threads = count_parallel_jobs(largest, ram)
         log.info(
-            "preprocessing %d cases into %s: %s of disk space, at most %s of RAM for %d at a time",
-            len(missing),
-            cache,
-            format_bytes(sum(c.disk for c in costs)),
-            format_bytes(threads * max(c.ram for c in costs)),
-            threads,
+            f"preprocessing {len(missing)} cases into {cache}: {format_bytes(disk)} of disk space, "
+            f"at most {format_bytes(threads * largest)} of RAM for {threads} at a time"
         )
-        collect_findings(
-            lambda c: _preprocess(c, missing[c], preprocessing), [*missing], threads=threads
-        )
+        collect_findings(fill, [*missing], threads=threads)
     return [
         CachedVolume(case, folder, summary or read_summary(folder), digest)
         for case, folder, summary, digest in zip(cases, folders, summaries, contents, strict=True)
     ]
 
 
-@dataclass(frozen=True)
-class PreprocessingCost:
+class PreprocessingCost(NamedTuple):
     """Bytes that preprocessing a case needs."""
 
     ram: int
@@ -153,15 +160,14 @@ def estimate_preprocessing_cost(
     files: Sequence[Path], preprocessing: Preprocessing
 ) -> PreprocessingCost:
     """Return an upper bound from the headers; how much is cropped is not known yet."""
-    headers = [open_header(file) for file in files]
-    shapes = [header.shape for header in headers]
-    channels = sum(s[3] if len(s) == 4 else 1 for s in shapes)
+    headers = [read_header(file) for file in files]
+    channels = sum(header.num_channels for header in headers)
     axes, _ = find_orientation(headers[0].affine, preprocessing.orientation)
-    old_mm = get_spacing(headers[0].affine, axes)
+    old_mm, size = get_spacing(headers[0].affine, axes), headers[0].shape
     shape = compute_resampled_shape(
-        [shapes[0][a] for a in axes], old_mm, preprocessing.spacing_mm or old_mm
+        [size[a] for a in axes], old_mm, preprocessing.spacing_mm or old_mm
     )
-    old, new = prod(shapes[0][:3]), prod(shape)
+    old, new = prod(size[:3]), prod(shape)
     item = max(4, *(header.dtype.itemsize for header in headers))
     reading = item * channels * old * (2 if len(headers) > 1 else 1)
     buffer = max(header.buffer_bytes for header in headers)
@@ -170,57 +176,35 @@ def estimate_preprocessing_cost(
     return PreprocessingCost(ram=ram, disk=(4 * channels + 1) * new)
 
 
-def _estimate_cost(case: Case, preprocessing: Preprocessing, ram: int | None) -> PreprocessingCost:
-    """Return the cost of a case; refuse one that `ram` does not hold, even if it is cropped."""
-    cost = estimate_preprocessing_cost(case.images, preprocessing)
-    if ram is not None and cost.ram > CROPPED * ram:
-        raise UsageError(
-            f"{case.images[0]} takes up to {format_bytes(cost.ram)} of RAM to preprocess, "
-            f"{format_bytes(ram)} are available: correct the voxel spacing in its header, or set a "
-            "larger data.spacing_mm"
-        )
-    return cost
-
-
 def count_parallel_jobs(cost: int, ram: int | None) -> int:
     """Return how many cases are preprocessed at a time."""
     cores = os.cpu_count() or 1
     return cores if ram is None else max(1, min(cores, ram // 2 // cost))
 
 
-def make_cache_key(contents: Sequence[str], preprocessing: Preprocessing) -> str:
-    """Return a key of the files' contents, the settings and the code."""
-    parts = [preprocessing.to_dict(), PREPROCESSING_VERSION, list(ARRAYS), *contents]
-    return blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
-
-
 def read_summary(folder: Path) -> VolumeSummary:
     """Read what a folder of the cache says of its case."""
-    entry = read_entry(folder)
-    statistics = {key: to_tuples(v) for key, v in entry["values"]["statistics"].items()}
+    statistics = read_values(folder)["statistics"]
+    _, label, points = (map_array(folder, name) for name in ARRAYS)
     return VolumeSummary(
-        shape=tuple(entry["arrays"]["label"]["shape"]),
-        classes=frozenset(np.unique(map_array(folder, "foreground_points")[:, 0]).tolist()),
-        statistics=Statistics(**statistics),
+        shape=label.shape,
+        classes=frozenset(np.unique(points[:, 0]).tolist()),
+        statistics=Statistics(**{key: to_tuples(value) for key, value in statistics.items()}),
     )
 
 
-def _preprocess(case: Case, folder: Path, preprocessing: Preprocessing) -> None:
-    with lock_cache(folder, read_summary) as draft:
-        if draft is None:  # another process has made it
-            return
-        scan, label = preprocess_case(case, preprocessing)
-        if any(map(count_nonfinite, scan.image)):
-            raise UsageError(
-                f"{case.images[0]}: preprocessing makes infinite values of it: its values "
-                "are too large"
-            )
-        points = _sample_foreground_points(label)
-        arrays = dict(zip(ARRAYS, (scan.image, label, points), strict=True))
-        write_entry(draft, arrays, {"statistics": asdict(scan.statistics)})
+def preprocess_case(
+    case: Case, preprocessing: Preprocessing
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the arrays and values of a case for the cache."""
+    scan = preprocessing.preprocess_scan(case.images)
+    label = preprocessing.preprocess_label(case.label, scan)
+    arrays = (scan.image, label, sample_foreground_points(label))
+    return dict(zip(ARRAYS, arrays, strict=True)), {"statistics": asdict(scan.statistics)}
 
 
-def _sample_foreground_points(label: np.ndarray) -> np.ndarray:
+def sample_foreground_points(label: np.ndarray) -> np.ndarray:
+    """Return (N, 4), int32: some voxels of each class of a label (D, H, W)."""
     rng = np.random.default_rng(0)
     rows = [np.empty((0, 4), np.int32)]
     for c in np.unique(label):
@@ -231,3 +215,101 @@ def _sample_foreground_points(label: np.ndarray) -> np.ndarray:
             points = points[np.sort(rng.choice(len(points), POINTS_PER_CLASS, replace=False))]
         rows.append(np.insert(points, 0, c, axis=1).astype(np.int32))
     return np.concatenate(rows)
+
+
+def find_entry(folder: Path, read: Callable[[Path], T]) -> T | None:
+    """Return what `read` makes of a folder; None if it is missing or damaged."""
+    try:
+        return read(folder)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def fill_entry(
+    folder: Path,
+    read: Callable[[Path], object],
+    make: Callable[[], tuple[Mapping[str, np.ndarray], Mapping[str, Any]]],
+) -> None:
+    """Write the arrays and values that `make` returns, unless `read` finds an entry in the folder.
+
+    Other threads, ranks and runs that want the same folder wait.
+    """
+    with lock_file(folder.with_name(f".{folder.name}.lock")):
+        if find_entry(folder, read) is None:  # else another process has made it
+            arrays, values = make()
+            shutil.rmtree(folder, ignore_errors=True)
+            with create_folder(folder) as draft:
+                write_entry(draft, arrays, values)
+
+
+def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+    """Write arrays and values, which then survive a power failure."""
+    for key, array in arrays.items():
+        save_array(folder / f"{key}.npy", array)
+    with name_file(folder / VALUES):
+        (folder / VALUES).write_text(json.dumps({"values": values}), "utf-8")
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """Return the values that `write_entry` has written."""
+    content = (folder / VALUES).read_text("utf-8")
+    return json.loads(content.partition("\n")[0])["values"]  # older entries have a line more
+
+
+def map_array(folder: Path, name: str) -> np.ndarray:
+    """Map an array that `write_entry` has written."""
+    file = folder / f"{name}.npy"
+    try:
+        with PARSING:
+            return np.lib.format.open_memmap(file, "r")
+    except (FileNotFoundError, ValueError) as error:  # its header, or its size
+        raise ValueError(f"{file} cannot be read ({error}): restart the run to make it") from error
+
+
+def digest_cases(cases: Sequence[Case], folder: Path) -> list[tuple[str, ...]]:
+    """Return a digest of each volume of each case; all are tried before a problem is raised.
+
+    Digests are remembered in a folder with the size, times and inode of the files. The times are
+    those of the contents and of the inode, which no program can set: a file that is replaced,
+    rewritten or gets its old time back is read again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    known: dict[str, list[str]] = {}
+    with suppress(OSError, ValueError):  # where it is missing or damaged, all files are read
+        known = read_json(folder / "contents.json")
+    new: dict[str, list[str]] = {}
+
+    def digest(volume: Path) -> str:
+        path, parts = os.path.realpath(volume), list_files(volume)
+        stats = [part.stat() for part in parts]
+        state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
+        version = _hash([*map(os.fsencode, parts), json.dumps(state).encode()])
+        if path in known and known[path][0] == version:
+            return known[path][1]
+        new[path] = [version, digest_volume(volume)]
+        return new[path][1]
+
+    contents = collect_findings(lambda case: tuple(map(digest, (*case.images, case.label))), cases)
+    if new:
+        with suppress(OSError), atomic_write(folder / "contents.json") as draft:
+            draft.write_text(json.dumps(known | new), "utf-8")
+    return contents
+
+
+def digest_volume(volume: Path) -> str:
+    """Return a digest of all files of a volume, whose names count where these are several."""
+    parts = list_files(volume)
+    if parts == [volume]:
+        return digest_file(volume)
+    names = [os.fsencode(part.relative_to(volume.parent)) for part in parts]
+    return _hash([*names, *(digest_file(part).encode() for part in parts)])
+
+
+def digest_file(file: Path) -> str:
+    """Return a digest of the contents of a file."""
+    with name_file(file), file.open("rb") as stream:
+        return file_digest(stream, "blake2b").hexdigest()
+
+
+def _hash(parts: Sequence[bytes]) -> str:
+    return blake2s(b"\0".join(parts)).hexdigest()

@@ -1,28 +1,43 @@
-"""Preprocess an image that is in memory. Bundles carry this module, too: it needs numpy alone."""
+"""Preprocess an image in memory: reorient, crop, normalize and resample it.
+
+MONAI's Spacing computes the coordinates of every voxel; one axis after the other takes less time
+and memory (benchmarks/cpu-monai-parts.json). Bundles carry this module: it needs numpy, scipy and
+nibabel alone.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from unet3d.data.preprocessing.resampling import (
-    FileGrid,
-    choose_interpolation_orders,
-    compute_resampled_shape,
-    crop,
-    find_nonzero_box,
-    find_orientation,
-    get_full_box,
-    get_spacing,
-    reorient,
-    resample,
-)
+Triple = tuple[int, int, int]
+Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+
+ANISOTROPIC = 3
+"""Spacing ratio above which an axis is coarse: values are not interpolated across it."""
 
 MIN_FRACTION = 0.5
 """Fraction of the border that must have the corners' value: the anatomy may touch the border."""
 
 Intensity = tuple[float, float, float, float]
 """Mean, standard deviation and percentiles 0.5 and 99.5 of a channel's foreground."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileGrid:
+    """How a preprocessed volume maps to the voxel grid of its file.
+
+    The file's volume is transposed and flipped to one orientation, cropped to a box, and resampled
+    so that the outer edges of the result are the box's: voxel i covers [i, i + 1], and linear
+    interpolation reads at (i + 0.5) * n_from / n_to - 0.5, clipped to the volume.
+    """
+
+    file_shape: Triple
+    axes: Triple  # the file axes that become axes 0, 1, 2
+    flips: tuple[bool, bool, bool]  # after the transpose
+    box: Box  # (start, stop) per axis, after the flips
+    shape: Triple  # of the preprocessed volume
 
 
 def preprocess_channels(
@@ -43,7 +58,9 @@ def preprocess_channels(
     axes, flips = find_orientation(affine, orientation)
     d, h, w = channels.shape[1:]
     channels = reorient(channels, axes, flips)
-    box = find_nonzero_box(channels, background) if crop_to_foreground else get_full_box(channels)
+    box: Box = ((0, channels.shape[1]), (0, channels.shape[2]), (0, channels.shape[3]))
+    if crop_to_foreground:
+        box = find_nonzero_box(channels, background)
     old_mm = get_spacing(affine, axes)
     new_mm = spacing_mm or old_mm
     shape = compute_resampled_shape([stop - start for start, stop in box], old_mm, new_mm)
@@ -92,3 +109,137 @@ def find_border_value(channel: np.ndarray) -> float | None:
     faces = [np.moveaxis(channel, axis, 0)[end] for axis in range(3) for end in (0, -1)]
     equal = sum(np.count_nonzero(face == value) for face in faces)
     return float(value) if equal >= MIN_FRACTION * sum(face.size for face in faces) else None
+
+
+def find_orientation(affine: np.ndarray, code: str) -> tuple[Triple, tuple[bool, bool, bool]]:
+    """Return the (axes, flips) of FileGrid that reorient a file's volume to `code`.
+
+    >>> find_orientation(np.diag([-1.0, 1, 1, 1]), "RAS")
+    ((0, 1, 2), (True, False, False))
+    """
+    from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
+
+    change = ornt_transform(io_orientation(affine), axcodes2ornt(tuple(code)))
+    axes = np.argsort(change[:, 0])
+    d, h, w = (int(axis) for axis in axes)
+    flips = [bool(change[axis, 1] < 0) for axis in (d, h, w)]
+    return (d, h, w), (flips[0], flips[1], flips[2])
+
+
+def get_spacing(affine: np.ndarray, axes: Triple) -> tuple[float, float, float]:
+    """Return the spacing in mm along the reoriented axes."""
+    sizes = np.linalg.norm(affine[:3, :3], axis=0)
+    return float(sizes[axes[0]]), float(sizes[axes[1]]), float(sizes[axes[2]])
+
+
+def reorient(volume: np.ndarray, axes: Triple, flips: Sequence[bool]) -> np.ndarray:
+    """Return a view of (..., D, H, W) with its last three axes transposed and flipped."""
+    extra = volume.ndim - 3
+    transposed = volume.transpose(*range(extra), *(extra + a for a in axes))
+    return transposed[(..., *(slice(None, None, -1 if flip else 1) for flip in flips))]
+
+
+def crop(volume: np.ndarray, grid: FileGrid) -> np.ndarray:
+    """Return a view of (..., D, H, W) within the grid's box."""
+    return volume[(..., *(slice(start, stop) for start, stop in grid.box))]
+
+
+def find_nonzero_box(channels: np.ndarray, background: Sequence[float]) -> Box:
+    """Return the smallest box around the foreground of all channels; the full box if there is none.
+
+    `background` holds one value for each channel of (C, D, H, W).
+    """
+    foreground = np.zeros_like(channels[0], bool)  # in the channels' memory order
+    for channel, value in zip(channels, background, strict=True):
+        foreground |= channel != value
+
+    def extent(axis: int) -> tuple[int, int]:
+        rows = np.flatnonzero(foreground.any(tuple(a for a in range(3) if a != axis)))
+        return (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, foreground.shape[axis])
+
+    return extent(0), extent(1), extent(2)
+
+
+def compute_resampled_shape(
+    size: Sequence[int], old_mm: Sequence[float], new_mm: Sequence[float]
+) -> Triple:
+    """Return the shape after resampling from one spacing to another."""
+    d, h, w = (max(1, round(n * o / s)) for n, o, s in zip(size, old_mm, new_mm, strict=True))
+    return d, h, w
+
+
+def make_interpolation_matrix(old: int, new: int, order: int) -> np.ndarray:
+    """Return a (new, old) matrix that interpolates along an axis; order 3 is a cubic spline."""
+    if old == new:
+        return np.eye(old, dtype=np.float32)
+    position = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+    if order == 0:
+        return np.eye(old, dtype=np.float32)[np.floor(position + 0.5).astype(int).clip(max=old - 1)]
+    if order == 1 or old < 4:
+        below = np.minimum(np.floor(position).astype(int), old - 1)
+        matrix = np.zeros((new, old), np.float32)
+        matrix[np.arange(new), below] = 1 - (position - below)
+        matrix[np.arange(new), np.minimum(below + 1, old - 1)] += position - below
+        return matrix
+    from scipy.ndimage import map_coordinates
+
+    columns = [
+        map_coordinates(unit, position[None], order=3, mode="nearest") for unit in np.eye(old)
+    ]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def resample(volume: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -> np.ndarray:
+    """Resample (D, H, W), float32, axis by axis.
+
+    A matrix product per axis needs at most two copies; scipy.ndimage.zoom filters in float64.
+    """
+    for axis in sorted(range(3), key=lambda a: shape[a] / volume.shape[a]):  # shrink first
+        old, new = volume.shape[axis], shape[axis]
+        if old == new:
+            continue
+        matrix = make_interpolation_matrix(old, new, orders[axis])
+        if axis == 0:
+            flat = matrix @ np.ascontiguousarray(volume).reshape(old, -1)
+            volume = flat.reshape(new, *volume.shape[1:])
+        else:
+            volume = volume @ matrix.T if axis == 2 else np.matmul(matrix, volume)
+    return volume
+
+
+def choose_interpolation_orders(
+    old_mm: Sequence[float], new_mm: Sequence[float], order: int
+) -> list[int]:
+    """Return `order` for each axis, but 0 (nearest) for a coarse axis."""
+    for sizes in (old_mm, new_mm):
+        if max(sizes) > ANISOTROPIC * min(sizes):
+            coarse = int(np.argmax(sizes))
+            return [0 if axis == coarse else order for axis in range(3)]
+    return [order] * 3
+
+
+def resample_labels(labels: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -> np.ndarray:
+    """Resample labels (D, H, W): each voxel gets the label with the largest interpolated mask.
+
+    Interpolating the labels themselves would invent labels between two others.
+    """
+    if tuple(shape) == labels.shape:
+        return labels
+    best = np.full(tuple(shape), -1, np.float32)
+    result = np.zeros(tuple(shape), labels.dtype)
+    for value in np.unique(labels):
+        mask = resample((labels == value).astype(np.float32), shape, orders)
+        np.copyto(result, value, where=mask > best)
+        np.maximum(best, mask, out=best)
+    return result
+
+
+def get_plane_names(code: str) -> tuple[str, str, str]:
+    """Return the plane that is orthogonal to each axis of a volume with orientation `code`.
+
+    >>> get_plane_names("RAS")
+    ('sagittal', 'coronal', 'axial')
+    """
+    names = {"sagittal": "RL", "coronal": "AP", "axial": "SI"}
+    d, h, w = (next(name for name, ends in names.items() if end in ends) for end in code)
+    return d, h, w

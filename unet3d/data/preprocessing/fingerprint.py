@@ -8,43 +8,40 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2s
 from os import cpu_count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from unet3d.data.case import Case
 from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volume_format import Grid
-from unet3d.data.formats.volumes import open_header
-from unet3d.data.preprocessing.contents import digest_cases
-from unet3d.data.preprocessing.entry import (
+from unet3d.data.formats.volumes import read_header, read_labels
+from unet3d.data.preprocessing.cache import (
+    digest_cases,
+    fill_entry,
     find_entry,
-    lock_cache,
     map_array,
-    read_entry,
-    verify_arrays,
-    write_entry,
+    read_values,
 )
-from unet3d.data.preprocessing.pipeline import (
-    AUTO,
-    PREPROCESSING_VERSION,
-    Background,
-    Intensity,
-    find_background,
-    read_channels,
-    read_label,
-)
-from unet3d.data.preprocessing.resampling import (
+from unet3d.data.preprocessing.channels import (
     FileGrid,
+    Intensity,
     crop,
     find_nonzero_box,
     find_orientation,
     get_spacing,
     reorient,
 )
+from unet3d.data.preprocessing.pipeline import (
+    AUTO,
+    PREPROCESSING_VERSION,
+    Background,
+    find_background,
+    read_channels,
+)
 from unet3d.data.preprocessing.statistics import to_tuples
 
-MAX_SAMPLES = 10_000
-"""Foreground voxels per case whose intensities are sampled."""
+MAX_SAMPLES = 10_000  # foreground voxels per case whose intensities are sampled
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +62,7 @@ def compute_median_spacing(cases: Sequence[Case], code: str) -> tuple[float, flo
     """Compute the median spacing along each axis from the headers."""
     spacings = []
     for case in cases:
-        affine = open_header(case.images[0]).affine
+        affine = read_header(case.images[0]).affine
         spacings.append(get_spacing(affine, find_orientation(affine, code)[0]))
     d, h, w = np.median(spacings, axis=0)
     return float(d), float(h), float(w)
@@ -88,10 +85,11 @@ def fingerprint_dataset(
     missing = [case for case in cases if find_entry(folders[case], _load) is None]
     if missing:
         log.info("reading %d cases for the dataset's fingerprint", len(missing))
-        threads = min(4, cpu_count() or 1)
-        collect_findings(
-            lambda case: _make(case, folders[case], code, background), missing, threads=threads
-        )
+
+        def fill(case: Case) -> None:
+            fill_entry(folders[case], _load, lambda: _make(case, code, background))
+
+        collect_findings(fill, missing, threads=min(4, cpu_count() or 1))
     return [_load(folders[case]) for case in cases]
 
 
@@ -107,17 +105,13 @@ def compute_foreground_intensities(
     return tuple((float(m), float(s), float(a), float(b)) for m, s, a, b in rows)
 
 
-def _make(case: Case, folder: Path, code: str, background: Background) -> None:
-    with lock_cache(folder, _load) as draft:
-        if draft is not None:  # else another process has made it
-            values = asdict(fingerprint_case(case, code, background))
-            write_entry(draft, {"intensities": values.pop("intensities")}, values)
+def _make(case: Case, code: str, background: Background) -> tuple[dict[str, Any], dict[str, Any]]:
+    values = asdict(fingerprint_case(case, code, background))
+    return {"intensities": values.pop("intensities")}, values
 
 
 def _load(folder: Path) -> CaseFingerprint:
-    """Read a fingerprint and compare it with its checksum."""
-    verify_arrays(folder)
-    values = {key: to_tuples(value) for key, value in read_entry(folder)["values"].items()}
+    values = {key: to_tuples(value) for key, value in read_values(folder).items()}
     values["voxels"] = {int(label): count for label, count in values["voxels"].items()}
     return CaseFingerprint(**values, intensities=np.array(map_array(folder, "intensities")))
 
@@ -125,7 +119,7 @@ def _load(folder: Path) -> CaseFingerprint:
 def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) -> CaseFingerprint:
     """Read a case and compute its fingerprint."""
     channels, affine = read_channels(case.images)
-    labels = read_label(case.label, Grid(shape=channels.shape[1:], affine=affine))
+    labels, _ = read_labels(case.label, Grid(shape=channels.shape[1:], affine=affine))
     axes, flips = find_orientation(affine, code)
     channels, labels = (reorient(a, axes, flips) for a in (channels, labels))
     values = find_background(channels, background)
@@ -136,20 +130,15 @@ def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) ->
     if len(foreground[0]) > MAX_SAMPLES:
         chosen = np.random.default_rng(0).choice(len(foreground[0]), MAX_SAMPLES, replace=False)
         foreground = tuple(indices[chosen] for indices in foreground)
+    voxels: Counter[int] = Counter()
+    for plane in labels:  # sorting a whole volume needs memory
+        present, counts = np.unique(plane, return_counts=True)
+        voxels.update(dict(zip(map(int, present), counts.tolist(), strict=True)))
     return CaseFingerprint(
         shape=labels.shape,
         crop_fraction=labels.size / float(np.prod(grid.file_shape)),
         spacing_mm=get_spacing(affine, axes),
-        voxels=count_labels(labels),
+        voxels=dict(sorted(voxels.items())),
         intensities=np.stack([channel[foreground] for channel in channels]).astype(np.float32),
         background=tuple(values),
     )
-
-
-def count_labels(labels: np.ndarray) -> dict[int, int]:
-    """Count the voxels of each label, plane by plane: sorting a whole volume needs memory."""
-    total: Counter[int] = Counter()
-    for plane in labels:
-        values, counts = np.unique(plane, return_counts=True)
-        total.update(dict(zip(map(int, values), counts.tolist(), strict=True)))
-    return dict(sorted(total.items()))

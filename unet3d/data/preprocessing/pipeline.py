@@ -7,21 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.case import Case
-from unet3d.data.formats.labels import read_labels
 from unet3d.data.formats.volume_format import Grid, iter_slabs
-from unet3d.data.formats.volumes import read_volume
-from unet3d.data.preprocessing.channels import Intensity, find_border_value, preprocess_channels
-from unet3d.data.preprocessing.resampling import (
+from unet3d.data.formats.volumes import read_labels, read_volume
+from unet3d.data.preprocessing.channels import (
     FileGrid,
+    Intensity,
     choose_interpolation_orders,
     crop,
+    find_border_value,
     get_spacing,
+    preprocess_channels,
     reorient,
     resample_labels,
 )
 from unet3d.data.preprocessing.statistics import (
-    Percentiles,
     Statistics,
     measure_percentiles,
     to_lists,
@@ -48,18 +47,8 @@ class PreprocessedScan:
     image: np.ndarray  # (C, D, H, W), float32
     grid: FileGrid
     spacing_mm: tuple[float, float, float]  # after resampling
-    file_spacing_mm: tuple[float, float, float]  # before resampling, in the same orientation
     affine: np.ndarray  # of the file
-    percentiles: tuple[Percentiles, ...]  # of each channel before normalization
-
-    @property
-    def statistics(self) -> Statistics:
-        """Return the statistics for a comparison with other scans."""
-        sizes = zip(self.grid.box, self.file_spacing_mm, strict=True)
-        d, h, w = ((stop - start) * mm for (start, stop), mm in sizes)
-        return Statistics(
-            spacing_mm=self.file_spacing_mm, extent_mm=(d, h, w), percentiles=self.percentiles
-        )
+    statistics: Statistics  # before normalization, for a comparison with other scans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,26 +71,11 @@ class Preprocessing:
     intensities: tuple[Intensity, ...] | None = None  # one per channel; required by ct
     ignore_labels: tuple[int, ...] = ()  # their values in the files
 
-    def __post_init__(self):
-        if not 2 <= self.num_classes <= IGNORE_LABEL:
-            raise UsageError(f"data.num_classes must be 2..{IGNORE_LABEL}, got {self.num_classes}")
-        if any(0 <= label < self.num_classes for label in self.ignore_labels):
-            raise UsageError(
-                f"data.ignore_label must be outside of the classes 0..{self.num_classes - 1}, "
-                f"got {list(self.ignore_labels)}"
-            )
-
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Preprocessing":
-        """Build the settings from the result of `to_dict`."""
-        values = {k: to_tuples(v) for k, v in settings.items()}
-        if "ignore_label" in values:  # of a checkpoint from before there could be several
-            label = values.pop("ignore_label")
-            values["ignore_labels"] = () if label is None else (label,)
-        return cls(**values)
+        return cls(**{k: to_tuples(v) for k, v in settings.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings as plain values."""
         return {k: to_lists(v) for k, v in asdict(self).items()}
 
     def preprocess_scan(self, files: Sequence[Path], names: Sequence[str] = ()) -> PreprocessedScan:
@@ -128,25 +102,23 @@ class Preprocessing:
         )
         cropped = crop(reorient(channels, grid.axes, grid.flips), grid)
         old_mm = get_spacing(affine, grid.axes)
-        d, h, w = (o * n / s for o, n, s in zip(old_mm, cropped.shape[1:], grid.shape, strict=True))
+        sizes = list(zip(old_mm, cropped.shape[1:], grid.shape, strict=True))
+        new_mm, extent_mm = [o * n / s for o, n, s in sizes], [n * o for o, n, _ in sizes]
         return PreprocessedScan(
             image=image,
             grid=grid,
-            spacing_mm=(d, h, w),
-            file_spacing_mm=old_mm,
+            spacing_mm=(new_mm[0], new_mm[1], new_mm[2]),
             affine=affine,
-            percentiles=tuple(measure_percentiles(channel) for channel in cropped),
+            statistics=Statistics(
+                spacing_mm=old_mm,
+                extent_mm=(extent_mm[0], extent_mm[1], extent_mm[2]),
+                percentiles=tuple(map(measure_percentiles, cropped)),
+            ),
         )
 
     def preprocess_label(self, file: Path, scan: PreprocessedScan) -> np.ndarray:
         """Preprocess a label to (D, H, W), uint8, on the scan's grid, with IGNORE_LABEL."""
-        grid = Grid(shape=scan.grid.file_shape, affine=scan.affine)
-        values = self._to_classes(read_label(file, grid), file)
-        values = crop(reorient(values, scan.grid.axes, scan.grid.flips), scan.grid)
-        orders = choose_interpolation_orders(scan.file_spacing_mm, scan.spacing_mm, 1)
-        return np.ascontiguousarray(resample_labels(values, scan.grid.shape, orders))
-
-    def _to_classes(self, values: np.ndarray, file: Path) -> np.ndarray:
+        values, _ = read_labels(file, Grid(shape=scan.grid.file_shape, affine=scan.affine))
         allowed = set(range(self.num_classes)) | {*self.ignore_labels}
         unknown = [str(v) for v in np.unique(values).tolist() if v not in allowed]
         if unknown:
@@ -158,7 +130,9 @@ class Preprocessing:
         is_ignored = np.isin(values, self.ignore_labels)
         label = np.where(is_ignored, 0, values).astype(np.uint8)
         label[is_ignored] = IGNORE_LABEL
-        return label
+        label = crop(reorient(label, scan.grid.axes, scan.grid.flips), scan.grid)
+        orders = choose_interpolation_orders(scan.statistics.spacing_mm, scan.spacing_mm, 1)
+        return np.ascontiguousarray(resample_labels(label, scan.grid.shape, orders))
 
 
 def choose_background(channels: Sequence[str]) -> Background:
@@ -195,47 +169,21 @@ def check_channels(source: str, count: int, names: Sequence[str]) -> None:
 
 def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     """Return the channels (C, D, H, W) in the files' grid, and the first file's affine."""
-    parts, affine = [], np.eye(4)
-    for index, file in enumerate(files):
-        channels, file_affine = read_volume(file)
+    parts, affines = [], []
+    for file in files:
+        channels, affine = read_volume(file)
         if any(map(count_nonfinite, channels)):
             raise UsageError(f"{file} holds NaN or infinite values")
-        if index and channels.shape[1:] != parts[0].shape[1:]:
-            raise UsageError(
-                f"{file} has shape {list(channels.shape[1:])}, but {files[0]} "
-                f"{list(parts[0].shape[1:])}: the channels of a case must have the same shape"
-            )
-        affine = affine if index else file_affine
         parts.append(channels)
-    return parts[0] if len(parts) == 1 else _concatenate(parts), affine
-
-
-def _concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate channels in the memory order of files, which is the fastest to copy."""
-    c, (d, h, w) = sum(len(part) for part in parts), parts[0].shape[1:]
-    channels = np.empty((c, w, h, d), np.result_type(*parts)).transpose(0, 3, 2, 1)
-    return np.concatenate(parts, out=channels)
+        affines.append(affine)
+    if len(parts) == 1:
+        return parts[0], affines[0]
+    # in the memory order of files, which is the fastest to copy
+    shape = (sum(map(len, parts)), *parts[0].shape[:0:-1])
+    joined = np.empty(shape, np.result_type(*parts)).transpose(0, 3, 2, 1)
+    return np.concatenate(parts, out=joined), affines[0]
 
 
 def count_nonfinite(channel: np.ndarray) -> int:
     """Return how many voxels are NaN or infinite in float32."""
     return sum(int(np.count_nonzero(~np.isfinite(values))) for values in iter_slabs(channel))
-
-
-def read_label(file: Path, grid: Grid) -> np.ndarray:
-    """Return labels (D, H, W) in the grid of their image, whose shape they must have."""
-    labels, _ = read_labels(file, grid)
-    if labels.shape != grid.shape:
-        raise UsageError(
-            f"{file} has shape {list(labels.shape)}, but its image {list(grid.shape)}: they must "
-            "be equal"
-        )
-    return labels
-
-
-def preprocess_case(
-    case: Case, preprocessing: Preprocessing
-) -> tuple[PreprocessedScan, np.ndarray]:
-    """Return the preprocessed image of a case and its label (D, H, W), uint8."""
-    scan = preprocessing.preprocess_scan(case.images)
-    return scan, preprocessing.preprocess_label(case.label, scan)

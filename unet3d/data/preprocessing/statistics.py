@@ -10,9 +10,7 @@ import numpy as np
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
-MAX_VOXELS = 40**3
-"""Voxels per channel that are sampled, which takes milliseconds and a few MiB."""
-
+MAX_VOXELS = 40**3  # voxels per channel that are sampled, which takes milliseconds and a few MiB
 BACKGROUND_FRACTION = 0.1
 """A value with more than this fraction of the voxels counts as background, as 0 does."""
 
@@ -22,9 +20,7 @@ SPACING_FACTOR, EXTENT_FACTOR, SPREAD_FACTOR, OFFSET_MARGIN = 1.5, 2.0, 2.0, 0.5
 MIN_STD = 0.02
 """Lower bound of a feature's standard deviation, which is unreliable for few training cases."""
 
-MAX_COST = 16.0
-"""Upper bound of one feature's cost: four standard deviations, squared."""
-
+MAX_COST = 16.0  # upper bound of one feature's cost: four standard deviations, squared
 MIN_MARGIN = 8.0
 """Margin by which most training cases must prefer their own order for a swap to be detectable."""
 
@@ -58,11 +54,9 @@ class TrainingStatistics:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrainingStatistics":
-        """Build the statistics from the result of `to_dict`."""
         return cls(**{key: to_tuples(value) for key, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all statistics as plain values."""
         return {key: to_lists(value) for key, value in asdict(self).items()}
 
 
@@ -152,8 +146,7 @@ def describe_differences(
 
 
 def _get_spread(percentiles: Percentiles) -> float:
-    """Return the difference of the percentiles 95 and 5."""
-    return percentiles[5] - percentiles[1]
+    return percentiles[5] - percentiles[1]  # 95 and 5
 
 
 def _compute_features(percentiles: Percentiles) -> list[float]:

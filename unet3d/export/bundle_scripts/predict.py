@@ -18,8 +18,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from unet3d.data.preprocessing.channels import find_border_value, preprocess_channels
-from unet3d.data.preprocessing.resampling import FileGrid, crop, make_interpolation_matrix, reorient
+from unet3d.data.preprocessing.channels import (
+    FileGrid,
+    crop,
+    find_border_value,
+    make_interpolation_matrix,
+    preprocess_channels,
+    reorient,
+)
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.window_order import WindowSchedule, make_gaussian_importance
 

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from unet3d.data.preprocessing.resampling import get_plane_names, reorient
+from unet3d.data.preprocessing.channels import get_plane_names, reorient
 from unet3d.errors import UsageError
 from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices, get_palette
 from unet3d.training.loggers import log_image

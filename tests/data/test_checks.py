@@ -15,8 +15,7 @@ from tests.data.helpers.datasets import (
     save_volume,
     write_decathlon,
 )
-from unet3d.data.checks.headers import check_headers
-from unet3d.data.checks.voxels import check_voxels
+from unet3d.data.checks import check_headers, check_voxels
 from unet3d.data.layouts.decathlon import Decathlon
 
 
@@ -69,11 +68,15 @@ SHIFT = np.zeros((4, 4))
 SHIFT[0, 3] = 1
 
 
+def turn(path):
+    save_volume(path, make_label(1), AFFINE @ np.diag([-1.0, 1, 1, 1]))
+
+
 CORRUPTIONS = [
-    ("images", lambda p: p.write_bytes(gzip.compress(b"x" * 999)), "cannot be decoded"),
     ("images", lambda p: flip_bit(p, -6), "cannot be read: CRC check"),
     ("images", lambda p: set_value(p, np.inf), "holds NaN or infinity in 1 of 960"),
     ("labels", lambda p: set_value(p, np.nan), "holds NaN"),
+    ("labels", turn, "^has orientation LAS, but its image RAS$"),
     ("labels", lambda p: set_value(p, -2), r"holds -2: labels must be 0\.\.2"),
     ("labels", lambda p: save_volume(p, np.stack([make_label(53)] * 2, -1)), "one 3D volume"),
     ("images", lambda p: save_volume(p, make_image(71, (12, 10))), "it must be 3D, or 4D"),
@@ -98,17 +101,6 @@ def test_a_problem_is_reported_with_its_file_and_nothing_else_is(tmp_path, folde
     assert {f.case for f in findings} == {"case_01"}
     assert all(f.advice for f in findings)
     assert len(findings) == len({(f.file, f.message) for f in findings}) <= 3
-
-
-def test_unlisted_files_and_a_wrong_count_are_reported(tmp_path):
-    write_decathlon(tmp_path, 3)
-    edit_json(tmp_path, lambda content: content["training"].pop())
-    save_volume(tmp_path / "imagesTr" / "._case_00.nii.gz", make_image(0))  # of macOS, ignored
-    findings = find_all(tmp_path)
-    for folder in ("imagesTr", "labelsTr"):
-        assert select(findings, None, tmp_path / folder / "case_02.nii.gz", "no entry")
-    assert select(findings, None, tmp_path / "dataset.json", "numTraining 3, but has 2 cases")
-    assert len(findings) == 3
 
 
 def test_a_file_that_is_listed_twice_is_reported(tmp_path):
@@ -143,14 +135,6 @@ def test_channels_with_different_grids_are_reported(tmp_path):
     assert "2 channels in total" in check_headers([both], channels=1)[0].message
 
 
-def test_a_constant_channel_of_several_is_reported(tmp_path):
-    write_decathlon(tmp_path, 3)
-    array = make_image(0, (*SIZE, 2))
-    array[..., 1] = 0
-    save_volume(tmp_path / "imagesTr" / "case_00.nii.gz", array)
-    assert "channel 1 is 0 everywhere" in [f.message for f in find_all(tmp_path)]
-
-
 def test_the_ignore_label_is_not_a_problem_and_progress_goes_to_the_last_case(tmp_path):
     cases, calls = Decathlon(str(write_decathlon(tmp_path, 2))).list_cases(), []
     set_value(tmp_path / "labelsTr" / "case_00.nii.gz", 9)
@@ -167,4 +151,3 @@ def test_a_case_that_declares_more_than_the_available_memory_is_named(tmp_path):
     assert not check_headers([case], channels=1, ram=2**20)
     (image, *_) = check_headers([case], channels=1, ram=2**10)
     assert "declares 12 x 10 x 8 voxels: reading it takes" in image.describe()
-    assert image.is_too_large

@@ -1,0 +1,384 @@
+"""Check a dataset: its headers, fast enough before every run, and its voxels."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from unet3d.data.annotated import Annotations
+from unet3d.data.case import Case
+from unet3d.data.findings import Finding
+from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader, iter_slabs
+from unet3d.data.formats.volumes import FIX_2D, NOT_2D, find_format, read_header, read_volume
+from unet3d.data.preprocessing.channels import find_border_value
+from unet3d.data.preprocessing.pipeline import AUTO, Background, count_nonfinite, repeat_per_channel
+from unet3d.text import join_first
+from unet3d.units import format_bytes
+
+MIN_SIZE = 4  # a volume with fewer voxels along an axis is a slice, or its axes are mixed up
+
+SPACING_RANGE_MM = (1e-6, 1e3)
+"""Voxel sizes from a nanometer to a meter; others come from wrong units."""
+
+SPACING_TOLERANCE = 1e-3  # tolerated relative difference of spacings, which headers round
+OFFSET_TOLERANCE = 0.1
+"""Tolerated distance in voxels between the corners of an image and of its label."""
+
+FIX_SHAPE = "resample one onto the other's grid, or remove the case"
+FIX_GRID = (
+    "if the voxel grids already match, copy the correct header; else resample one onto the other"
+)
+
+MAX_VALUES = 1000
+"""Distinct values of a label file that are collected; no dataset has as many classes."""
+
+Problems = Iterator[tuple[str, str]]  # (problem, fix) pairs
+
+
+def check_headers(cases: Sequence[Case], *, channels: int, ram: int | None = None) -> list[Finding]:
+    """Return the problems that can be found without decoding a voxel.
+
+    A case whose voxels take more than the available `ram` is one; None: that is unknown.
+    """
+    findings = list(find_duplicates(cases))
+    for case in cases:
+        findings += check_scan_headers(
+            case.name, case.images, case.label, channels=channels, ram=ram
+        )
+    return findings
+
+
+def find_duplicates(cases: Iterable[Case]) -> Iterator[Finding]:
+    """Find names and files that are used more than once."""
+    names: set[str] = set()
+    users: dict[str, str] = {}
+    for case in cases:
+        if case.name in names:
+            advice = "give the cases unique names: folds and predictions refer to names"
+            yield Finding(case.name, None, "two cases have this name", advice)
+        names.add(case.name)
+        for file in (*case.images, case.label):
+            user = users.setdefault(os.path.realpath(file), case.name)
+            if user != case.name:
+                advice = "list the correct file, or remove the case"
+                yield Finding(case.name, file, f"is listed twice, first for {user}", advice)
+
+
+def check_scan_headers(
+    name: str,
+    images: Sequence[Path],
+    label: Path | None = None,
+    *,
+    channels: int | None = None,
+    ram: int | None = None,
+) -> Iterator[Finding]:
+    """Check each header of a case alone and against the first image's.
+
+    None: a scan without a label, any number of channels, any size.
+    """
+    headers: dict[Path, VolumeHeader] = {}
+    for file in (*images, *([] if label is None else [label])):
+        try:
+            header = read_header(file, next(iter(headers.values()), None))
+        except UnreadableFileError as error:
+            yield make_unreadable_finding(name, file, error)
+            continue
+        if ram is not None and header.reading_bytes > ram:
+            message = (
+                f"declares {format_range(header.shape)} voxels: reading it takes "
+                f"{format_bytes(header.reading_bytes)} of RAM, {format_bytes(ram)} are available"
+            )
+            advice = "correct its header, crop or downsample it, or remove the case"
+            yield Finding(name, file, message, advice)
+        for message, advice in check_single_header(header, is_label=file == label):
+            yield Finding(name, file, message, advice)
+        headers[file] = header
+    readable = [file for file in images if file in headers]
+    total = sum(headers[file].num_channels for file in readable)
+    if channels is not None and len(readable) == len(images) and total != channels:
+        shape = format_range(headers[images[0]].shape)
+        message = f"has shape {shape}: {total} channels in total, but the dataset names {channels}"
+        advice = "keep only the channels that the dataset names, or correct its description"
+        yield Finding(name, images[0], message, advice)
+    for file, header in headers.items():
+        if readable and file != readable[0]:
+            other = "its image" if file == label else readable[0].name
+            for message, advice in check_alignment(header, headers[readable[0]], other):
+                yield Finding(name, file, message, advice)
+
+
+def make_unreadable_finding(case: str, file: Path, error: UnreadableFileError) -> Finding:
+    """Build the finding for a file that is missing or corrupted, or no volume."""
+    advice = "add it" if error.problem == "is missing" else "copy or download it again"
+    return Finding(case, file, error.problem, f"{advice}, or remove the case")
+
+
+def check_single_header(header: VolumeHeader, *, is_label: bool) -> Problems:
+    """Check one header."""
+    size = format_range(header.shape)
+    if header.dtype.kind not in "iuf":
+        yield f"has voxels of {header.dtype}, not one real number each", "save it as real numbers"
+    if is_label and header.num_channels != 1:
+        message = f"has shape {size}: it must be one 3D volume"
+        yield message, "save only the volume that is meant"
+    elif min(header.shape[:3]) == 1:
+        yield f"has only {size} voxels; {NOT_2D}", FIX_2D
+    elif min(header.shape[:3]) < MIN_SIZE:
+        advice = "check whether its axes are mixed up, or remove the case"
+        yield f"has only {size} voxels", advice
+    if not has_valid_affine(header):
+        yield (
+            f"has the invalid affine {format_affine(header.affine)}",
+            "write an affine whose first three columns are the axes in mm",
+        )
+
+
+def has_valid_affine(header: VolumeHeader) -> bool:
+    """Return whether the affine is finite, invertible and of plausible spacing."""
+    if not np.isfinite(header.affine).all():
+        return False
+    spacing = np.array(header.spacing_mm)
+    low, high = SPACING_RANGE_MM
+    # If the determinant of the unit axes is near 0, two axes are parallel.
+    return bool(
+        ((spacing >= low) & (spacing <= high)).all()
+        and abs(np.linalg.det(header.affine[:3, :3] / spacing)) > 1e-3
+    )
+
+
+def check_alignment(header: VolumeHeader, other: VolumeHeader, name: str) -> Problems:
+    """Compare a file's grid with that of another file, called `name`."""
+    if header.shape[:3] == other.shape[:3] and np.array_equal(header.affine, other.affine):
+        return  # most files: what follows takes longer than reading a header
+    from nibabel.orientations import aff2axcodes
+
+    if header.shape[:3] != other.shape[:3]:
+        shapes = format_range(header.shape), format_range(other.shape)
+        yield f"has shape {shapes[0]}, but {name} {shapes[1]}", FIX_SHAPE
+    if not (has_valid_affine(header) and has_valid_affine(other)):
+        return
+    codes = ["".join(aff2axcodes(h.affine)) for h in (header, other)]
+    if codes[0] != codes[1]:
+        yield f"has orientation {codes[0]}, but {name} {codes[1]}", FIX_GRID
+        return
+    if not np.allclose(header.spacing_mm, other.spacing_mm, rtol=SPACING_TOLERANCE, atol=0):
+        spacings = format_range(header.spacing_mm), format_range(other.spacing_mm)
+        yield f"has spacing {spacings[0]} mm, but {name} {spacings[1]} mm", FIX_GRID
+        return
+    corners = np.array([(*c, 1) for c in product(*((0, n - 1) for n in header.shape[:3]))])
+    offset = np.linalg.norm(corners @ (header.affine - other.affine).T, axis=1).max()
+    if offset > OFFSET_TOLERANCE * min(header.spacing_mm):
+        yield (
+            f"is offset by up to {offset:.3g} mm from {name}: "
+            f"affine {format_affine(header.affine)} and {format_affine(other.affine)}",
+            FIX_GRID,
+        )
+
+
+def read_image_headers(cases: Sequence[Case]) -> dict[Path, VolumeHeader]:
+    """Return the headers of the first image of each case, without those that cannot be read."""
+    headers = {}
+    for case in cases:
+        with suppress(UnreadableFileError):
+            headers[case.images[0]] = read_header(case.images[0])
+    return headers
+
+
+def describe_images(headers: Mapping[Path, VolumeHeader]) -> str:
+    """Describe the formats of images, and the ranges of their sizes and spacings."""
+    counts = Counter(find_format(file).name for file in headers)
+    formats = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    if len(counts) < 2:
+        formats = "".join(counts) or "unknown format"
+    valid = [header for header in headers.values() if has_valid_affine(header)]
+    if not valid:
+        return f"{formats}, no readable image"
+    shapes, spacings = [h.shape[:3] for h in valid], [h.spacing_mm for h in valid]
+    return f"{formats}, {format_range(*shapes)} voxels of {format_range(*spacings)} mm"
+
+
+def find_assumptions(headers: Iterable[VolumeHeader], cases: int) -> list[Finding]:
+    """Return hints on what the images of `cases` cases do not say of their spacing."""
+    counts = Counter(header.assumption for header in headers if header.assumption)
+    advice = "write the voxel size into the files, unless it is the same in all of them"
+    return [
+        Finding(None, None, f"{count} of {cases} cases have {assumption}", advice, is_hint=True)
+        for assumption, count in counts.items()
+    ]
+
+
+def format_range(*rows: Sequence[float]) -> str:
+    """Format sizes or spacings: of several, the minimum and maximum along each axis.
+
+    >>> format_range((31, 40, 1.0), (43, 40, 1.0))
+    '31..43 x 40 x 1'
+    """
+    ends = ([f"{end(axis):.5g}" for end in (min, max)] for axis in zip(*rows, strict=True))
+    return " x ".join(low if low == high else f"{low}..{high}" for low, high in ends)
+
+
+def format_affine(affine: np.ndarray) -> str:
+    """Format the first three rows of an affine."""
+    return "[" + ", ".join(" ".join(f"{n:.4g}" for n in row) for row in affine[:3]) + "]"
+
+
+def check_voxels(
+    cases: Sequence[Case],
+    *,
+    classes: Sequence[str],
+    ignore_labels: Sequence[int],
+    annotations: Annotations | None = None,
+    channels: Sequence[str] = (),
+    background: Background = (0,),
+    ram: int | None = None,
+    workers: int,
+    progress: Callable[[int, int], None],
+) -> list[Finding]:
+    """Return the problems of the voxels, and of unreadable files in the words of `check_headers`.
+
+    `progress` is called with (cases done, cases in total).
+    """
+    findings: list[Finding] = []
+    present: set[int] = set()
+    first_users: dict[bytes, tuple[str, Path]] = {}
+    borders: list[list[float]] = []  # of each case with constant ones that are not background
+
+    def check(case: Case) -> tuple[list[Finding], set[int], dict[Path, bytes], list[float]]:
+        return check_case_voxels(case, len(classes), ignore_labels, channels, background, ram)
+
+    with ThreadPoolExecutor(workers) as pool:
+        results = zip(cases, pool.map(check, cases), strict=True)
+        for done, (case, (problems, labels, digests, unexpected)) in enumerate(results, 1):
+            findings += problems
+            present |= labels
+            if annotations is not None:
+                problem = annotations.find_contradiction(case.name, labels)
+                if problem is not None:
+                    advice = "list the class in data.annotated, or remove the label"
+                    findings.append(Finding(case.name, case.label, problem, advice))
+            if unexpected:
+                borders.append(unexpected)
+            for file, digest in digests.items():
+                name, twin = first_users.setdefault(digest, (case.name, file))
+                if os.path.realpath(twin) != os.path.realpath(file):
+                    message = f"holds the same voxels as {twin.name} of {name}"
+                    advice = "replace it with the correct file, or remove one of the cases"
+                    findings.append(Finding(case.name, file, message, advice))
+            progress(done, len(cases))
+    for label, name in enumerate(classes):
+        if present and label not in present:
+            message = f"class {label} ({name}) occurs in no label"
+            advice = "remove it from the classes, or check the numbering of the labels"
+            findings.append(Finding(None, None, message, advice))
+    if borders:
+        values = [value for case in borders for value in case]
+        span = " to ".join(dict.fromkeys(f"{end(values):.4g}" for end in (min, max)))
+        of_cases = f"{len(borders)} of {len(cases)} cases"
+        message = f"{of_cases} have a constant border that is not data.background: {span}"
+        advice = "set data.background=auto to exclude it from cropping and normalization"
+        findings.append(Finding(None, None, message, advice, is_hint=True))
+    return findings
+
+
+def check_case_voxels(
+    case: Case,
+    classes: int,
+    ignore_labels: Sequence[int],
+    channels: Sequence[str],
+    background: Background,
+    ram: int | None,
+) -> tuple[list[Finding], set[int], dict[Path, bytes], list[float]]:
+    """Read and check the files of one case.
+
+    Return the problems, the classes that occur, digests of the files that are not constant, and
+    constant border values that are not background; in CT, air is an ordinary value.
+    """
+    findings: list[Finding] = []
+    labels: set[int] = set()
+    digests: dict[Path, bytes] = {}
+    borders: list[float | None] = []
+    for file in (*case.images, case.label):
+        try:
+            header = read_header(file)
+            if header.dtype.kind not in "iuf" or (ram is not None and header.reading_bytes > ram):
+                continue  # check_headers reports it
+            volume, _ = read_volume(file)
+        except UnreadableFileError as error:
+            findings.append(make_unreadable_finding(case.name, file, error))
+            continue
+        if file == case.label:
+            present = collect_values(volume)
+            labels.update(int(v) for v in present if v in range(classes))
+            problems = check_label_values(present, classes, ignore_labels)
+        else:
+            problems = check_image_voxels(volume)
+            borders.extend(map(find_border_value, volume))
+        findings.extend(Finding(case.name, file, *problem) for problem in problems)
+        if any(channel.min() < channel.max() for channel in volume):
+            digests[file] = digest_voxels(volume)
+    expected = repeat_per_channel(background, len(borders))
+    unexpected = [
+        border
+        for border, value, name in zip(borders, expected, channels, strict=False)
+        if border is not None and name.upper() != "CT" and value not in (AUTO, border)
+    ]
+    return findings, labels, digests, unexpected
+
+
+def digest_voxels(channels: np.ndarray) -> bytes:
+    """Return a digest of the values of (C, D, H, W), whatever their type and order in memory."""
+    digest = blake2b(repr(channels.shape).encode(), digest_size=16)
+    for channel in channels:
+        for values in iter_slabs(channel):
+            digest.update(values.data)
+    return digest.digest()
+
+
+def check_image_voxels(channels: np.ndarray) -> Problems:
+    """Check the voxels of (C, D, H, W)."""
+    not_finite = sum(map(count_nonfinite, channels))
+    if not_finite:
+        message = f"holds NaN or infinity in {not_finite:,} of {channels.size:,} voxels"
+        yield message, "replace them with finite values, or remove the case"
+    for index, channel in enumerate(channels):
+        low, high = channel.min(), channel.max()  # NaN if any voxel is
+        if low == high:
+            prefix = f"channel {index} " if len(channels) > 1 else ""
+            message = f"{prefix}is {low:g} everywhere"
+            yield message, "replace it with the correct file, or remove the case"
+
+
+def collect_values(channels: np.ndarray) -> np.ndarray:
+    """Return the different values of a label file; of very many, some."""
+    present = np.empty(0, np.float32)
+    for channel in channels:
+        for values in iter_slabs(channel):
+            if len(present) < MAX_VALUES:
+                # Labels come in runs: the last voxel of each is enough, and faster to sort.
+                ends = np.append(np.flatnonzero(values[1:] != values[:-1]), len(values) - 1)
+                present = np.union1d(present, values[ends])
+    return present
+
+
+def check_label_values(present: np.ndarray, classes: int, ignore_labels: Sequence[int]) -> Problems:
+    """Check the values of a label file."""
+    finite = present[np.isfinite(present)]
+    is_integer = finite == np.round(finite)
+    unknown = sorted({int(v) for v in finite[is_integer]} - {*range(classes), *ignore_labels})
+    if len(finite) < len(present):
+        yield "holds NaN or infinity", "replace them with labels"
+    if not is_integer.all():
+        fractional = join_first([f"{v:g}" for v in finite[~is_integer]])
+        advice = "annotate again, or resample without interpolating between labels"
+        yield f"holds {fractional}: labels must be integers", advice
+    if unknown:
+        ignored = "".join(f" or {label} (ignored)" for label in ignore_labels)
+        found = join_first(list(map(str, unknown)))
+        message = f"holds {found}: labels must be 0..{classes - 1}{ignored}"
+        yield message, "correct the label, the classes, or data.ignore_label"

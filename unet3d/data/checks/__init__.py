@@ -1,1 +1,0 @@
-"""Check a dataset for files that cannot be used."""
