@@ -2,9 +2,9 @@ import pytest
 
 from unet3d.errors import UsageError
 from unet3d.machine import Precision
-from unet3d.memory import strategies
-from unet3d.memory.from_config import estimate_memory
-from unet3d.memory.strategies import (
+from unet3d.memory import from_config as strategies
+from unet3d.memory.from_config import (
+    estimate_memory,
     list_leaner_strategies,
     list_strategies,
     resolve_strategy,

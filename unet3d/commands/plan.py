@@ -24,7 +24,7 @@ from unet3d.planning.planner import (
     join_by_x,
     make_plan,
 )
-from unet3d.planning.step_time import StepTimeEstimate, measure_step_time
+from unet3d.planning.step_time import describe_step_time
 from unet3d.planning.suggest import BUDGET, get_budget_bytes
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.units import format_bytes
@@ -90,9 +90,13 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             "crop and normalization leave it out",
         ]
     lines += [*dataset.notes, *filter(None, [dataset.too_few])]
-    lines += summarize_schedule(plan, fold)
+    patches, epochs = plan_schedule(plan, fold)
+    frequency = "every epoch" if epochs == 1 else f"every {epochs} epochs"
+    lines.append(
+        f"{MAX_STEPS:,} steps; an epoch has {patches} patches per case; validation {frequency}"
+    )
     if settings.measure_time:
-        lines.append(format_step_time(measure_step_time(step, plan)))
+        lines.append(describe_step_time(step, plan, MAX_STEPS))
     path.parent.mkdir(parents=True, exist_ok=True)
     comments = ["@package _global_", *summary.splitlines(), *lines]
     header = "".join(f"# {line}\n" for line in comments)
@@ -118,20 +122,3 @@ def summarize_plan(plan: TrainingPlan, budget: int) -> list[str]:
         f"{len(plan.levels.kernels)} levels, pooling {windows}",
         f"a step is estimated to reserve {reserved} of {format_bytes(budget)}",
     ]
-
-
-def summarize_schedule(plan: TrainingPlan, fold: int | None) -> list[str]:
-    """Say how long a run is, and how often it is validated."""
-    patches, epochs = plan_schedule(plan, fold)
-    frequency = "every epoch" if epochs == 1 else f"every {epochs} epochs"
-    return [f"{MAX_STEPS:,} steps; an epoch has {patches} patches per case; validation {frequency}"]
-
-
-def format_step_time(estimate: StepTimeEstimate) -> str:
-    """Say how long a run takes, or why that is unknown."""
-    if estimate.seconds is None:
-        return f"time not measured on {estimate.device}: {estimate.reason}"
-    return (
-        f"a step takes {estimate.seconds:.2g} s on {estimate.device}: {MAX_STEPS:,} steps take "
-        f"{MAX_STEPS * estimate.seconds / 3600:.1f} hours, plus validation"
-    )

@@ -2,15 +2,19 @@
 
 Sizes are rounded to 512 bytes. Requests up to 1 MiB come from segments of 2 MiB, larger ones from
 segments of 20 MiB, and those from 10 MiB on have segments of their own, rounded to 2 MiB. The best
-fitting free block is split; adjacent free blocks are merged. (See torch's CUDACachingAllocator.cpp:
-one stream, and memory that is never released.)
+fitting free block is split; adjacent free blocks are merged. (See torch's CUDACachingAllocator.cpp
+and AllocatorConfig.cpp: one stream, and memory that is never released.)
 """
 
+import logging
+import os
+import re
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from unet3d.memory.allocator_settings import AllocatorSettings, get_allocator_settings
 from unet3d.units import MIB
 
 UNIT = 512
@@ -20,6 +24,33 @@ LARGE_SEGMENT = 20 * MIB
 OWN_SEGMENT = 10 * MIB
 UNSPLIT_REST = 20 * MIB
 """What a block above max_split_size may be too large by."""
+
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The second is the older name."""
+
+WITHOUT_EFFECT = re.compile(r"(garbage_collection_threshold|pinned_|graph_capture_|release_lock_)")
+"""Options that change neither blocks nor segments of a GPU, unless a process may use only a
+fraction of the memory."""
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def parse_allocator_settings(text: str) -> dict[str, Any]:
+    """Parse key:value pairs between commas; warn of options that the model does not follow.
+
+    >>> parse_allocator_settings("expandable_segments:True,max_split_size_mb:128")
+    {'expandable_segments': True, 'max_split_size': 134217728}
+    """
+    settings: dict[str, Any] = {}
+    for key, value in re.findall(r"([^,:\[\]]+):(\[[^\]]*\]|[^,]*)", text.replace(" ", "")):
+        if key == "expandable_segments":
+            settings["expandable_segments"] = value == "True"
+        elif key == "max_split_size_mb":
+            settings["max_split_size"] = int(value) * MIB
+        elif not WITHOUT_EFFECT.match(key):
+            log.warning("the estimate of memory does not follow %s:%s", key, value)
+    return settings
 
 
 def round_block_size(nbytes: int) -> int:
@@ -31,22 +62,26 @@ def round_block_size(nbytes: int) -> int:
     return -(-nbytes // UNIT) * UNIT
 
 
+@dataclass(slots=True, eq=False)
 class _Block:
     """A block of a segment, free or in use; `left` and `right` are its neighbors in the segment."""
 
-    __slots__ = ("address", "free", "left", "right", "size", "small")
-
-    def __init__(self, size: int, address: int, small: bool):
-        self.size, self.address, self.small, self.free = size, address, small, True
-        self.left: _Block | None = None
-        self.right: _Block | None = None
+    size: int
+    address: int
+    small: bool
+    free: bool = True
+    left: "_Block | None" = None
+    right: "_Block | None" = None
 
 
 class CachingAllocator:
     """Allocate and free blocks by key, and record the peaks."""
 
-    def __init__(self, settings: AllocatorSettings | None = None) -> None:
-        self.settings = settings or AllocatorSettings()
+    def __init__(
+        self, *, expandable_segments: bool = False, max_split_size: int | None = None
+    ) -> None:
+        self.expandable_segments = expandable_segments
+        self.max_split_size = max_split_size  # bytes; larger blocks are not split
         self._free_blocks: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
         self._used_blocks: dict[int, _Block] = {}
         self._last_blocks: dict[bool, _Block] = {}  # of expandable segments
@@ -57,53 +92,25 @@ class CachingAllocator:
         """Allocate a block and return its size: a large one keeps a rest of up to 1 MiB."""
         if nbytes == 0:
             return 0
-        size = round_block_size(self.settings.round_request(nbytes))
+        size = round_block_size(nbytes)
         small = size <= SMALL
-        is_expandable = self.settings.expandable_segments
-        reserve = self._expand_segment if is_expandable else self._reserve_segment
+        limit = self.max_split_size
+        reserve = self._expand_segment if self.expandable_segments else self._reserve_segment
         block = self._take_free_block(size, small) or reserve(size, small)
-        if self._splits(block, size):
+        rest = block.size - size
+        if small or self.expandable_segments:
+            splits = rest >= UNIT
+        else:
+            splits = rest > SMALL and (limit is None or size < limit)
+        if splits:
             self._split(block, size)
         block.free = False
         self._used_blocks[key] = block
         self.allocated += block.size
         return block.size
 
-    def _take_free_block(self, size: int, small: bool) -> _Block | None:
-        """Return the best fitting free block."""
-        free_blocks = self._free_blocks[small]
-        at = bisect_left(free_blocks, (size, -1))
-        if at == len(free_blocks):
-            return None
-        if self.settings.expandable_segments:
-            # The last block is larger than others: as large as its segment can become.
-            is_last = free_blocks[at][2] is self._last_blocks.get(small)
-            at += is_last and at + 1 < len(free_blocks)
-        limit, found = self.settings.max_split_size, free_blocks[at][0]
-        if limit is not None and (found >= limit if size < limit else found >= size + UNSPLIT_REST):
-            return None
-        return free_blocks.pop(at)[2]
-
-    def _splits(self, block: _Block, size: int) -> bool:
-        rest = block.size - size
-        if block.small or self.settings.expandable_segments:
-            return rest >= UNIT
-        limit = self.settings.max_split_size
-        return rest > SMALL and (limit is None or size < limit)
-
-    def _split(self, block: _Block, size: int) -> None:
-        """Reduce a block to its first bytes, and make the rest a free block."""
-        rest = _Block(block.size - size, block.address + size, block.small)
-        rest.left, rest.right = block, block.right
-        if block.right is not None:
-            block.right.left = rest
-        block.right, block.size = rest, size
-        if self._last_blocks.get(block.small) is block:
-            self._last_blocks[block.small] = rest
-        self._insert(rest)
-
     def free(self, key: int) -> None:
-        """Return a block to the cache."""
+        """Return a block to the cache, merged with its free neighbors."""
         block = self._used_blocks.pop(key, None)
         if block is None:
             return
@@ -127,23 +134,20 @@ class CachingAllocator:
                     self._last_blocks.pop(small, None)
                     self.reserved -= size
 
-    def _expand_segment(self, size: int, small: bool) -> _Block:
-        """Add memory to the end of the pool's only segment; its last block grows if it is free."""
-        last = self._last_blocks.get(small)
-        if last is not None and last.free:
-            self._remove(last)
-        else:
-            address = 2**50 if last is None else last.address + last.size
-            block = _Block(0, address, small)
-            block.left = last
-            if last is not None:
-                last.right = block
-            last = self._last_blocks[small] = block
-        unit = SMALL_SEGMENT if small else LARGE_SEGMENT
-        added = -(-(size - last.size) // unit) * unit
-        last.size += added
-        self.reserved += added
-        return last
+    def _take_free_block(self, size: int, small: bool) -> _Block | None:
+        """Return the best fitting free block."""
+        free_blocks = self._free_blocks[small]
+        at = bisect_left(free_blocks, (size, -1))
+        if at == len(free_blocks):
+            return None
+        if self.expandable_segments:
+            # The last block is larger than others: as large as its segment can become.
+            is_last = free_blocks[at][2] is self._last_blocks.get(small)
+            at += is_last and at + 1 < len(free_blocks)
+        limit, found = self.max_split_size, free_blocks[at][0]
+        if limit is not None and (found >= limit if size < limit else found >= size + UNSPLIT_REST):
+            return None
+        return free_blocks.pop(at)[2]
 
     def _reserve_segment(self, size: int, small: bool) -> _Block:
         """Return a block of new memory that is at least as large as `size`."""
@@ -157,14 +161,41 @@ class CachingAllocator:
         self._top += 2**40  # segments are never adjacent
         return _Block(segment, self._top, small)
 
+    def _expand_segment(self, size: int, small: bool) -> _Block:
+        """Add memory to the end of the pool's only segment; its last block grows if it is free."""
+        last = self._last_blocks.get(small)
+        if last is not None and last.free:
+            self._remove(last)
+        else:
+            address = 2**50 if last is None else last.address + last.size
+            block = _Block(0, address, small, left=last)
+            if last is not None:
+                last.right = block
+            last = self._last_blocks[small] = block
+        unit = SMALL_SEGMENT if small else LARGE_SEGMENT
+        added = -(-(size - last.size) // unit) * unit
+        last.size += added
+        self.reserved += added
+        return last
+
+    def _split(self, block: _Block, size: int) -> None:
+        """Reduce a block to its first bytes, and make the rest a free block."""
+        address = block.address + size
+        rest = _Block(block.size - size, address, block.small, left=block, right=block.right)
+        if block.right is not None:
+            block.right.left = rest
+        block.right, block.size = rest, size
+        if self._last_blocks.get(block.small) is block:
+            self._last_blocks[block.small] = rest
+        self._insert(rest)
+
     def _merge(self, left: _Block, right: _Block) -> _Block:
         left.size += right.size
         left.right = right.right
-        if self._last_blocks.get(right.small) is right:
-            self._last_blocks[right.small] = left
         if right.right is not None:
             right.right.left = left
-        left.free = True
+        if self._last_blocks.get(right.small) is right:
+            self._last_blocks[right.small] = left
         return left
 
     def _insert(self, block: _Block) -> None:
@@ -190,8 +221,8 @@ def replay(events: Iterable[int], sizes: Sequence[int], graph_pool: Sequence[ran
     The allocator has the options of PYTORCH_ALLOC_CONF. The events of `graph_pool` allocate from
     the separate memory pool of CUDA graphs; before the first, free segments are released.
     """
-    settings = get_allocator_settings()
-    default, graphs = CachingAllocator(settings), CachingAllocator(settings)
+    settings = parse_allocator_settings(next(filter(None, map(os.environ.get, VARIABLES)), ""))
+    default, graphs = CachingAllocator(**settings), CachingAllocator(**settings)
     result = Replay([], [], [0] * len(sizes))
     in_graph = {event for events_of_pool in graph_pool for event in events_of_pool}
     for number, event in enumerate(events):

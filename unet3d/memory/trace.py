@@ -44,12 +44,7 @@ COPY_IF_STRIDED = {
 
 RECORDED = ("cuda", "blocks", "events", "calls", "phases", "graph_pool")
 
-FUSED_OPTIMIZERS = {
-    aten._fused_adagrad_,
-    aten._fused_adam_,
-    aten._fused_adamw_,
-    aten._fused_sgd_,
-}
+FUSED_OPTIMIZERS = {getattr(aten, f"_fused_{n}_") for n in ("adagrad", "adam", "adamw", "sgd")}
 
 DISPATCH_MODULES = (__name__, "torch._compile", "torch._dynamo.eval_frame")
 """Modules whose stack frames lie between torch's and those of __torch_dispatch__."""
@@ -98,13 +93,13 @@ class Trace(TorchDispatchMode):
         self._phase_start = 0
         self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by address of the storage
         self._in_host: weakref.WeakSet = weakref.WeakSet()  # storages in pinned memory
-        self._stack: list[str] = []
-        self._open_calls: list[tuple[int, int, int]] = []  # event, node and call
+        self._stack: list[tuple[str, int, int, int]] = []  # open calls: path, event, node, number
         self._num_calls = 0
         self._paths: dict[nn.Module, str] = {}
         self._leaves: dict[str, str] = {}  # path -> type of modules that called no other
         self._node_paths: dict[int, str] = {}  # sequence number of an autograd node -> module path
         self._last_path = ""
+        self._call, self._call_start = "", 0  # path of the module whose backward runs
         self._num_forward_nodes = 0  # later numbers are nodes that backward itself created
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,43 +192,46 @@ class Trace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:
-            return func(*args)
-        if func is aten._local_scalar_dense.default:
-            return read_scalar(func, args)
         if func.overloadpacket in FUSED_OPTIMIZERS:
             return None  # changes tensors in place; torch would run it on real ones
-        if is_short_range(func, args):
-            values = range_with_values(func, args, kwargs)
-            self._see(values, None, "arange")
-            return values
+        if (answer := answer_on_host(func, args, kwargs)) is not None:
+            if isinstance(answer, Tensor):
+                self._see(answer, None, "arange")
+            return answer
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and not self._stack:
-            self._enter_backward_call(self._path())
+            if (path := self._path()) != self._call:
+                self._end_backward_call()
+                self._call, self._call_start = path, len(self.events)
             if func is aten.add.Tensor and self._accumulates(args):
                 # Without a dispatch mode, the engine adds a second gradient in place.
                 return args[0].add_(args[1])
             if func is aten.view.default and _leads_to_modified_view():
                 return self._copy_view_gradient(args[0], func(*args))
-        out = func(*args, **kwargs)
+        out, operation = func(*args, **kwargs), func.overloadpacket
+        op = str(operation).removeprefix("aten.")
         if self.cuda:
             out = follow_cudnn(func, args, out)
-        op = str(func.overloadpacket).removeprefix("aten.")
-        if self.cuda and kwargs.get("pin_memory"):
-            self._in_host.add(out.untyped_storage())
-        if self.cuda and func.overloadpacket in MATRIX_PRODUCTS:
-            self._add_cublas(func.overloadpacket, in_backward)
-        if self.cuda and func.overloadpacket in CONVOLUTIONS:
-            self._see_convolution(func.overloadpacket, args, out, op)
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                self._see(tensor, None, op)
-        self._add_kernel_copies(func.overloadpacket, args, out, op)
-        if self.cuda and func.namespace == "unet3d":
-            self._add_temporaries(func, args)
+            if kwargs.get("pin_memory"):
+                self._in_host.add(out.untyped_storage())
+            if operation in MATRIX_PRODUCTS:
+                self._add_cublas(operation, in_backward)
+            if operation in CONVOLUTIONS:
+                self._see_convolution(operation, args, out, op)
+        self._see_all(out, op)
+        self._add_kernel_copies(operation, args, out, op)
+        if self.cuda and func.namespace == "unet3d":  # all of them live until it returns
+            temporaries = OPERATORS[func._schema.name].list_temporaries(*args)
+            for block in [self._allocate(n, func._schema.name) for n in temporaries]:
+                self._free(block)
         return out
 
     # Blocks.
+
+    def _see_all(self, out: Any, op: str) -> None:
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._see(tensor, None, op)
 
     def _see(self, tensor: Tensor, kind: str | None, op: str = "") -> None:
         storage = tensor.untyped_storage()
@@ -245,19 +243,17 @@ class Trace(TorchDispatchMode):
             if known[1]() is storage:
                 return
             self._drop(address)  # freed in C++, and the address reused before the callback
-        nbytes = storage.nbytes()
-        block = self._allocate(nbytes, op, kind)
 
         def on_free(reference: weakref.ref) -> None:
             live = self._live.get(address)
             if live is not None and live[1] is reference:
                 self._drop(address)
 
+        block = self._allocate(storage.nbytes(), op, kind)
         self._live[address] = (block, weakref.ref(storage, on_free))
 
     def _allocate(self, nbytes: int, op: str, kind: str | None = None) -> Block:
-        in_forward = bool(self._stack)
-        phase = "recompute" if self.phase == "backward" and in_forward else self.phase
+        phase = "recompute" if self.phase == "backward" and self._stack else self.phase
         block = Block(len(self.blocks), nbytes, phase, self._path(), op, len(self.events), kind)
         self.blocks.append(block)
         self.events.append(block.id + 1)
@@ -287,31 +283,22 @@ class Trace(TorchDispatchMode):
                 nbytes = args[0].numel() * out.element_size()
                 self._free(self._allocate(nbytes, f"{op}: copy as {out.dtype}"))
 
-    def _add_temporaries(self, func: Any, args: tuple) -> None:
-        """Record what the kernels of our own operators allocate, all live until they return."""
-        name = str(func.overloadpacket).replace(".", "::")
-        blocks = [self._allocate(n, name) for n in OPERATORS[name].list_temporaries(*args)]
-        for block in blocks:
-            self._free(block)
-
     def _see_convolution(self, operation: Any, args: tuple, out: Any, op: str) -> None:
         """Record the outputs of a convolution, each followed by its workspace."""
         is_forward = operation is aten.convolution
         result, x, weight = (out, *args[:2]) if is_forward else args[:3]
         groups = args[-1 if is_forward else -2]
         if columns := get_column_bytes(x, weight, result, groups):
-            for tensor in tree_leaves(out):
-                if isinstance(tensor, Tensor):
-                    self._see(tensor, None, op)
+            self._see_all(out, op)
             return self._free(self._allocate(columns, COLUMNS))
+        copy = None
         if is_forward:
             outputs, workspaces = [out], [get_forward_workspace(x, weight, out, groups)]
         else:
             outputs, transposed = out[:2], args[7]
             workspaces = get_backward_workspaces(result, x, weight, groups, transposed)
-        copy = None
-        if not is_forward and not _is_dense(result):
-            copy = self._allocate(result.nbytes, f"{op}: contiguous copy")
+            if not _is_dense(result):
+                copy = self._allocate(result.nbytes, f"{op}: contiguous copy")
         for output, nbytes in zip(outputs, workspaces, strict=True):
             if output is not None:
                 self._see(output, None, op)
@@ -347,18 +334,15 @@ class Trace(TorchDispatchMode):
         first, second = args[:2]
         if not _called_by_the_engine() or not isinstance(second, Tensor):
             return False
-        if first.shape != second.shape or first.dtype != second.dtype:
+        if (first.shape, first.dtype) != (second.shape, second.dtype):
             return False
-        live = self._live.get(_address(first))
-        if live is None:
-            return False
-        block = live[0]
-        storage = first.untyped_storage()
+        block, _ = self._live.get(_address(first), (None, None))
         return (
-            block.phase in ("backward", "recompute")
+            block is not None
+            and block.phase in ("backward", "recompute")
             and block.kind is None
             and first._base is None
-            and storage.nbytes() == first.numel() * first.element_size()
+            and first.untyped_storage().nbytes() == first.nbytes
             and _is_unshared(first, tensors=4, storages=2)
         )
 
@@ -366,7 +350,7 @@ class Trace(TorchDispatchMode):
 
     def _path(self) -> str:
         if self._stack:
-            return self._stack[-1]
+            return self._stack[-1][0]
         node = torch._C._current_autograd_node()
         if node is None:
             return ""
@@ -377,29 +361,19 @@ class Trace(TorchDispatchMode):
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if module in self._paths:
-            self._stack.append(self._paths[module])
             self._num_calls += 1
-            self._open_calls.append((len(self.events), _sequence_number(), self._num_calls))
+            call = len(self.events), _sequence_number(), self._num_calls
+            self._stack.append((self._paths[module], *call))
 
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if module not in self._paths:
             return
-        path, (start, first_node, call) = self._stack.pop(), self._open_calls.pop()
+        path, start, first_node, call = self._stack.pop()
         for number in range(first_node, _sequence_number()):
             self._node_paths.setdefault(number, path)  # children have set theirs
         if call == self._num_calls and self.phase == "forward":
-            self._leaves[path] = type(module).__name__
-            self.calls.append(
-                EventRange(path, self._leaves[path], "forward", start, len(self.events))
-            )
-
-    _call = ""  # path of the module whose backward runs
-    _call_start = 0
-
-    def _enter_backward_call(self, path: str) -> None:
-        if path != self._call:
-            self._end_backward_call()
-            self._call, self._call_start = path, len(self.events)
+            kind = self._leaves[path] = type(module).__name__
+            self.calls.append(EventRange(path, kind, "forward", start, len(self.events)))
 
     def _end_backward_call(self) -> None:
         if self._call in self._leaves:
@@ -444,30 +418,43 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def read_scalar(func: Any, args: tuple) -> Any:
-    """Answer `.item()` of a tensor without a value, so that the step continues."""
-    try:
-        return func(*args)
-    except DataDependentOutputException:
-        return False if args[0].dtype == torch.bool else 0
-
-
 def _is_dense(x: Tensor) -> bool:
     """Return whether a feature map is contiguous or channels-last."""
     return x.is_contiguous() or has_channels_last_memory(x)
+
+
+def answer_on_host(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return a device, a few numbers or the result of `.item()`; None where a kernel has to run."""
+    if func is torch.ops.prim.device.default:
+        return func(*args)
+    if func is aten._local_scalar_dense.default:
+        try:
+            return func(*args)
+        except DataDependentOutputException:  # without a value, the step continues with any
+            return False if args[0].dtype == torch.bool else 0
+    return range_with_values(func, args, kwargs) if is_short_range(func, args) else None
 
 
 def is_short_range(func: Any, args: tuple) -> bool:
     """Return whether an operation makes a few numbers, which some networks and losses read."""
     if func.overloadpacket is aten.linspace:
         return len(args) > 2 and isinstance(args[2], int) and args[2] < 64
-    if func.overloadpacket is not aten.arange:
-        return False
-    return all(isinstance(a, int) and abs(a) < 64 for a in args)
+    is_range = func.overloadpacket is aten.arange
+    return is_range and all(isinstance(a, int) and abs(a) < 64 for a in args)
+
+
+def range_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return a short range with real values, also under FakeTensorMode."""
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is None:
+        return func(*args, **kwargs)
+    with unset_fake_temporarily():
+        real = func(*args, **{k: v for k, v in kwargs.items() if k == "dtype"})
+    return mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
 
 
 class ShortRanges(TorchDispatchMode):
-    """Give short ranges their values in the body, also under FakeTensorMode."""
+    """Give short ranges their values in the body."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -475,13 +462,3 @@ class ShortRanges(TorchDispatchMode):
         if is_short_range(func, args):
             return range_with_values(func, args, kwargs or {})
         return func(*args, **kwargs or {})
-
-
-def range_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Return a short range with real values."""
-    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    if mode is None:
-        return func(*args, **kwargs)
-    with unset_fake_temporarily():
-        real = func(*args, **{k: v for k, v in kwargs.items() if k == "dtype"})
-    return mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)

@@ -9,7 +9,7 @@ from torch import nn
 
 from unet3d.errors import summarize_error
 from unet3d.machine import Precision, count_usable_cores, describe_missing_kernels
-from unet3d.memory.launches import list_launches
+from unet3d.memory.estimate import list_launches
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
 from unet3d.triton_kernels import compile_kernels

@@ -10,10 +10,9 @@ from torch import nn
 from unet3d.errors import DoesNotFitError
 from unet3d.machine import Precision, describe_missing_kernels
 from unet3d.memory.estimate import MemoryEstimate, UntraceableError
-from unet3d.memory.from_config import trace_step
+from unet3d.memory.from_config import list_leaner_strategies, resolve_strategy, trace_step
 from unet3d.memory.oom_advice import check_memory
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.memory.tables import summarize_compiled
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
