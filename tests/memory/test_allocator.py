@@ -49,7 +49,7 @@ def test_the_end_of_an_expandable_segment_is_used_last():
     allocator = allocate_in("expandable_segments:True", 30, 2, 4)
     allocator.free(0)
     allocator.allocate(3, 3 * MIB)  # the last 4 MiB would fit best
-    assert allocator._used_blocks[3].address == allocator._used_blocks[1].address - 30 * MIB
+    assert allocator.used[3][0] == allocator.used[1][0] - 30 * MIB
 
 
 def test_expandable_segments_split_off_every_rest():

@@ -13,6 +13,7 @@ from unet3d.files import write_text
 from unet3d.planning.dataset_summary import draw_dataset_summary, summarize_dataset
 from unet3d.planning.experiment import (
     MAX_STEPS,
+    describe_step_time,
     explain_limits,
     plan_schedule,
     render_experiment,
@@ -24,7 +25,6 @@ from unet3d.planning.planner import (
     join_by_x,
     make_plan,
 )
-from unet3d.planning.step_time import describe_step_time
 from unet3d.planning.suggest import BUDGET, get_budget_bytes
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.units import format_bytes
@@ -96,7 +96,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         f"{MAX_STEPS:,} steps; an epoch has {patches} patches per case; validation {frequency}"
     )
     if settings.measure_time:
-        lines.append(describe_step_time(step, plan, MAX_STEPS))
+        lines.append(describe_step_time(step, plan))
     path.parent.mkdir(parents=True, exist_ok=True)
     comments = ["@package _global_", *summary.splitlines(), *lines]
     header = "".join(f"# {line}\n" for line in comments)

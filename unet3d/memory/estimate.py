@@ -227,7 +227,15 @@ def estimate_step(
             step = make_step()
             model = step.model
             with trace.record(model):
-                _run_steps(step, trace, validates=validates)
+                start = len(trace.events)
+                step.train(trace)  # allocates optimizer state and gradients; later ones are alike
+                if step.repeats:
+                    trace.repeat(start)
+                else:
+                    step.train(trace)
+                if validates:
+                    step.validate(trace)
+                trace.begin_phase("end")
     except UsageError:
         raise
     except Exception as error:  # a network may do what tensors without values cannot follow
@@ -239,19 +247,6 @@ def estimate_step(
     blocks = model.blocks() if has_blocks(model) else ()
     levels = {paths[module]: level for level, module in blocks}
     return MemoryEstimate(trace, parameters=parameters, levels=levels)
-
-
-def _run_steps(step: Step, trace: Trace, *, validates: bool) -> None:
-    """Run two steps: the first allocates optimizer state and gradients, later ones are alike."""
-    start = len(trace.events)
-    step.train(trace)
-    if step.repeats:
-        trace.repeat(start)
-    else:
-        step.train(trace)
-    if validates:
-        step.validate(trace)
-    trace.begin_phase("end")
 
 
 def run_as_on_gpu(func: Any, args: tuple, kwargs: dict) -> Any:

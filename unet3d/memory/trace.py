@@ -146,11 +146,10 @@ class Trace(TorchDispatchMode):
 
     def label(self, tensors: Any, kind: str) -> None:
         """Set the kind of tensors; those not seen before are allocated now."""
+        self._see(tensors, "")
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, Tensor):
-                self._see(tensor, kind)
-                block, _ = self._live[_address(tensor)]
-                block.kind = kind
+                self._live[_address(tensor)][0].kind = kind
 
     def count_live_bytes(self) -> int:
         """Return the bytes of all live blocks, rounded as the device's allocator rounds."""
@@ -176,9 +175,11 @@ class Trace(TorchDispatchMode):
             register_module_forward_pre_hook(self._before_forward),
             register_module_forward_hook(self._after_forward, always_call=True),
         ]
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                handles.append(parameter.register_post_accumulate_grad_hook(self._label_gradient))
+        handles += [
+            p.register_post_accumulate_grad_hook(lambda p: self.label(p.grad, "gradients"))
+            for p in model.parameters()
+            if p.requires_grad
+        ]
         try:
             with self:
                 yield self
@@ -195,8 +196,7 @@ class Trace(TorchDispatchMode):
         if func.overloadpacket in FUSED_OPTIMIZERS:
             return None  # changes tensors in place; torch would run it on real ones
         if (answer := answer_on_host(func, args, kwargs)) is not None:
-            if isinstance(answer, Tensor):
-                self._see(answer, None, "arange")
+            self._see(answer, "arange")
             return answer
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and not self._stack:
@@ -218,7 +218,7 @@ class Trace(TorchDispatchMode):
                 self._add_cublas(operation, in_backward)
             if operation in CONVOLUTIONS:
                 self._see_convolution(operation, args, out, op)
-        self._see_all(out, op)
+        self._see(out, op)
         self._add_kernel_copies(operation, args, out, op)
         if self.cuda and func.namespace == "unet3d":  # all of them live until it returns
             temporaries = OPERATORS[func._schema.name].list_temporaries(*args)
@@ -228,13 +228,13 @@ class Trace(TorchDispatchMode):
 
     # Blocks.
 
-    def _see_all(self, out: Any, op: str) -> None:
-        for tensor in tree_leaves(out):
+    def _see(self, tensors: Any, op: str) -> None:
+        """Record the storages that are new."""
+        for tensor in tree_leaves(tensors):
             if isinstance(tensor, Tensor):
-                self._see(tensor, None, op)
+                self._see_storage(tensor.untyped_storage(), op)
 
-    def _see(self, tensor: Tensor, kind: str | None, op: str = "") -> None:
-        storage = tensor.untyped_storage()
+    def _see_storage(self, storage: torch.UntypedStorage, op: str) -> None:
         if storage in self._in_host:
             return
         address = storage._cdata
@@ -249,7 +249,7 @@ class Trace(TorchDispatchMode):
             if live is not None and live[1] is reference:
                 self._drop(address)
 
-        block = self._allocate(storage.nbytes(), op, kind)
+        block = self._allocate(storage.nbytes(), op)
         self._live[address] = (block, weakref.ref(storage, on_free))
 
     def _allocate(self, nbytes: int, op: str, kind: str | None = None) -> Block:
@@ -270,12 +270,8 @@ class Trace(TorchDispatchMode):
     def _add_kernel_copies(self, operation: Any, args: tuple, out: Any, op: str) -> None:
         """Record copies that a kernel makes and frees before it returns."""
         if operation in COPY_IF_STRIDED:
-            nbytes = sum(
-                t.numel() * t.element_size()
-                for t in args
-                if isinstance(t, Tensor) and t.dim() == 5 and not _is_dense(t)
-            )
-            if nbytes:
+            maps = [t for t in args if isinstance(t, Tensor) and t.dim() == 5]
+            if nbytes := sum(t.nbytes for t in maps if not _is_dense(t)):
                 self._free(self._allocate(nbytes, f"{op}: contiguous copy"))
         elif operation is aten.sum and args[0].dtype != out.dtype:
             fused = args[0].dtype in (torch.float16, torch.bfloat16) and out.dtype == torch.float32
@@ -289,7 +285,7 @@ class Trace(TorchDispatchMode):
         result, x, weight = (out, *args[:2]) if is_forward else args[:3]
         groups = args[-1 if is_forward else -2]
         if columns := get_column_bytes(x, weight, result, groups):
-            self._see_all(out, op)
+            self._see(out, op)
             return self._free(self._allocate(columns, COLUMNS))
         copy = None
         if is_forward:
@@ -301,7 +297,7 @@ class Trace(TorchDispatchMode):
                 copy = self._allocate(result.nbytes, f"{op}: contiguous copy")
         for output, nbytes in zip(outputs, workspaces, strict=True):
             if output is not None:
-                self._see(output, None, op)
+                self._see(output, op)
                 self._free(self._allocate(nbytes, "cuDNN", "workspaces"))
         if copy is not None:
             self._free(copy)
@@ -324,7 +320,7 @@ class Trace(TorchDispatchMode):
         tensors would go through the view itself and copy nothing.
         """
         copy = torch.empty_like(view, memory_format=torch.contiguous_format)
-        self._see(copy, None, "as_strided_backward")
+        self._see(copy, "as_strided_backward")
         if _address(grad) in self._live and _is_unshared(grad, tensors=5, storages=3):
             self._drop(_address(grad))  # torch keeps it as the base of the returned tensor
         return copy
@@ -337,12 +333,13 @@ class Trace(TorchDispatchMode):
         if (first.shape, first.dtype) != (second.shape, second.dtype):
             return False
         block, _ = self._live.get(_address(first), (None, None))
+        storage = first.untyped_storage()  # one of the two references to it below
         return (
             block is not None
             and block.phase in ("backward", "recompute")
             and block.kind is None
             and first._base is None
-            and first.untyped_storage().nbytes() == first.nbytes
+            and storage.nbytes() == first.nbytes
             and _is_unshared(first, tensors=4, storages=2)
         )
 
@@ -380,10 +377,6 @@ class Trace(TorchDispatchMode):
             kind, now = self._leaves[self._call], len(self.events)
             self.calls.append(EventRange(self._call, kind, "backward", self._call_start, now))
         self._call = ""
-
-    def _label_gradient(self, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            self.label(parameter.grad, "gradients")
 
 
 def _sequence_number() -> int:

@@ -8,7 +8,6 @@ from math import prod
 import numpy as np
 import torch
 
-from unet3d.data.case import Case
 from unet3d.data.config import DataConfig
 from unet3d.data.dataset import build_layout, choose_split, resolve_dataset
 from unet3d.data.layouts.groups import read_groups
@@ -83,13 +82,20 @@ def inspect_dataset(data: DataConfig, fold: int | None, is_given: IsGiven) -> Da
     layout = build_layout(data)
     facts = resolve_dataset(data, layout.describe())
     usable = UsableCases(data, layout, facts.channels)
-    background = choose_background(facts.channels)
-    if is_given("data.background"):
-        background = data.background
+    chosen = data.background
+    background = chosen if is_given("data.background") else choose_background(facts.channels)
     fingerprints = usable.run_on_valid_cases(
         lambda cases: fingerprint_dataset(cases, data.orientation, data.cache, background)
     )
-    group_by, notes, too_few = _plan_split(data, layout.list_cases(), fold, is_given)
+    notes, group_by, too_few = [], None, None
+    if fold is not None:  # keep the scans of a patient in one fold, if there are enough for folds
+        cases = layout.list_cases()
+        rule, names = choose_split(data, cases), [case.name for case in cases]
+        notes, groups, likely = [rule.note] if rule.note else [], rule.groups, rule.likely_groups
+        if likely is not None and not is_given("data.group_by"):
+            group_by, groups = likely.pattern, read_groups(likely.pattern, names)
+            notes.append(f"{likely.message}: the plan sets {likely.option}")
+        too_few = find_too_few(names, groups) if rule.file is None else None
     return DatasetFingerprint(
         fingerprints=fingerprints,
         classes=facts.classes,
@@ -99,21 +105,6 @@ def inspect_dataset(data: DataConfig, fold: int | None, is_given: IsGiven) -> Da
         notes=notes,
         too_few=too_few,
     )
-
-
-def _plan_split(
-    data: DataConfig, cases: Sequence[Case], fold: int | None, is_given: IsGiven
-) -> tuple[str | None, list[str], str | None]:
-    """Keep the scans of a patient in one fold, and see whether there are enough cases for folds."""
-    if fold is None:
-        return None, [], None
-    rule, names = choose_split(data, cases), [case.name for case in cases]
-    notes, groups, group_by = [rule.note] if rule.note else [], rule.groups, None
-    likely = rule.likely_groups
-    if likely is not None and not is_given("data.group_by"):
-        group_by, groups = likely.pattern, read_groups(likely.pattern, names)
-        notes.append(f"{likely.message}: the plan sets {likely.option}")
-    return group_by, notes, find_too_few(names, groups) if rule.file is None else None
 
 
 def make_plan(
@@ -131,18 +122,14 @@ def make_plan(
         levels = _get_model_changes(config, plan_levels(target, patch), is_given)
         return config.vary({"data.patch_size": patch, **levels})
 
-    def fits(patch: Triple) -> bool:
-        """Return whether a patch fits with the leanest strategy and the smallest batch.
-
-        For the first, the strategy with the least work is tried before: most budgets suffice.
-        """
-        tried = [strategies[0], *strategies[1:][-1:]] if patch == patches[0] else strategies[-1:]
+    def fits(patch: Triple, tried: Sequence[Changes] = strategies[-1:]) -> bool:
         variant = with_patch(patch).vary({"data.batch_size": given_batch or 2})
         return any(check_configured_batch(variant.vary(s), budget) for s in tried)
 
-    # The first patch is tried before any other: most budgets suffice for it. If one fits, every
-    # smaller one does, too.
-    index = 0 if fits(patches[0]) else bisect_left(patches, True, lo=1, key=fits)
+    # The first patch is tried before any other, and with the least work before the least memory:
+    # most budgets suffice for it. If one fits, every smaller one does, too.
+    first, leanest = strategies[:1], strategies[1:][-1:]
+    index = 0 if fits(patches[0], [*first, *leanest]) else bisect_left(patches, True, 1, key=fits)
     if index == len(patches):
         raise DoesNotFitError(
             f"no patch down to {join_by_x(patches[-1])} fits the budget with a batch of 2 and the "

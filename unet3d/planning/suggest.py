@@ -34,13 +34,13 @@ Changes = dict[str, Any]
 """Other values, by key."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MemoryCandidate:
     """Changes that fit, what they take, and how much they compute beyond plain modules."""
 
     changes: Changes
-    batch_size: int
     patch_voxels: int
+    batch_size: int
     peak: MemoryRecord
     extra_compute: float
 
@@ -75,21 +75,14 @@ def search_configs(
 
     def evaluate(changes: Changes) -> MemoryCandidate | None:
         variant = config.vary(changes)
+        patch = variant.data.patch_size
         if limit_batch is None:
             result = check_configured_batch(variant, budget)
         else:
-            result = find_largest_batch(variant, budget, limit=limit_batch(variant.data.patch_size))
-        if result is None:
-            return None
-        batch_size, peak = result
-        batch = {} if limit_batch is None else {"data.batch_size": batch_size}
-        return MemoryCandidate(
-            changes=changes | batch,
-            batch_size=batch_size,
-            patch_voxels=prod(variant.data.patch_size),
-            peak=peak,
-            extra_compute=flops[variant.strategy] / flops["none"] - 1,
-        )
+            result = find_largest_batch(variant, budget, limit=limit_batch(patch))
+            changes = changes | ({} if result is None else {"data.batch_size": result[0]})
+        extra = flops[variant.strategy] / flops["none"] - 1
+        return None if result is None else MemoryCandidate(changes, prod(patch), *result, extra)
 
     chosen = [changes.get("checkpointing", config.strategy) for changes in combinations]
     strategies = list(dict.fromkeys(["none", *chosen]))

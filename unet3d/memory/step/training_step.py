@@ -183,14 +183,11 @@ class TrainingStep:
             trace.label(self.recorded_gradients, "gradients")
 
     def _use_graph_pool(self, trace: Any) -> AbstractContextManager:
-        if self.recorded_batch is None:
-            return nullcontext()
-        return trace.use_graph_pool()  # only traced steps have graphs
+        # Only traced steps have graphs.
+        return nullcontext() if self.recorded_batch is None else trace.use_graph_pool()
 
     def _autocast(self) -> AbstractContextManager:
-        if self.autocast is None:
-            return nullcontext()
-        return torch.autocast(self.device, dtype=self.autocast)
+        return torch.autocast(self.device, self.autocast, enabled=self.autocast is not None)
 
 
 def make_step_factory(

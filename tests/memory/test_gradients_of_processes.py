@@ -39,7 +39,6 @@ class AccumulatingDDP(DistributedDataParallel):
 @pytest.mark.parametrize(
     ("kind", "overrides"),
     [
-        (DistributedDataParallel, ()),
         (DistributedDataParallel, ("model.norm=batch",)),
         (AccumulatingDDP, ("trainer.accumulate_grad_batches=2",)),
     ],
