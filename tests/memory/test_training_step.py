@@ -29,7 +29,7 @@ def test_a_few_windows_of_a_volume_have_the_peak_of_all_of_them(composed, monkey
         return estimate.phases["validation"], len(estimate.trace.events)
 
     peak_of_few, events_of_few = estimate_validation()
-    monkeypatch.setattr(training_step, "PeakWindowsOnly", lambda model, trace: model)
+    monkeypatch.setattr(training_step, "SkipSmallerWindows", lambda model, trace: model)
     peak_of_all, events_of_all = estimate_validation()
     assert peak_of_few == peak_of_all
     assert events_of_few < 0.7 * events_of_all

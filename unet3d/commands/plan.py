@@ -21,8 +21,8 @@ from unet3d.planning.experiment import (
 from unet3d.planning.planner import (
     TrainingPlan,
     find_constant_border,
+    format_dims,
     inspect_dataset,
-    join_by_x,
     make_plan,
 )
 from unet3d.planning.suggest import BUDGET, get_budget_bytes
@@ -114,11 +114,11 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 def summarize_plan(plan: TrainingPlan, budget: int) -> list[str]:
     """Return the plan as lines of text."""
     windows = " ".join("x".join(map(str, window)) for window in plan.levels.pool_windows)
-    spacing, median = join_by_x(plan.spacing_mm), join_by_x(plan.median_shape)
+    spacing, median = format_dims(plan.spacing_mm), format_dims(plan.median_shape)
     reserved, strategy = format_bytes(plan.peak.reserved or 0), format_overrides(plan.strategy)
     return [
         f"spacing {spacing} mm; the median case has {median} voxels",
-        f"patch {join_by_x(plan.patch_size)}, batch {plan.batch_size}, {strategy}",
+        f"patch {format_dims(plan.patch_size)}, batch {plan.batch_size}, {strategy}",
         f"{len(plan.levels.kernels)} levels, pooling {windows}",
         f"a step is estimated to reserve {reserved} of {format_bytes(budget)}",
     ]

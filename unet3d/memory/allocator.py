@@ -22,7 +22,7 @@ SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
 OWN_SEGMENT = 10 * MIB
-UNSPLIT_REST = 20 * MIB
+MAX_UNSPLIT_REST = 20 * MIB
 """What a block above max_split_size may be too large by."""
 EXPANDABLE_START = {True: 2**50, False: 2**51}
 """Addresses of the expandable segments of small and of other blocks."""
@@ -30,7 +30,7 @@ EXPANDABLE_START = {True: 2**50, False: 2**51}
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The second is the older name."""
 
-WITHOUT_EFFECT = re.compile(r"(garbage_collection_threshold|pinned_|graph_capture_|release_lock_)")
+IGNORED_OPTIONS = re.compile(r"(garbage_collection_threshold|pinned_|graph_capture_|release_lock_)")
 """Options that change neither blocks nor segments of a GPU, unless a process may use only a
 fraction of the memory."""
 
@@ -50,7 +50,7 @@ def parse_allocator_settings(text: str) -> dict[str, Any]:
             settings["expandable_segments"] = value == "True"
         elif key == "max_split_size_mb":
             settings["max_split_size"] = int(value) * MIB
-        elif not WITHOUT_EFFECT.match(key):
+        elif not IGNORED_OPTIONS.match(key):
             log.warning("the estimate of memory does not follow %s:%s", key, value)
     return settings
 
@@ -150,7 +150,9 @@ class CachingAllocator:
             is_last = sum(pool[at]) == self._get_expandable_end(small)
             at += is_last and at + 1 < len(pool)
         limit, (found, address) = self.max_split_size, pool[at]
-        if limit is not None and (found >= limit if size < limit else found >= size + UNSPLIT_REST):
+        if limit is not None and (
+            found >= limit if size < limit else found >= size + MAX_UNSPLIT_REST
+        ):
             return None
         return address
 

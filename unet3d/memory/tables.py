@@ -12,7 +12,7 @@ from unet3d.units import MIB, format_bytes
 PERMANENT = ("parameters", "gradients", "optimizer state", "averaged weights")
 """Kinds whose bytes depend on the number of parameters alone."""
 
-LEAST_COMPILED_SHARE = 0.4
+MIN_COMPILED_FRACTION = 0.4
 """The smallest part of the plain step's activations that is assumed to be left. Compiled steps of
 unet_tiny (instance and batch norm), naive_small and dynunet kept 0.5 to 0.9 on a CPU."""
 
@@ -99,7 +99,7 @@ def get_compiled_range(estimate: MemoryEstimate) -> tuple[int, int]:
     """
     most = estimate.allocated
     fixed = sum(estimate.kinds.get(kind, 0) for kind in (*PERMANENT, "input", "workspaces"))
-    return fixed + int(LEAST_COMPILED_SHARE * (most - fixed)), most
+    return fixed + int(MIN_COMPILED_FRACTION * (most - fixed)), most
 
 
 def summarize_compiled(estimate: MemoryEstimate) -> str:

@@ -446,7 +446,7 @@ def range_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
     return mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
 
 
-class ShortRanges(TorchDispatchMode):
+class SmallRangeMode(TorchDispatchMode):
     """Give short ranges their values in the body."""
 
     def __torch_dispatch__(

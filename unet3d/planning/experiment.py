@@ -22,7 +22,7 @@ from unet3d.planning.planner import (
     IsGiven,
     TrainingPlan,
     find_constant_border,
-    join_by_x,
+    format_dims,
     limit_batch,
 )
 from unet3d.planning.topology import MAX_PATCH_VOXELS, round_up_to_multiple
@@ -79,7 +79,7 @@ def explain_limits(plan: TrainingPlan, is_given: IsGiven) -> list[str]:
     if is_given("data.patch_size"):
         patch = "patch size: set by data.patch_size"
     elif plan.patch_size != plan.initial_patch:
-        size = join_by_x(plan.initial_patch)
+        size = format_dims(plan.initial_patch)
         patch = f"patch size: limited by the budget, {size} would not fit"
     elif all(p >= n for p, n in zip(plan.patch_size, plan.median_shape, strict=True)):
         patch = "patch size: covers the median case, a larger patch would contain only padding"

@@ -132,8 +132,8 @@ def make_plan(
     index = 0 if fits(patches[0], [*first, *leanest]) else bisect_left(patches, True, 1, key=fits)
     if index == len(patches):
         raise DoesNotFitError(
-            f"no patch down to {join_by_x(patches[-1])} fits the budget with a batch of 2 and the "
-            "leanest checkpointing: try a narrower network (model.width=16)"
+            f"no patch down to {format_dims(patches[-1])} fits the budget with a batch of 2 and "
+            "the leanest checkpointing: try a narrower network (model.width=16)"
         )
     patch, num_cases = patches[index], len(dataset.fingerprints)
     levels, planned = plan_levels(target, patch), with_patch(patch)
@@ -288,10 +288,10 @@ def find_constant_border(
     return None if is_given("data.background") or not values else (min(values), max(values))
 
 
-def join_by_x(numbers: Sequence[float]) -> str:
+def format_dims(numbers: Sequence[float]) -> str:
     """Join numbers by x.
 
-    >>> join_by_x((1.0, 0.5, 3))
+    >>> format_dims((1.0, 0.5, 3))
     '1 x 0.5 x 3'
     """
     return " x ".join(f"{n:g}" for n in numbers)

@@ -11,7 +11,7 @@ from unet3d.data.dataset import build_layout, get_network_sizes, resolve_dataset
 from unet3d.errors import UsageError
 from unet3d.machine import Precision
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.trace import ShortRanges
+from unet3d.memory.trace import SmallRangeMode
 from unet3d.model.build import build_bound_network, freeze_parts
 from unet3d.types import HasHeads
 
@@ -46,7 +46,7 @@ def build_network(step: StepConfig) -> nn.Module:
         given = bound.model.arguments.get(name, size)
         if given != size:
             raise UsageError(f"model.{name} must be {size}, as data says, got {given!r}")
-    with ShortRanges():
+    with SmallRangeMode():
         network = build_bound_network(bound)
     freeze_parts(network, step.freeze)
     return network

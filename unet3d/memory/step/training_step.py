@@ -43,7 +43,7 @@ class NullListener:
         """Do nothing."""
 
 
-class PeakWindowsOnly:
+class SkipSmallerWindows:
     """A network that runs only on windows that find more memory allocated than any before them.
 
     A window itself always needs the same: no other window comes near the peak, and a volume has
@@ -140,7 +140,7 @@ class TrainingStep:
         image, _ = self._make_batch(trace, 1, self.volume_size)
         self.model.eval()
         with torch.no_grad(), self._autocast(), self._use_graph_pool(trace):
-            self.inference(image, PeakWindowsOnly(self.model, trace))
+            self.inference(image, SkipSmallerWindows(self.model, trace))
         self.model.train()
         if self.average is not None:
             self.average.restore()
