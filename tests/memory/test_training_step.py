@@ -68,7 +68,11 @@ def test_a_compiled_step_takes_at_most_what_plain_modules_take(composed):
     assert savings[0][0] == "compile=false"
 
 
-@pytest.mark.parametrize("optimizer", REPEATING_OPTIMIZERS)
+OFTEN = (torch.optim.AdamW, torch.optim.SGD)
+SELDOM = [pytest.param(o, marks=pytest.mark.slow) for o in REPEATING_OPTIMIZERS if o not in OFTEN]
+
+
+@pytest.mark.parametrize("optimizer", [*OFTEN, *SELDOM])
 def test_a_repeated_step_allocates_what_the_second_step_allocates(composed, monkeypatch, optimizer):
     words = (*SMALL, "precision=16", "data.patch_size=[16,16,16]")
     set_optimizer(monkeypatch, optimizer)

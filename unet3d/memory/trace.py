@@ -6,8 +6,8 @@ sees each operation and records a list of events (allocate, free), from which th
 
 import sys
 import weakref
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,9 +93,7 @@ class Trace(TorchDispatchMode):
         self._phase_start = 0
         self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by address of the storage
         self._in_host: weakref.WeakSet = weakref.WeakSet()  # storages in pinned memory
-        self._stack: list[tuple[str, int, int, int]] = []  # open calls: path, event, node, number
-        self._num_calls = 0
-        self._paths: dict[nn.Module, str] = {}
+        self._stack: list[tuple[str, int, int]] = []  # open calls: path, event, node
         self._leaves: dict[str, str] = {}  # path -> type of modules that called no other
         self._node_paths: dict[int, str] = {}  # sequence number of an autograd node -> module path
         self._last_path = ""
@@ -168,24 +166,16 @@ class Trace(TorchDispatchMode):
     @contextmanager
     def record(self, model: nn.Module) -> Generator["Trace"]:
         """Record while the body runs, and attribute allocations to the model's modules."""
-        self._paths = {module: path or "model" for path, module in model.named_modules()}
-        self.label(list(model.parameters()), "parameters")
-        self.label(list(model.buffers()), "parameters")
-        handles: list[Any] = [
-            register_module_forward_pre_hook(self._before_forward),
-            register_module_forward_hook(self._after_forward, always_call=True),
-        ]
-        handles += [
-            p.register_post_accumulate_grad_hook(lambda p: self.label(p.grad, "gradients"))
-            for p in model.parameters()
-            if p.requires_grad
-        ]
-        try:
-            with self:
+        self.label([*model.parameters(), *model.buffers()], "parameters")
+
+        def label_gradient(parameter: Tensor) -> None:
+            self.label(parameter.grad, "gradients")
+
+        with ExitStack() as hooks:  # handles remove their hooks as they exit
+            for parameter in filter(lambda p: p.requires_grad, model.parameters()):
+                hooks.enter_context(parameter.register_post_accumulate_grad_hook(label_gradient))
+            with hook_modules(model, self._before_forward, self._after_forward), self:
                 yield self
-        finally:
-            for handle in handles:
-                handle.remove()
 
     # Called by torch.
 
@@ -356,20 +346,15 @@ class Trace(TorchDispatchMode):
             self._last_path = self._node_paths.get(number, "")
         return self._last_path
 
-    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if module in self._paths:
-            self._num_calls += 1
-            call = len(self.events), _sequence_number(), self._num_calls
-            self._stack.append((self._paths[module], *call))
+    def _before_forward(self, path: str) -> None:
+        self._stack.append((path, len(self.events), _sequence_number()))
 
-    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if module not in self._paths:
-            return
-        path, start, first_node, call = self._stack.pop()
+    def _after_forward(self, path: str, kind: str, output: Any, is_leaf: bool) -> None:
+        _, start, first_node = self._stack.pop()
         for number in range(first_node, _sequence_number()):
             self._node_paths.setdefault(number, path)  # children have set theirs
-        if call == self._num_calls and self.phase == "forward":
-            kind = self._leaves[path] = type(module).__name__
+        if is_leaf and self.phase == "forward":
+            self._leaves[path] = kind
             self.calls.append(EventRange(path, kind, "forward", start, len(self.events)))
 
     def _end_backward_call(self) -> None:
@@ -377,6 +362,38 @@ class Trace(TorchDispatchMode):
             kind, now = self._leaves[self._call], len(self.events)
             self.calls.append(EventRange(self._call, kind, "backward", self._call_start, now))
         self._call = ""
+
+
+@contextmanager
+def hook_modules(
+    model: nn.Module,
+    before: Callable[[str], None],
+    after: Callable[[str, str, Any, bool], None],
+) -> Generator[None]:
+    """Call `before` with a module's path, and `after` also with type, output, and if it is a leaf.
+
+    A leaf called no other module. Hooks of single modules would switch fused blocks off.
+    """
+    paths = {module: path or "model" for path, module in model.named_modules()}
+    num_calls, numbers = 0, list[int]()  # of open calls
+
+    def before_forward(module: nn.Module, inputs: Any) -> None:
+        nonlocal num_calls
+        if module in paths:
+            num_calls += 1
+            numbers.append(num_calls)
+            before(paths[module])
+
+    def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
+        if module in paths:
+            is_leaf = numbers.pop() == num_calls
+            after(paths[module], type(module).__name__, output, is_leaf)
+
+    with (
+        register_module_forward_pre_hook(before_forward),
+        register_module_forward_hook(after_forward, always_call=True),
+    ):
+        yield
 
 
 def _sequence_number() -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from unet3d.machine import resolve_precision
@@ -17,6 +16,7 @@ from unet3d.memory.estimate import Layer
 from unet3d.memory.from_config import resolve_strategy
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import NullListener, TrainingStep, make_step_factory
+from unet3d.memory.trace import hook_modules
 from unet3d.peak_memory import MemoryRecord, PeakMeter
 
 
@@ -40,12 +40,13 @@ def measure_step(config: StepConfig) -> Measurement:
     config = resolve_strategy(config, precision, cuda=True)
     step = make_step_factory(config, precision, cuda=True, device="cuda")()
     phases = measure_phases(step, device)
-    recorder = LayerRecorder(
-        lambda: (torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
-    )
-    with recorder.record(step.model):  # slow to read, so in a step of its own
+
+    def read() -> tuple[int, int]:  # slow, so in a step of its own
+        return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+
+    with record_layers(step.model, read) as layers:
         step.train(NullListener())
-    return Measurement(phases=phases, layers=recorder.layers)
+    return Measurement(phases=phases, layers=layers)
 
 
 def measure_phases(step: TrainingStep, device: torch.device) -> dict[str, MemoryRecord]:
@@ -74,51 +75,32 @@ class PhaseMeter(NullListener):
         self.meter.start(self.device)
 
 
-class LayerRecorder:
-    """Reads the device's memory before and after each leaf module, in forward and backward."""
+@contextmanager
+def record_layers(model: nn.Module, read: Callable[[], tuple[int, int]]) -> Generator[list[Layer]]:
+    """Record each leaf module that runs in the body, in forward and backward.
 
-    def __init__(self, read: Callable[[], tuple[int, int]]):
-        self.read = read  # returns the bytes allocated and reserved
-        self.layers: list[Layer] = []
-        self._calls: list[tuple[int, int]] = []  # that are open: bytes before, and a number
-        self._num_calls = 0
+    `read` returns the bytes that are allocated and reserved.
+    """
+    layers: list[Layer] = []
+    starts: list[int] = []  # bytes allocated as the open calls began
 
-    @contextmanager
-    def record(self, model: nn.Module) -> Generator["LayerRecorder"]:
-        """Record the model's leaf modules while the body runs."""
-        self._paths = {module: path for path, module in model.named_modules()}
-        handles = [  # for all modules: a hook of one of them would switch fused blocks off
-            register_module_forward_pre_hook(self._before_forward),
-            register_module_forward_hook(self._after_forward),
-        ]
-        try:
-            yield self
-        finally:
-            for handle in handles:
-                handle.remove()
+    def add(path: str, kind: str, phase: str, start: int) -> None:
+        allocated, reserved = read()
+        layers.append(Layer(path, kind, phase, allocated, allocated - start, reserved))
 
-    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if module in self._paths:
-            self._num_calls += 1
-            self._calls.append((self.read()[0], self._num_calls))
-
-    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if module not in self._paths:
-            return
-        before, call = self._calls.pop()
-        if call == self._num_calls:  # it called no other module
-            self._add(module, "forward", before)
+    def after(path: str, kind: str, output: Any, is_leaf: bool) -> None:
+        start = starts.pop()
+        if is_leaf:
+            add(path, kind, "forward", start)
             tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
             for node in dict.fromkeys(t.grad_fn for t in tensors if t.grad_fn is not None):
-                self._watch(node, module)
+                watch(node, path, kind)
 
-    def _watch(self, node: Any, module: nn.Module) -> None:
+    def watch(node: Any, path: str, kind: str) -> None:
         """Hook the autograd node: backward hooks on modules forbid in-place operations."""
         before: list[int] = []
-        node.register_prehook(lambda grads: before.append(self.read()[0]))
-        node.register_hook(lambda outputs, grads: self._add(module, "backward", before.pop()))
+        node.register_prehook(lambda grads: before.append(read()[0]))
+        node.register_hook(lambda outputs, grads: add(path, kind, "backward", before.pop()))
 
-    def _add(self, module: nn.Module, phase: str, before: int) -> None:
-        (allocated, reserved), kind = self.read(), type(module).__name__
-        change = allocated - before
-        self.layers.append(Layer(self._paths[module], kind, phase, allocated, change, reserved))
+    with hook_modules(model, lambda path: starts.append(read()[0]), after):
+        yield layers
