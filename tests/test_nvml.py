@@ -9,54 +9,42 @@ from unet3d import nvml
 GPU = torch.device("cuda", 0)
 
 
-class Bindings(SimpleNamespace):
-    """NVIDIA's bindings, with a GPU that this process uses."""
-
-    class NVMLError(Exception):
-        pass
-
-    def nvmlInit(self):
-        pass
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        if uuid != "GPU-aaaa":
-            raise self.NVMLError
-        return uuid
-
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        return SimpleNamespace(gpu=87)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        ids = {1: None, os.getpid(): 2**30}
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in ids.items()]
+class NVMLError(Exception):
+    pass
 
 
-@pytest.fixture
-def bind(monkeypatch):
-    """Return a function that gives torch a GPU, and this process the bindings."""
+def get_handle(uuid):
+    if uuid != "GPU-aaaa":
+        raise NVMLError
+    return uuid
 
-    def bind(uuid):
-        properties = SimpleNamespace(uuid=uuid)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-        monkeypatch.setattr(nvml, "pynvml", Bindings())
 
+PROCESSES = [SimpleNamespace(pid=1, usedGpuMemory=None)]
+PROCESSES += [SimpleNamespace(pid=os.getpid(), usedGpuMemory=2**30)]
+BINDINGS = SimpleNamespace(
+    NVMLError=NVMLError,
+    nvmlInit=lambda: None,
+    nvmlDeviceGetHandleByUUID=get_handle,
+    nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=87),
+    nvmlDeviceGetComputeRunningProcesses=lambda handle: PROCESSES,
+)
+
+
+@pytest.mark.parametrize(
+    ("bindings", "uuid", "utilization", "nbytes"),
+    [(BINDINGS, "aaaa", 87, 2**30), (BINDINGS, "unknown", None, None), (None, "aaaa", None, None)],
+)
+def test_the_driver_reports_a_known_gpu_where_the_bindings_are_installed(
+    bindings, uuid, utilization, nbytes, monkeypatch
+):
+    properties = SimpleNamespace(uuid=uuid)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(nvml, "pynvml", bindings)
     nvml._get_handle.cache_clear()
-    yield bind
-    nvml._get_handle.cache_clear()
-
-
-def test_the_driver_reports_utilization_and_the_memory_of_this_process(bind):
-    bind("aaaa")
-    assert nvml.get_utilization(GPU) == 87
-    assert nvml.get_process_bytes(GPU) == 2**30
+    assert nvml.get_utilization(GPU) == utilization
+    assert nvml.get_process_bytes(GPU) == nbytes
     assert nvml.get_utilization(torch.device("cpu")) is None
-
-
-def test_what_the_driver_does_not_know_is_none(bind, monkeypatch):
-    bind("bbbb")
-    assert nvml.get_utilization(GPU) is nvml.get_process_bytes(GPU) is None
-    monkeypatch.setattr(nvml, "pynvml", None)  # not installed
-    assert nvml.get_utilization(GPU) is None
+    nvml._get_handle.cache_clear()
 
 
 @pytest.mark.gpu

@@ -42,7 +42,6 @@ class MemoryRecord:
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
-
 PROCESS_QUERY_SECONDS = 1.0
 """Seconds between queries of the driver, which take longer than those of torch's allocator."""
 
@@ -53,49 +52,35 @@ class PeakMeter:
     def __init__(self) -> None:
         self.process_bytes: int | None = None  # on the GPU, as the driver reports them
         self.queried_at = -inf
+        self.resets_resident = True
 
     def start(self, device: torch.device) -> None:
         """Reset the peak."""
         if device.type == "cuda":
             torch.cuda.init()  # an uninitialized GPU has no peak to reset
             torch.cuda.reset_peak_memory_stats(device)
-        else:
-            _reset_resident_peak()
+            return
+        try:  # "5" resets this process's high-water mark and nothing else (man 5 proc)
+            CLEAR_REFS.write_text("5", "utf-8")
+        except OSError:  # not Linux, or not permitted
+            self.resets_resident = False
 
     def read(self, device: torch.device) -> MemoryRecord:
         """Return the peak since `start`."""
-        if device.type == "cuda":
-            return MemoryRecord(
-                allocated=torch.cuda.max_memory_allocated(device),
-                reserved=torch.cuda.max_memory_reserved(device),
-                process=self._query_process(device),
-            )
-        return MemoryRecord(resident=read_resident_peak())
-
-    def _query_process(self, device: torch.device) -> int | None:
-        """Return the bytes of this process on the GPU, queried once a second."""
+        if device.type != "cuda":
+            return MemoryRecord(resident=read_resident_peak() if self.resets_resident else None)
         now = time.monotonic()
         if now - self.queried_at >= PROCESS_QUERY_SECONDS:
             self.process_bytes, self.queried_at = nvml.get_process_bytes(device), now
-        return self.process_bytes
-
-
-def _reset_resident_peak() -> None:
-    # "5" resets this process's high-water mark and nothing else (man 5 proc).
-    try:
-        CLEAR_REFS.write_text("5", "utf-8")
-    except OSError:  # not Linux, or not permitted
-        global _lifetime_peak_only
-        _lifetime_peak_only = True
-
-
-_lifetime_peak_only = False
+        return MemoryRecord(
+            allocated=torch.cuda.max_memory_allocated(device),
+            reserved=torch.cuda.max_memory_reserved(device),
+            process=self.process_bytes,
+        )
 
 
 def read_resident_peak() -> int | None:
-    """Return the peak of resident memory; None where the system cannot reset it."""
-    if _lifetime_peak_only or not STATUS.exists():
-        return None
-    peaks = (s for s in STATUS.read_text("utf-8").splitlines() if s.startswith("VmHWM:"))
-    line = next(peaks, None)
-    return None if line is None else int(line.split()[1]) * 1024
+    """Return the peak of resident memory; None where the system does not report it."""
+    lines = STATUS.read_text("utf-8").splitlines() if STATUS.exists() else []
+    peak = next((line for line in lines if line.startswith("VmHWM:")), None)
+    return None if peak is None else int(peak.split()[1]) * 1024

@@ -31,8 +31,8 @@ from scripts.bench.step import (
 )
 from scripts.bench.step_times import compare_times, summarize, time_in_turns
 from unet3d.memory.estimate import estimate_step
+from unet3d.memory.from_config import FUSED_STRATEGIES
 from unet3d.memory.step.training_step import TrainingStep
-from unet3d.memory.strategies import FUSED_STRATEGIES
 from unet3d.model.blocks import Strided
 from unet3d.pool.avg import AvgPool3d
 from unet3d.simulated_cuda import choose_foreach, simulate_cuda

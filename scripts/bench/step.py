@@ -29,10 +29,14 @@ from scripts.bench.results import ROOT, make_parser, write_results
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.overlap import DiceCE
 from unet3d.machine import AUTOCAST_TYPES
-from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
-from unet3d.memory.estimate import MemoryEstimate, estimate_step
+from unet3d.memory.estimate import (
+    BatchExtrapolation,
+    MemoryEstimate,
+    estimate_step,
+    search_largest_batch,
+)
+from unet3d.memory.from_config import FUSED_STRATEGIES
 from unet3d.memory.step.training_step import TrainingStep
-from unet3d.memory.strategies import FUSED_STRATEGIES
 from unet3d.memory.trace import Trace
 from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D

@@ -20,9 +20,9 @@ import torch
 from scripts.gpu.operations import Operation, count_operations
 from unet3d.config.compose import compose_config
 from unet3d.machine import Precision
+from unet3d.memory.from_config import resolve_strategy
 from unet3d.memory.step.training_step import make_step_factory
-from unet3d.memory.strategies import resolve_strategy
-from unet3d.training.config import TrainConfig, read_training
+from unet3d.training.config import read_training
 
 ACHIEVED_BANDWIDTH = 0.8
 """Fraction of the memory bandwidth that a kernel which only copies reaches."""
@@ -87,76 +87,38 @@ They were measured on one core of an AMD EPYC.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimePart:
-    """What one kind of operations takes."""
-
-    launches: int
-    flops: int
-    nbytes: int
-    gpu_ms: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTimeModel:
-    """The modeled time of a step, split by kind of operation."""
-
-    gpu: GpuSpec
-    parts: dict[str, TimePart]
-    gpu_ms_range: tuple[float, float]  # at the upper and the lower efficiency of convolutions
-    host_ms: float
-
-    @property
-    def launches(self) -> int:
-        """Return the number of kernels."""
-        return sum(part.launches for part in self.parts.values())
-
-    @property
-    def flops(self) -> int:
-        """Return the floating-point operations of convolutions and matrix products."""
-        return sum(part.flops for part in self.parts.values())
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes that kernels read and write."""
-        return sum(part.nbytes for part in self.parts.values())
-
-    @property
-    def gpu_ms(self) -> float:
-        """Return the time of the GPU, at the middle of the efficiencies of convolutions."""
-        return sum(part.gpu_ms for part in self.parts.values())
-
-    @property
-    def step_ms(self) -> float:
-        """Return the time of the step."""
-        return max(self.gpu_ms, self.host_ms)
-
-
-def model_step_time(operations: Sequence[Operation], gpu: GpuSpec, *, tf32: bool) -> StepTimeModel:
-    """Model the time of these operations on a GPU."""
+def model_step_time(operations: Sequence[Operation], gpu: GpuSpec, *, tf32: bool) -> dict[str, Any]:
+    """Model the time of these operations on a GPU, in all and by kind of operation."""
     low, high = gpu.conv_efficiency
+
+    def sum_up(group: Sequence[Operation]) -> dict[str, Any]:
+        return {
+            "launches": sum(o.launches for o in group),
+            "flops": sum(o.flops for o in group),  # of convolutions and matrix products
+            "bytes": sum(o.nbytes for o in group),  # that kernels read and write
+            "gpu_ms": sum(compute_gpu_ms(o, gpu, (low + high) / 2, tf32) for o in group),
+        }
+
     by_kind: dict[str, list[Operation]] = defaultdict(list)
     for operation in operations:
         by_kind[get_kind(operation)].append(operation)
-    parts = {
-        kind: TimePart(
-            launches=sum(o.launches for o in group),
-            flops=sum(o.flops for o in group),
-            nbytes=sum(o.nbytes for o in group),
-            gpu_ms=sum(compute_gpu_ms(o, gpu, (low + high) / 2, tf32) for o in group),
-        )
-        for kind, group in by_kind.items()
+    parts = {kind: sum_up(group) for kind, group in by_kind.items()}
+    parts = dict(sorted(parts.items(), key=lambda item: -item[1]["gpu_ms"]))
+    gpu_ms = sum(part["gpu_ms"] for part in parts.values())
+    host_ms = sum(compute_host_ms(o) for o in operations)
+    return {
+        "gpu": gpu.name,
+        **sum_up(operations),
+        "gpu_ms": gpu_ms,
+        "gpu_ms_range": [
+            sum(compute_gpu_ms(o, gpu, efficiency, tf32) for o in operations)
+            for efficiency in (high, low)
+        ],
+        "host_ms": host_ms,
+        "step_ms": max(gpu_ms, host_ms),
+        "parts": parts,
+        "assumptions": ASSUMPTIONS,
     }
-    fast, slow = (
-        sum(compute_gpu_ms(o, gpu, efficiency, tf32) for o in operations)
-        for efficiency in (high, low)
-    )
-    return StepTimeModel(
-        gpu=gpu,
-        parts=dict(sorted(parts.items(), key=lambda item: -item[1].gpu_ms)),
-        gpu_ms_range=(fast, slow),
-        host_ms=sum(compute_host_ms(o) for o in operations),
-    )
 
 
 def get_kind(operation: Operation) -> str:
@@ -194,39 +156,6 @@ def compute_host_ms(operation: Operation) -> float:
     return operation.launches * (TRITON_LAUNCH_US if is_triton else TORCH_LAUNCH_US) / 1e3
 
 
-def model_training_time(settings: TrainConfig, gpu: GpuSpec) -> StepTimeModel:
-    """Count the operations of a step, and model what they take the GPU and the host."""
-    precision = Precision(settings.step.precision, settings.step.precision)
-    step = resolve_strategy(settings.step, precision, cuda=True)
-    operations = count_operations(make_step_factory(step, precision, cuda=True))
-    return model_step_time(operations, gpu, tf32=settings.tf32)
-
-
-def step_time_to_dict(model: StepTimeModel) -> dict[str, Any]:
-    """Return the model as JSON-compatible values."""
-    fast, slow = model.gpu_ms_range
-    return {
-        "gpu": model.gpu.name,
-        "launches": model.launches,
-        "flops": model.flops,
-        "bytes": model.nbytes,
-        "gpu_ms": model.gpu_ms,
-        "gpu_ms_range": [fast, slow],
-        "host_ms": model.host_ms,
-        "step_ms": model.step_ms,
-        "parts": {
-            kind: {
-                "launches": part.launches,
-                "flops": part.flops,
-                "bytes": part.nbytes,
-                "gpu_ms": part.gpu_ms,
-            }
-            for kind, part in model.parts.items()
-        },
-        "assumptions": ASSUMPTIONS,
-    }
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the model of a step as JSON."""
     parser = argparse.ArgumentParser(description="Model the time of a training step on a GPU.")
@@ -234,7 +163,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpu", choices=GPUS, default="h100")
     options = parser.parse_args(arguments)
     settings = read_training(compose_config(options.overrides, "train"))
-    print(json.dumps(step_time_to_dict(model_training_time(settings, GPUS[options.gpu]))))
+    precision = Precision(settings.step.precision, settings.step.precision)
+    step = resolve_strategy(settings.step, precision, cuda=True)
+    operations = count_operations(make_step_factory(step, precision, cuda=True))
+    print(json.dumps(model_step_time(operations, GPUS[options.gpu], tf32=settings.tf32)))
 
 
 if __name__ == "__main__":

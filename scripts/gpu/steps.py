@@ -22,9 +22,8 @@ from scripts.bench.step import (
 from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
 from unet3d.machine import resolve_precision
-from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
-from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate, search_largest_batch
+from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_memory
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.measure import measure_phases
 from unet3d.memory.step.training_step import (
@@ -32,7 +31,6 @@ from unet3d.memory.step.training_step import (
     TrainingStep,
     make_step_factory,
 )
-from unet3d.memory.strategies import FUSED_STRATEGIES
 from unet3d.peak_memory import MemoryRecord
 from unet3d.training.config import read_training
 from unet3d.units import CUDA_CONTEXT_BYTES, MIB

@@ -41,35 +41,18 @@ def test_the_peak_includes_workspaces_and_most_activations_are_at_full_resolutio
 def test_gradients_are_freed_before_the_next_forward(composed):
     words = "model.width=32", "data.patch_size=[8,8,8]", "data.batch_size=1"
     estimate = estimate_memory(composed(*words).step)
-    phases = {p.phase: p for p in estimate.trace.phases}
-    gradient_bytes = {
-        phase: sum(
-            block.nbytes
-            for block in estimate.find_live_blocks(span.start + 2)
-            if estimate.get_kind(block) == "gradients"
-        )
-        for phase, span in phases.items()
-    }
-    assert gradient_bytes["forward"] == 0
-    assert gradient_bytes["optimizer"] == 4 * estimate.parameters
 
+    def count_gradient_bytes(phase):
+        (*_, start) = (p.start for p in estimate.trace.phases if p.phase == phase)
+        live = estimate.find_live_blocks(start + 2)
+        return sum(block.nbytes for block in live if block.kind == "gradients")
 
-def test_accumulation_clipping_and_momentum_are_part_of_the_step(composed):
-    sgd = "optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false"
-    assert "optimizer state" not in estimate_memory(composed(*sgd).step).kinds
-    twice = estimate_memory(composed("trainer.accumulate_grad_batches=2").step)
-    forwards = [p for p in twice.trace.phases if p.phase == "forward"]
-    assert len(forwards) == 4  # two micro-batches in each of two steps
-
-
-def test_accelerator_cpu_gives_an_estimate_for_a_cpu(composed):
-    for accelerator, has_allocator in (("cpu", False), ("auto", True)):
-        peak = estimate_memory(composed(f"trainer.accelerator={accelerator}").step).peak
-        assert (peak.reserved is not None) is has_allocator
+    assert count_gradient_bytes("forward") == 0
+    assert count_gradient_bytes("optimizer") == 4 * estimate.parameters
 
 
 def test_savings_are_ranked_by_size(composed):
-    words = ["data.patch_size=[64,160,160]", "model.width=32", "model.depth=2"]
+    words = ["data.patch_size=[64,64,64]", "model.width=32", "model.depth=2"]
     request = composed("trainer.accelerator=auto", *words)
     estimate, savings = estimate_with_savings(request.step)
     assert estimate.peak == estimate_memory(request.step).peak
@@ -113,20 +96,23 @@ def test_a_view_is_printed_or_drawn(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "vary",
-    ["resolution", "batch", "padding", "kernel", "channels", "pool", "precision", "checkpointing"],
+    ("vary", "values"),
+    [
+        *(("resolution", 5), ("batch", 6), ("channels", 5), ("precision", 5)),
+        *(("padding", 10), ("kernel", 13)),  # with 10 single convolutions
+    ],
 )
-def test_every_varied_setting_changes_the_peak(vary, tmp_path, capsys):
-    words = ["model=unet_tiny", *SMALL]
-    assert main(["memory", *words, f"vary={vary}", "format=json"]) == 0
+def test_a_varied_setting_has_a_row_for_each_of_its_values(vary, values, capsys):
+    assert main(["memory", *SMALL, f"vary={vary}", "format=json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) >= 2
-    peaks = {row["peak_allocated_bytes"] for row in rows}
-    assert len(peaks) >= 2 or vary == "pool"  # poolings do not change the peak
+    assert len(rows) == values
+    assert len({row["peak_allocated_bytes"] for row in rows}) >= 2
+
+
+def test_variants_are_drawn(tmp_path):
     figure = tmp_path / "variants.png"
-    if vary == "pool":
-        assert main(["memory", *words, f"vary={vary}", "format=png", f"output={figure}"]) == 0
-        assert figure.is_file()
+    assert main(["memory", *SMALL, "vary=pool", "format=png", f"output={figure}"]) == 0
+    assert figure.is_file()
 
 
 @pytest.mark.parametrize(
@@ -143,10 +129,9 @@ def test_what_cannot_be_estimated_is_an_error_of_one_line(words, message, capsys
     assert "\n" not in error
 
 
-@pytest.mark.parametrize("words", [["measure=true"], ["vary=batch", "measure=true"]])
-def test_only_a_gpu_can_be_measured(words, monkeypatch, capsys):
+def test_only_a_gpu_can_be_measured(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["memory", *words]) == 2
+    assert main(["memory", "vary=batch", "measure=true"]) == 2
     assert "needs a GPU" in capsys.readouterr().err
 
 

@@ -56,6 +56,7 @@ def test_the_peak_of_a_step_of_resnet_50_is_that_of_a_gpu(recorded_step, resnet)
     assert resnet.peak.allocated == pytest.approx(recorded_step.peak, rel=0.02)
 
 
+@pytest.mark.slow
 def test_recorded_estimates_of_the_presets_of_nnunet_are_those_of_this_code():
     from scripts.bench.nnunet_presets import estimate_preset, read_documented
 

@@ -59,8 +59,8 @@ RUN = (
     ("row", "override", "reserved_error"),
     [
         ("fused", "checkpointing=fused", -2),
-        ("offload", "checkpointing=offload", -13),
-        ("CUDA graph", "trainer.cuda_graph=true", -6),
+        pytest.param("offload", "checkpointing=offload", -13, marks=pytest.mark.slow),
+        pytest.param("CUDA graph", "trainer.cuda_graph=true", -6, marks=pytest.mark.slow),
     ],
 )
 def test_runs_with_lightning_have_the_estimated_peak(row, override, reserved_error):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scripts.bench.step import build_cuda_step, list_forum_networks
-from unet3d.memory.launches import list_launches
+from unet3d.memory.estimate import list_launches
 
 
 def specialize(kernel: Any, name: str, value: Any) -> Any:

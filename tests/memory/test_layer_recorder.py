@@ -5,7 +5,7 @@ import torch
 
 from unet3d.memory.from_config import estimate_memory
 from unet3d.memory.step.build import build_network
-from unet3d.memory.step.measure import LayerRecorder, measure_step
+from unet3d.memory.step.measure import measure_step, record_layers
 
 
 def test_a_real_step_has_the_rows_of_the_estimate(composed):
@@ -18,16 +18,13 @@ def test_a_real_step_has_the_rows_of_the_estimate(composed):
         return len(calls), 0
 
     model = build_network(request.step)
-    with LayerRecorder(read).record(model) as recorder:
+    with record_layers(model, read) as layers:
         model(torch.randn(2, 1, 16, 16, 16)).sum().backward()
     estimated = estimate_memory(request.step).layers
     for phase in ("forward", "backward"):
-        rows = [
-            [(r.name, r.type) for r in rs if r.phase == phase]
-            for rs in (recorder.layers, estimated)
-        ]
+        rows = [[(r.name, r.type) for r in rs if r.phase == phase] for rs in (layers, estimated)]
         assert rows[0] == rows[1]
-    assert all(layer.change > 0 for layer in recorder.layers)
+    assert all(layer.change > 0 for layer in layers)
 
 
 @pytest.mark.gpu

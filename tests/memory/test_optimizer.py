@@ -4,7 +4,7 @@ from torch import nn
 
 from unet3d.errors import UsageError
 from unet3d.machine import Precision
-from unet3d.memory.step.optimizer import MIN_HALF_EPSILON, make_optimizer_factory
+from unet3d.memory.step.build import MIN_HALF_EPSILON, make_optimizer_factory
 
 
 def build(settings, precision):

@@ -2,9 +2,9 @@ import pytest
 
 from unet3d.errors import UsageError
 from unet3d.machine import Precision
-from unet3d.memory import strategies
-from unet3d.memory.from_config import estimate_memory
-from unet3d.memory.strategies import (
+from unet3d.memory import from_config
+from unet3d.memory.from_config import (
+    estimate_memory,
     list_leaner_strategies,
     list_strategies,
     resolve_strategy,
@@ -24,7 +24,7 @@ def test_auto_selects_the_first_strategy_that_is_estimated_to_fit(composed, monk
     lean = estimate_memory(composed(*overrides, "checkpointing=lean").step).peak.allocated
     sizes = {"fused": 2**40, "lean": CUDA_CONTEXT_BYTES + lean, "leanest": 0}
     for strategy, available in sizes.items():
-        monkeypatch.setattr(strategies, "get_available_bytes", lambda device, n=available: n)
+        monkeypatch.setattr(from_config, "get_available_bytes", lambda device, n=available: n)
         settings = resolve(composed(*overrides, "checkpointing=auto"))
         assert settings.strategy == strategy
         assert "encoders" in settings.checkpointing.arguments
@@ -68,10 +68,10 @@ def test_leaner_strategies_follow_the_configured_one(composed, strategy, leaner)
 def test_auto_selects_the_largest_tiles_that_fit_a_gpu(
     composed, monkeypatch, tile_mib, extra_bytes
 ):
-    overrides = ["data.patch_size=[96,96,64]", "model.width=32", "trainer.accelerator=gpu"]
+    overrides = ["data.patch_size=[64,64,64]", "model.width=32", "trainer.accelerator=gpu"]
     peak = estimate_memory(composed(*overrides, "checkpointing=fused").step).peak.reserved
     available = CUDA_CONTEXT_BYTES + peak + extra_bytes
-    monkeypatch.setattr(strategies, "get_available_bytes", lambda device: available)
+    monkeypatch.setattr(from_config, "get_available_bytes", lambda device: available)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     settings = composed(*overrides, "checkpointing=auto")
     resolved = resolve_strategy(settings.step, FULL_PRECISION, cuda=True)

@@ -3,14 +3,13 @@ import pytest
 from unet3d.errors import DoesNotFitError
 from unet3d.memory.from_config import estimate_memory
 from unet3d.peak_memory import MemoryRecord
-from unet3d.planning import step_time
-from unet3d.planning.experiment import explain_limits, plan_schedule
+from unet3d.planning import experiment
+from unet3d.planning.experiment import describe_step_time, explain_limits, plan_schedule
 from unet3d.planning.planner import (
     TrainingPlan,
     choose_strategy,
     enlarge_tiles,
 )
-from unet3d.planning.step_time import measure_step_time
 from unet3d.planning.topology import Levels
 from unet3d.units import CUDA_CONTEXT_BYTES
 
@@ -76,25 +75,26 @@ def test_a_plan_explains_what_limits_patch_and_batch(
     assert lines[1].startswith(f"batch size: {batch}")
 
 
-def test_the_time_of_a_step_is_measured_on_random_patches(composed):
-    estimate = measure_step_time(composed(*SMALL).step, make_plan(patch_size=(8, 8, 8)))
-    assert estimate.seconds is not None
-    assert 0 < estimate.seconds < 10
-    assert estimate.device == "this machine's CPU (1 thread)"
+NOT_MEASURED = "time not measured on this machine's CPU (1 thread): "
 
 
-def test_a_step_that_would_take_too_long_is_not_measured(composed, monkeypatch):
-    monkeypatch.setattr(step_time, "LIMIT_SECONDS", 0)
-    estimate = measure_step_time(composed(*SMALL).step, make_plan(patch_size=(8, 8, 8)))
-    assert estimate.seconds is None
-    assert estimate.reason.startswith("a step may take up to ")
+NOT_MEASURED = "time not measured on this machine's CPU (1 thread): "
 
 
-def test_a_step_that_does_not_fit_is_not_measured(composed):
-    plan = make_plan(peak=MemoryRecord(reserved=2**60))
-    estimate = measure_step_time(composed(*SMALL).step, plan)
-    assert estimate.seconds is None
-    assert estimate.reason.startswith("it needs")
+@pytest.mark.parametrize(
+    ("limit_seconds", "reserved", "start"),
+    [
+        (10, 0, "a step takes 0.0"),
+        (0, 0, f"{NOT_MEASURED}a step may take up to "),
+        (10, 2**60, f"{NOT_MEASURED}it needs 2147483648.0 GiB, "),
+    ],
+)
+def test_a_step_is_timed_unless_it_would_take_too_long_or_does_not_fit(
+    composed, monkeypatch, limit_seconds, reserved, start
+):
+    monkeypatch.setattr(experiment, "LIMIT_SECONDS", limit_seconds)
+    plan = make_plan(patch_size=(8, 8, 8), peak=MemoryRecord(reserved=reserved))
+    assert describe_step_time(composed(*SMALL).step, plan).startswith(start)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from unet3d.machine import Precision
-from unet3d.memory.launches import list_launches
+from unet3d.memory.estimate import list_launches
 from unet3d.memory.step.build import build_network
 from unet3d.memory.step.training_step import make_step_factory
 from unet3d.training import preflight

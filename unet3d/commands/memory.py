@@ -3,20 +3,31 @@
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from unet3d.config.compose import ComposedConfig
+import torch
+from torch import nn
+
+from unet3d.config.compose import ComposedConfig, format_overrides, list_options
 from unet3d.config.fields import Kind, one_of, read_settings
 from unet3d.errors import UsageError
 from unet3d.files import write_figure, write_output
 from unet3d.memory.cuda_libraries import assume_cudnn
-from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.from_config import estimate_with_savings, make_figure_title
+from unet3d.memory.estimate import MemoryEstimate, Step, estimate_step
+from unet3d.memory.from_config import (
+    estimate_memory,
+    estimate_with_savings,
+    make_figure_title,
+    resolve_fused,
+    scale_patch,
+)
 from unet3d.memory.plots import plot_layers, plot_timeline, plot_variants
+from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.measure import Measurement, measure_step
-from unet3d.memory.strategies import resolve_fused
 from unet3d.memory.tables import (
     estimate_to_dict,
     format_layers,
@@ -28,9 +39,11 @@ from unet3d.memory.tables import (
     summarize_compiled,
     summarize_estimate,
 )
-from unet3d.memory.variants import estimate_variants
+from unet3d.memory.trace import Trace
+from unet3d.parallel import map_in_processes
+from unet3d.peak_memory import MemoryRecord
 from unet3d.training.config import TrainConfig, read_training
-from unet3d.types import Triple
+from unet3d.types import PRECISIONS, Triple
 
 VARIABLE_SETTINGS = (
     *("resolution", "batch", "padding", "kernel"),
@@ -63,6 +76,8 @@ class MemoryConfig:
             raise UsageError("format=png draws view=timeline or view=layers: select one of them")
         if is_figure and self.output is None:
             raise UsageError("format=png needs output=FILE.png")
+        if self.measure and not torch.cuda.is_available():
+            raise UsageError("measure=true needs a GPU, and torch finds none")
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
@@ -121,11 +136,11 @@ def print_variants(settings: MemoryConfig, vary: str) -> None:
     """Print how memory depends on one setting."""
     step = settings.training.step
     variants = []
-    for variant in estimate_variants(step, vary, measure=settings.measure):
-        if isinstance(variant.estimate, str):
-            print(f"{variant.label}: {variant.estimate}", file=sys.stderr)
+    for label, estimate, measured in estimate_variants(step, vary, measure=settings.measure):
+        if isinstance(estimate, UsageError):
+            print(f"{label}: {estimate}", file=sys.stderr)
         else:
-            variants.append((variant.label, variant.estimate, variant.measured))
+            variants.append((label, estimate, measured))
     if settings.format == "png" and settings.output is not None:
         bars = [(label, estimate) for label, estimate, _ in variants]
         title = f"vary={vary}, model={step.network.name}"
@@ -139,3 +154,72 @@ def print_variants(settings: MemoryConfig, vary: str) -> None:
         write_output(json.dumps(rows), settings.output)
     else:
         write_output(format_variants(variants), settings.output)
+
+
+Variant = tuple[str, MemoryEstimate | UsageError, MemoryRecord | None]
+"""A value of the setting that varies, the estimate of its step, and what a GPU measured."""
+
+
+def estimate_variants(config: StepConfig, vary: str, *, measure: bool) -> Iterator[Variant]:
+    """Yield one variant for each value of the setting that `vary` names."""
+
+    def estimate(changes: dict[str, Any]) -> Variant:
+        label = format_overrides(changes)
+        try:
+            changed = config.vary(changes)
+            measured = measure_step(changed).peak if measure else None
+            return label, estimate_memory(changed), measured
+        except UsageError as reason:
+            return label, reason, None
+
+    yield from map_in_processes(estimate, list_changes(config, vary))
+    if vary in ("kernel", "padding"):
+        for size in (16, 32):
+            for kernel_size, padding in ((1, 0), (3, 0), (3, 1), (5, 0), (5, 2)):
+                label = f"Conv3d(16, 32, {kernel_size}, padding={padding}) at {size}^3"
+                step = partial(SingleConvStep, kernel_size, padding, size)
+                yield label, estimate_step(step, cuda=config.accelerator != "cpu"), None
+
+
+def list_changes(config: StepConfig, vary: str) -> list[dict[str, Any]]:
+    """Return the values to try, each by its key."""
+    arguments, patch_size = config.network.model.arguments, config.data.patch_size
+    key, values = vary, ()  # padding: our networks keep their size, only the single one varies
+    if vary == "resolution":
+        key = "data.patch_size"
+        values = [scale_patch(patch_size, f) for f in (0.25, 0.5, 0.75, 1.0, 1.25)]
+    elif vary == "batch":
+        key, values = "data.batch_size", (1, 2, 3, 4, 6, 8)
+    elif vary == "kernel" and "pool_kernel" in arguments:  # whose kernel_size may be one number
+        key, values = "model.kernel_size", (1, 3, 5)
+    elif vary == "channels":
+        width = arguments.get("width")
+        if width is None:
+            raise UsageError("vary=channels needs a network with model.width")
+        key, values = "model.width", [max(1, int(width * s)) for s in (0.25, 0.5, 1, 1.5, 2)]
+    elif vary == "precision":
+        values = PRECISIONS
+    elif vary in ("pool", "checkpointing"):
+        values = list_options(vary)
+    return [{key: value} for value in values]
+
+
+class SingleConvStep(Step):
+    """A training step of a single convolution, without an optimizer."""
+
+    def __init__(self, kernel_size: int, padding: int, size: int):
+        self.model = nn.Conv3d(16, 32, kernel_size, padding=padding)
+        self.size = size
+
+    def train(self, trace: Trace) -> None:
+        """Run forward and backward on two volumes."""
+        trace.begin_phase("forward")
+        x = torch.empty(2, 16, self.size, self.size, self.size, requires_grad=True)
+        trace.label(x, "input")
+        y = self.model(x)
+        gradient = torch.empty_like(y)
+        trace.label(gradient, "activation gradients")
+        trace.begin_phase("backward")
+        y.backward(gradient)
+        trace.begin_phase("optimizer")
+        self.model.zero_grad()

@@ -13,6 +13,7 @@ from unet3d.files import write_text
 from unet3d.planning.dataset_summary import draw_dataset_summary, summarize_dataset
 from unet3d.planning.experiment import (
     MAX_STEPS,
+    describe_step_time,
     explain_limits,
     plan_schedule,
     render_experiment,
@@ -20,11 +21,10 @@ from unet3d.planning.experiment import (
 from unet3d.planning.planner import (
     TrainingPlan,
     find_constant_border,
+    format_dims,
     inspect_dataset,
-    join_by_x,
     make_plan,
 )
-from unet3d.planning.step_time import StepTimeEstimate, measure_step_time
 from unet3d.planning.suggest import BUDGET, get_budget_bytes
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.units import format_bytes
@@ -90,9 +90,13 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             "crop and normalization leave it out",
         ]
     lines += [*dataset.notes, *filter(None, [dataset.too_few])]
-    lines += summarize_schedule(plan, fold)
+    patches, epochs = plan_schedule(plan, fold)
+    frequency = "every epoch" if epochs == 1 else f"every {epochs} epochs"
+    lines.append(
+        f"{MAX_STEPS:,} steps; an epoch has {patches} patches per case; validation {frequency}"
+    )
     if settings.measure_time:
-        lines.append(format_step_time(measure_step_time(step, plan)))
+        lines.append(describe_step_time(step, plan))
     path.parent.mkdir(parents=True, exist_ok=True)
     comments = ["@package _global_", *summary.splitlines(), *lines]
     header = "".join(f"# {line}\n" for line in comments)
@@ -110,28 +114,11 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 def summarize_plan(plan: TrainingPlan, budget: int) -> list[str]:
     """Return the plan as lines of text."""
     windows = " ".join("x".join(map(str, window)) for window in plan.levels.pool_windows)
-    spacing, median = join_by_x(plan.spacing_mm), join_by_x(plan.median_shape)
+    spacing, median = format_dims(plan.spacing_mm), format_dims(plan.median_shape)
     reserved, strategy = format_bytes(plan.peak.reserved or 0), format_overrides(plan.strategy)
     return [
         f"spacing {spacing} mm; the median case has {median} voxels",
-        f"patch {join_by_x(plan.patch_size)}, batch {plan.batch_size}, {strategy}",
+        f"patch {format_dims(plan.patch_size)}, batch {plan.batch_size}, {strategy}",
         f"{len(plan.levels.kernels)} levels, pooling {windows}",
         f"a step is estimated to reserve {reserved} of {format_bytes(budget)}",
     ]
-
-
-def summarize_schedule(plan: TrainingPlan, fold: int | None) -> list[str]:
-    """Say how long a run is, and how often it is validated."""
-    patches, epochs = plan_schedule(plan, fold)
-    frequency = "every epoch" if epochs == 1 else f"every {epochs} epochs"
-    return [f"{MAX_STEPS:,} steps; an epoch has {patches} patches per case; validation {frequency}"]
-
-
-def format_step_time(estimate: StepTimeEstimate) -> str:
-    """Say how long a run takes, or why that is unknown."""
-    if estimate.seconds is None:
-        return f"time not measured on {estimate.device}: {estimate.reason}"
-    return (
-        f"a step takes {estimate.seconds:.2g} s on {estimate.device}: {MAX_STEPS:,} steps take "
-        f"{MAX_STEPS * estimate.seconds / 3600:.1f} hours, plus validation"
-    )

@@ -20,8 +20,8 @@ from unet3d.commands.train import train
 from unet3d.config.compose import ComposedConfig, compose_config, format_overrides, to_yaml_literal
 from unet3d.config.fields import integer, is_number, number, read, read_settings
 from unet3d.errors import DoesNotFitError, RunError, UsageError, need_packages, summarize_error
+from unet3d.memory.estimate import get_device_bytes
 from unet3d.memory.from_config import estimate_memory
-from unet3d.memory.oom_advice import get_device_bytes
 from unet3d.memory.step.config import StepConfig
 from unet3d.report.run_report import write_report
 from unet3d.stop_signals import SignalListener

@@ -19,8 +19,7 @@ from unet3d.config.fields import (
     read_settings,
 )
 from unet3d.files import write_output
-from unet3d.memory.from_config import scale_patch
-from unet3d.memory.strategies import list_strategies
+from unet3d.memory.from_config import list_strategies, scale_patch
 from unet3d.memory.tables import format_mib
 from unet3d.planning.planner import find_batch_limit
 from unet3d.planning.suggest import (

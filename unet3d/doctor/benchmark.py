@@ -20,6 +20,7 @@ from unet3d.errors import UsageError, summarize_error
 from unet3d.files import write_text
 from unet3d.machine import resolve_precision
 from unet3d.memory.estimate import estimate_step
+from unet3d.memory.from_config import list_strategies
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.measure import Measurement, measure_phases
 from unet3d.memory.step.training_step import (
@@ -27,7 +28,6 @@ from unet3d.memory.step.training_step import (
     TrainingStep,
     make_step_factory,
 )
-from unet3d.memory.strategies import list_strategies
 from unet3d.peak_memory import MemoryRecord
 from unet3d.units import MIB
 

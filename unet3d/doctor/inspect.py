@@ -27,11 +27,10 @@ from unet3d.machine import (
     resolve_device,
     resolve_precision,
 )
-from unet3d.memory.estimate import UntraceableError
-from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.estimate import UntraceableError, get_device_bytes
+from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_memory, resolve_strategy
 from unet3d.memory.oom_advice import format_oom_warning
 from unet3d.memory.step.build import complete_step
-from unet3d.memory.strategies import FUSED_STRATEGIES, get_device_bytes, resolve_strategy
 from unet3d.planning.suggest import find_largest_batch
 from unet3d.training.config import TrainConfig
 from unet3d.training.preflight import Problem, check_writable, count_local_processes, find_problems

@@ -2,15 +2,19 @@
 
 Sizes are rounded to 512 bytes. Requests up to 1 MiB come from segments of 2 MiB, larger ones from
 segments of 20 MiB, and those from 10 MiB on have segments of their own, rounded to 2 MiB. The best
-fitting free block is split; adjacent free blocks are merged. (See torch's CUDACachingAllocator.cpp:
-one stream, and memory that is never released.)
+fitting free block is split; adjacent free blocks are merged. (See torch's CUDACachingAllocator.cpp
+and AllocatorConfig.cpp: one stream, and memory that is never released.)
 """
 
+import logging
+import os
+import re
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from unet3d.memory.allocator_settings import AllocatorSettings, get_allocator_settings
 from unet3d.units import MIB
 
 UNIT = 512
@@ -18,8 +22,37 @@ SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
 OWN_SEGMENT = 10 * MIB
-UNSPLIT_REST = 20 * MIB
+MAX_UNSPLIT_REST = 20 * MIB
 """What a block above max_split_size may be too large by."""
+EXPANDABLE_START = {True: 2**50, False: 2**51}
+"""Addresses of the expandable segments of small and of other blocks."""
+
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The second is the older name."""
+
+IGNORED_OPTIONS = re.compile(r"(garbage_collection_threshold|pinned_|graph_capture_|release_lock_)")
+"""Options that change neither blocks nor segments of a GPU, unless a process may use only a
+fraction of the memory."""
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def parse_allocator_settings(text: str) -> dict[str, Any]:
+    """Parse key:value pairs between commas; warn of options that the model does not follow.
+
+    >>> parse_allocator_settings("expandable_segments:True,max_split_size_mb:128")
+    {'expandable_segments': True, 'max_split_size': 134217728}
+    """
+    settings: dict[str, Any] = {}
+    for key, value in re.findall(r"([^,:\[\]]+):(\[[^\]]*\]|[^,]*)", text.replace(" ", "")):
+        if key == "expandable_segments":
+            settings["expandable_segments"] = value == "True"
+        elif key == "max_split_size_mb":
+            settings["max_split_size"] = int(value) * MIB
+        elif not IGNORED_OPTIONS.match(key):
+            log.warning("the estimate of memory does not follow %s:%s", key, value)
+    return settings
 
 
 def round_block_size(nbytes: int) -> int:
@@ -31,25 +64,19 @@ def round_block_size(nbytes: int) -> int:
     return -(-nbytes // UNIT) * UNIT
 
 
-class _Block:
-    """A block of a segment, free or in use; `left` and `right` are its neighbors in the segment."""
-
-    __slots__ = ("address", "free", "left", "right", "size", "small")
-
-    def __init__(self, size: int, address: int, small: bool):
-        self.size, self.address, self.small, self.free = size, address, small, True
-        self.left: _Block | None = None
-        self.right: _Block | None = None
-
-
 class CachingAllocator:
-    """Allocate and free blocks by key, and record the peaks."""
+    """Allocate and free blocks by key, and record the peaks; a block is an address and its size."""
 
-    def __init__(self, settings: AllocatorSettings | None = None) -> None:
-        self.settings = settings or AllocatorSettings()
-        self._free_blocks: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
-        self._used_blocks: dict[int, _Block] = {}
-        self._last_blocks: dict[bool, _Block] = {}  # of expandable segments
+    def __init__(
+        self, *, expandable_segments: bool = False, max_split_size: int | None = None
+    ) -> None:
+        self.expandable_segments = expandable_segments
+        self.max_split_size = max_split_size  # bytes; larger blocks are not split
+        self.used: dict[int, tuple[int, int, bool]] = {}  # by key: address, size, whether small
+        self.segments: dict[int, int] = {}  # size by address
+        self.free_sizes: dict[int, int] = {}  # of free blocks, by address
+        self._free_ends: dict[int, int] = {}  # addresses of free blocks, by end
+        self._pools: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # free, sorted
         self._top = 0
         self.allocated = self.reserved = 0
 
@@ -57,122 +84,112 @@ class CachingAllocator:
         """Allocate a block and return its size: a large one keeps a rest of up to 1 MiB."""
         if nbytes == 0:
             return 0
-        size = round_block_size(self.settings.round_request(nbytes))
+        size = round_block_size(nbytes)
         small = size <= SMALL
-        is_expandable = self.settings.expandable_segments
-        reserve = self._expand_segment if is_expandable else self._reserve_segment
-        block = self._take_free_block(size, small) or reserve(size, small)
-        if self._splits(block, size):
-            self._split(block, size)
-        block.free = False
-        self._used_blocks[key] = block
-        self.allocated += block.size
-        return block.size
-
-    def _take_free_block(self, size: int, small: bool) -> _Block | None:
-        """Return the best fitting free block."""
-        free_blocks = self._free_blocks[small]
-        at = bisect_left(free_blocks, (size, -1))
-        if at == len(free_blocks):
-            return None
-        if self.settings.expandable_segments:
-            # The last block is larger than others: as large as its segment can become.
-            is_last = free_blocks[at][2] is self._last_blocks.get(small)
-            at += is_last and at + 1 < len(free_blocks)
-        limit, found = self.settings.max_split_size, free_blocks[at][0]
-        if limit is not None and (found >= limit if size < limit else found >= size + UNSPLIT_REST):
-            return None
-        return free_blocks.pop(at)[2]
-
-    def _splits(self, block: _Block, size: int) -> bool:
-        rest = block.size - size
-        if block.small or self.settings.expandable_segments:
-            return rest >= UNIT
-        limit = self.settings.max_split_size
-        return rest > SMALL and (limit is None or size < limit)
-
-    def _split(self, block: _Block, size: int) -> None:
-        """Reduce a block to its first bytes, and make the rest a free block."""
-        rest = _Block(block.size - size, block.address + size, block.small)
-        rest.left, rest.right = block, block.right
-        if block.right is not None:
-            block.right.left = rest
-        block.right, block.size = rest, size
-        if self._last_blocks.get(block.small) is block:
-            self._last_blocks[block.small] = rest
-        self._insert(rest)
+        address = self._find_free_block(size, small)
+        if address is None:
+            reserve = self._expand_segment if self.expandable_segments else self._reserve_segment
+            address = reserve(size, small)
+        found = self.remove_free(address, small)
+        rest, limit = found - size, self.max_split_size
+        if small or self.expandable_segments:
+            splits = rest >= UNIT
+        else:
+            splits = rest > SMALL and (limit is None or size < limit)
+        if splits:
+            self.insert_free(address + size, rest, small)
+            found = size
+        self.used[key] = address, found, small
+        self.allocated += found
+        return found
 
     def free(self, key: int) -> None:
-        """Return a block to the cache."""
-        block = self._used_blocks.pop(key, None)
-        if block is None:
+        """Return a block to the cache, merged with its free neighbors in the segment."""
+        if key not in self.used:
             return
-        self.allocated -= block.size
-        block.free = True
-        left, right = block.left, block.right
-        if left is not None and left.free:
-            self._remove(left)
-            block = self._merge(left, block)
-        if right is not None and right.free:
-            self._remove(right)
-            block = self._merge(block, right)
-        self._insert(block)
+        address, size, small = self.used.pop(key)
+        self.allocated -= size
+        left, right = self._free_ends.get(address), address + size
+        if left is not None and address not in self.segments:
+            size += self.remove_free(left, small)
+            address = left
+        if right in self.free_sizes and right not in self.segments:
+            size += self.remove_free(right, small)
+        self.insert_free(address, size, small)
 
     def release_free_segments(self) -> None:
         """Return segments to the driver that have no block in use."""
-        for small, free_blocks in self._free_blocks.items():
-            for size, _, block in list(free_blocks):
-                if block.left is None and block.right is None:
-                    self._remove(block)
-                    self._last_blocks.pop(small, None)
-                    self.reserved -= size
+        for small, pool in self._pools.items():
+            for size, address in list(pool):
+                if self.segments.get(address) == size:
+                    self.reserved -= self.remove_free(address, small)
+                    del self.segments[address]
 
-    def _expand_segment(self, size: int, small: bool) -> _Block:
-        """Add memory to the end of the pool's only segment; its last block grows if it is free."""
-        last = self._last_blocks.get(small)
-        if last is not None and last.free:
-            self._remove(last)
-        else:
-            address = 2**50 if last is None else last.address + last.size
-            block = _Block(0, address, small)
-            block.left = last
-            if last is not None:
-                last.right = block
-            last = self._last_blocks[small] = block
-        unit = SMALL_SEGMENT if small else LARGE_SEGMENT
-        added = -(-(size - last.size) // unit) * unit
-        last.size += added
-        self.reserved += added
-        return last
+    def insert_free(self, address: int, size: int, small: bool) -> None:
+        """Add a free block."""
+        insort(self._pools[small], (size, address))
+        self.free_sizes[address] = size
+        self._free_ends[address + size] = address
 
-    def _reserve_segment(self, size: int, small: bool) -> _Block:
-        """Return a block of new memory that is at least as large as `size`."""
+    def remove_free(self, address: int, small: bool) -> int:
+        """Remove a free block and return its size."""
+        size = self.free_sizes.pop(address)
+        del self._free_ends[address + size]
+        pool = self._pools[small]
+        pool.pop(bisect_left(pool, (size, address)))
+        return size
+
+    def _find_free_block(self, size: int, small: bool) -> int | None:
+        """Return the address of the best fitting free block."""
+        pool = self._pools[small]
+        at = bisect_left(pool, (size,))
+        if at == len(pool):
+            return None
+        if self.expandable_segments:
+            # The last block is larger than others: as large as its segment can become.
+            is_last = sum(pool[at]) == self._get_expandable_end(small)
+            at += is_last and at + 1 < len(pool)
+        limit, (found, address) = self.max_split_size, pool[at]
+        if limit is not None and (
+            found >= limit if size < limit else found >= size + MAX_UNSPLIT_REST
+        ):
+            return None
+        return address
+
+    def _reserve_segment(self, size: int, small: bool) -> int:
+        """Add a segment of at least `size` as a free block, and return its address."""
         if small:
             segment = SMALL_SEGMENT
         elif size < OWN_SEGMENT:
             segment = LARGE_SEGMENT
         else:
             segment = -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
+        address = self._place_segment(segment)
+        self.segments[address] = segment
         self.reserved += segment
-        self._top += 2**40  # segments are never adjacent
-        return _Block(segment, self._top, small)
+        self.insert_free(address, segment, small)
+        return address
 
-    def _merge(self, left: _Block, right: _Block) -> _Block:
-        left.size += right.size
-        left.right = right.right
-        if self._last_blocks.get(right.small) is right:
-            self._last_blocks[right.small] = left
-        if right.right is not None:
-            right.right.left = left
-        left.free = True
-        return left
+    def _place_segment(self, size: int) -> int:
+        self._top += 2**40  # far from others
+        return self._top
 
-    def _insert(self, block: _Block) -> None:
-        insort(self._free_blocks[block.small], (block.size, block.address, block))
+    def _expand_segment(self, size: int, small: bool) -> int:
+        """Add memory to the end of the pool's only segment; its last block grows if it is free."""
+        end = self._get_expandable_end(small)
+        address = self._free_ends.get(end, end)
+        last = self.remove_free(address, small) if address < end else 0
+        unit = SMALL_SEGMENT if small else LARGE_SEGMENT
+        added = -(-(size - last) // unit) * unit
+        start = EXPANDABLE_START[small]
+        self.segments[start] = self.segments.get(start, 0) + added
+        self.reserved += added
+        self.insert_free(address, last + added, small)
+        return address
 
-    def _remove(self, block: _Block) -> None:
-        free_blocks = self._free_blocks[block.small]
-        free_blocks.pop(bisect_left(free_blocks, (block.size, block.address)))
+    def _get_expandable_end(self, small: bool) -> int:
+        start = EXPANDABLE_START[small]
+        return start + self.segments.get(start, 0)
 
 
 @dataclass(frozen=True)
@@ -190,8 +207,8 @@ def replay(events: Iterable[int], sizes: Sequence[int], graph_pool: Sequence[ran
     The allocator has the options of PYTORCH_ALLOC_CONF. The events of `graph_pool` allocate from
     the separate memory pool of CUDA graphs; before the first, free segments are released.
     """
-    settings = get_allocator_settings()
-    default, graphs = CachingAllocator(settings), CachingAllocator(settings)
+    settings = parse_allocator_settings(next(filter(None, map(os.environ.get, VARIABLES)), ""))
+    default, graphs = CachingAllocator(**settings), CachingAllocator(**settings)
     result = Replay([], [], [0] * len(sizes))
     in_graph = {event for events_of_pool in graph_pool for event in events_of_pool}
     for number, event in enumerate(events):

@@ -14,8 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import UsageError
 from unet3d.machine import AUTOCAST_TYPES
-from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
-from unet3d.memory.estimate import MemoryEstimate, estimate_step, refuse_untraceable
+from unet3d.memory.estimate import (
+    BatchExtrapolation,
+    MemoryEstimate,
+    Step,
+    estimate_step,
+    search_largest_batch,
+)
 from unet3d.memory.plots import plot_timeline
 from unet3d.memory.tables import format_peaks, format_short
 from unet3d.memory.trace import Trace
@@ -74,8 +79,7 @@ def estimate_memory(
             shape = (batch, *input_shape[1:])
             return ModelStep(fake, shape, loss or sum_means, made, AUTOCAST_TYPES.get(name))
 
-        with refuse_untraceable():
-            return estimate_step(make_step, cuda=kind != "cpu")
+        return estimate_step(make_step, cuda=kind != "cpu")
 
     return NetworkEstimate(estimate, input_shape[0])
 
@@ -93,7 +97,7 @@ class NetworkEstimate:
     @property
     def peak(self) -> int:
         """Return the largest size of all blocks in use."""
-        return self.details.peak.allocated or 0
+        return self.details.allocated
 
     @property
     def reserved(self) -> int:
@@ -124,16 +128,14 @@ class NetworkEstimate:
 
 
 @dataclass(eq=False)
-class ModelStep:
-    """A training step as most loops write it."""
+class ModelStep(Step):
+    """A training step as most loops write it; it may do something else the second time."""
 
     model: nn.Module
     shape: Sequence[int]
     loss: Loss
     optimizer: torch.optim.Optimizer
     autocast: torch.dtype | None
-
-    repeats = False  # a network or an optimizer may do something else in its second step
 
     def train(self, trace: Trace) -> None:
         """Run one optimizer step."""
@@ -147,9 +149,6 @@ class ModelStep:
         trace.begin_phase("optimizer")
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-    def validate(self, trace: Trace) -> None:
-        """Do nothing."""
 
 
 def copy_as_fake(model: nn.Module) -> nn.Module:

@@ -6,12 +6,13 @@ test compares them.
 """
 
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 FP32 = frozenset(
     """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
@@ -61,15 +62,13 @@ def use_cuda_autocast_rules() -> Generator[None]:
 def _kernels() -> Iterator[tuple[str, Any]]:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     for full in torch._C._dispatch_get_all_op_names():
-        name = full.removeprefix("aten::")
-        if name == full:
+        namespace, _, name = full.partition("::")
+        if namespace != "aten":
             continue
-        if name in FP32:
-            yield name, _cast_arguments(_get_operation(name), lambda dtypes: torch.float32)
+        if name in FP32 or name in PROMOTED:
+            yield name, _cast_arguments(_get_operation(name), promotes=name in PROMOTED)
         elif name in FP32_BY_DTYPE:
             yield name, _run_in_float32(_get_operation(name))
-        elif name in PROMOTED:
-            yield name, _cast_arguments(_get_operation(name), _choose_widest)
         elif has(full, "AutocastCPU") and not has(full, "AutocastCUDA") and "conv" not in name:
             yield name, torch.library.fallthrough_kernel
 
@@ -79,39 +78,36 @@ def _get_operation(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _choose_widest(dtypes: set[torch.dtype]) -> torch.dtype:
-    return torch.float32 if torch.float32 in dtypes else next(iter(dtypes), torch.float32)
+def _cast_arguments(operation: Any, *, promotes: bool) -> Any:
+    """Cast to float32, or where the operation promotes only if any argument is float32."""
 
-
-def _cast_arguments(operation: Any, choose: Callable[[set[torch.dtype]], torch.dtype]) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
-        dtype = choose({t.dtype for t in tensors if t.is_floating_point()})
+        dtypes = {t.dtype for t in tensors if t.is_floating_point()}
+        is_half = promotes and dtypes and torch.float32 not in dtypes
+        dtype = next(iter(dtypes)) if is_half else torch.float32
 
-        def cast(value: Any) -> Any:
-            if isinstance(value, Tensor) and value.dtype in HALF:
-                return value.to(dtype)
-            if isinstance(value, list | tuple):
-                return type(value)(cast(v) for v in value)
-            return value
+        def cast(x: Tensor) -> Tensor:
+            return x.to(dtype) if x.dtype in HALF else x
 
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(CPU)):
-            return operation(*cast(args), **{k: cast(v) for k, v in kwargs.items()})
+            args, kwargs = tree_map_only(Tensor, cast, (args, kwargs))
+            return operation(*args, **kwargs)
 
     return kernel
 
 
 def _run_in_float32(operation: Any) -> Any:
     name = operation.overloadpacket.__name__
+    is_softmax = name in ("softmax", "log_softmax")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(CPU)):
-            has_dtype = kwargs.get("dtype") is not None or (
-                name in ("softmax", "log_softmax") and len(args) > 2 and args[2] is not None
-            )
+            has_dtype = kwargs.get("dtype") is not None
+            has_dtype |= is_softmax and len(args) > 2 and args[2] is not None
             if has_dtype or args[0].dtype not in HALF:
                 return operation(*args, **kwargs)
-            if name in ("softmax", "log_softmax") and args[0].dtype == torch.float16:
+            if is_softmax and args[0].dtype == torch.float16:
                 # CUDA has a kernel that reads half and writes float32, without a float32 copy.
                 fused = getattr(torch.ops.aten, f"_{name}")
                 return fused(args[0], args[1] % args[0].dim(), True)

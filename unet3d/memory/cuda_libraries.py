@@ -91,22 +91,21 @@ def _uses_cudnn(x: Tensor, weight: Tensor, out: Tensor) -> bool:
 
 def follow_cudnn(func: Any, args: tuple, out: Any) -> Any:
     """Return the outputs of a convolution channels-last if its input or its weight is."""
-    if func.overloadpacket not in CONVOLUTIONS:
-        return out
-    if any(is_channels_last(x) for x in tree_leaves(args) if isinstance(x, Tensor)):
-        return tree_map_only(Tensor, _make_channels_last, out)
+
+    def make_channels_last(x: Tensor) -> Tensor:
+        if x.dim() != 5 or is_channels_last(x):
+            return x
+        return torch.empty_like(x, memory_format=torch.channels_last_3d)
+
+    if func.overloadpacket in CONVOLUTIONS and any(map(is_channels_last, tree_leaves(args))):
+        return tree_map_only(Tensor, make_channels_last, out)
     return out
 
 
-def _make_channels_last(x: Tensor) -> Tensor:
-    if x.dim() != 5 or is_channels_last(x):
-        return x
-    return torch.empty_like(x, memory_format=torch.channels_last_3d)
-
-
-def is_channels_last(x: Tensor) -> bool:
-    """Return whether torch takes a tensor for channels-last."""
-    return x.dim() == 5 and suggest_memory_format(x) == torch.channels_last_3d
+def is_channels_last(x: Any) -> bool:
+    """Return whether torch takes an argument for channels-last."""
+    is_map = isinstance(x, Tensor) and x.dim() == 5
+    return is_map and suggest_memory_format(x) == torch.channels_last_3d
 
 
 def has_channels_last_memory(x: Tensor) -> bool:

@@ -1,27 +1,32 @@
-"""Estimate the memory of a training step before it runs: peaks by phase, kind and layer."""
+"""Estimate the memory of a training step before it runs: peaks by phase, kind, layer and batch."""
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from itertools import groupby
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from unet3d.custom_ops import OPERATORS
 from unet3d.errors import UsageError, summarize_error
 from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.autocast import use_cuda_autocast_rules
-from unet3d.memory.cuda_libraries import COLUMNS
-from unet3d.memory.trace import Block, EventRange, Trace
+from unet3d.memory.cuda_libraries import COLUMNS, follow_cudnn
+from unet3d.memory.trace import Block, Trace, answer_on_host
 from unet3d.peak_memory import MemoryRecord
 from unet3d.simulated_cuda import simulate_cuda
+from unet3d.triton_kernels import Launch, collect_launches
 from unet3d.types import has_blocks
+from unet3d.units import CUDA_CONTEXT_BYTES
 
-STEPS = 2
-"""The first step allocates the optimizer's state and gradients; the second is like all others."""
+LARGEST_BATCH = 2**14 - 1
 
 KINDS = (
     *("parameters", "gradients", "optimizer state", "averaged weights", "saved activations"),
@@ -30,22 +35,22 @@ KINDS = (
 
 
 class Step(Protocol):
-    """A training step to run on fake tensors."""
+    """A training step to run on fake tensors; subclasses have its defaults."""
 
     model: nn.Module
 
     @property
     def repeats(self) -> bool:
         """Return whether all steps are like the first, but for what the first one keeps."""
-        ...
+        return False
 
     def train(self, trace: Trace) -> None:
         """Run an optimizer step with all its micro-batches, and set the phases of the trace."""
         ...
 
     def validate(self, trace: Trace) -> None:
-        """Run validation on one case."""
-        ...
+        """Run validation on one case, if there is one."""
+        return
 
 
 @dataclass(frozen=True)
@@ -67,29 +72,18 @@ class MemoryEstimate:
         self.trace = trace
         self.parameters = parameters  # number of trainable parameters
         self._levels = levels  # by module path
+        replayed = self._replay([block.nbytes for block in trace.blocks])
+        self.sizes = np.array(replayed.block_sizes, np.int64)  # on CUDA, those of the allocator
+        self.curve = np.array(replayed.allocated, np.int64)  # after each event
+        self.reserved_curve = np.array(replayed.reserved, np.int64)
 
-    @cached_property
-    def sizes(self) -> np.ndarray:
-        """Return the size of every block: on CUDA, what the caching allocator gives for it."""
-        exact = [block.nbytes for block in self.trace.blocks]
-        return np.array(self._replay.block_sizes if self.trace.cuda else exact, np.int64)
-
-    @cached_property
-    def _replay(self) -> Replay:
-        return self._replay_sizes([block.nbytes for block in self.trace.blocks])
-
-    def _replay_sizes(self, sizes: Sequence[int]) -> Replay:
-        return replay(self.trace.events, sizes, self.trace.graph_pool)
-
-    @cached_property
-    def curve(self) -> np.ndarray:
-        """Return the bytes allocated after each event."""
-        return self._accumulate(self.sizes)
-
-    @cached_property
-    def reserved_curve(self) -> np.ndarray:
-        """Return the bytes that the caching allocator has reserved after each event."""
-        return np.array(self._replay.reserved, np.int64)
+    def _replay(self, sizes: Sequence[int]) -> Replay:
+        """Allocate blocks of these sizes; on a CPU, exactly these, and nothing is reserved."""
+        events = self.trace.events
+        if self.trace.cuda:
+            return replay(events, sizes, self.trace.graph_pool)
+        changes = np.sign(events) * np.array(sizes, np.int64)[np.abs(events) - 1]
+        return Replay(np.cumsum(changes).tolist(), [0] * len(events), list(sizes))
 
     @cached_property
     def steady_step(self) -> tuple[int, int]:
@@ -111,6 +105,11 @@ class MemoryEstimate:
         return self._record(*self.steady_step)
 
     @property
+    def allocated(self) -> int:
+        """Return the largest size of all blocks in use in the steady step."""
+        return self.peak.allocated or 0
+
+    @property
     def phases(self) -> dict[str, MemoryRecord]:
         """Return the peaks of the steady step's phases, and of validation."""
         start, stop = self.steady_step
@@ -125,17 +124,9 @@ class MemoryEstimate:
     @property
     def without_workspaces(self) -> int:
         """Return the peak as it would be without the workspaces of libraries."""
-        start, stop = self.steady_step
         blocks = self.trace.blocks
         sizes = [0 if block.kind == "workspaces" else block.nbytes for block in blocks]
-        if not self.trace.cuda:
-            return int(self._accumulate(sizes)[start:stop].max())
-        return max(self._replay_sizes(sizes).allocated[start:stop])
-
-    def _accumulate(self, sizes: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the bytes allocated after each event, for these sizes of the blocks."""
-        events = np.array(self.trace.events, np.int64)
-        return np.cumsum(np.sign(events) * np.asarray(sizes)[np.abs(events) - 1])
+        return max(self._replay(sizes).allocated[slice(*self.steady_step)])
 
     @property
     def column_bytes(self) -> int:
@@ -153,16 +144,19 @@ class MemoryEstimate:
     @property
     def layers(self) -> list[Layer]:
         """Return one row per call of a leaf module in the steady step, in order."""
-        start, stop = self.steady_step
-        return [self._layer(c) for c in self.trace.calls if start <= c.start and c.stop <= stop]
+        layers, (start, stop) = [], self.steady_step
+        for call in self.trace.calls:
+            if start <= call.start and call.stop <= stop:
+                before, after = (int(self.curve[event - 1]) for event in (call.start, call.stop))
+                sizes = after, after - before, int(self.reserved_curve[call.stop - 1])
+                layers.append(Layer(call.name, call.type, call.phase, *sizes))
+        return layers
 
     def find_live_blocks(self, event: int) -> list[Block]:
         """Return the blocks that are allocated after an event."""
-        return [
-            b
-            for b in self.trace.blocks
-            if b.allocated_at <= event and (b.freed_at is None or b.freed_at > event)
-        ]
+        end = len(self.trace.events)
+        blocks = self.trace.blocks
+        return [b for b in blocks if b.allocated_at <= event < (b.freed_at or end)]
 
     def get_kind(self, block: Block) -> str:
         """Return the kind of a block, by its phase, its module and its lifetime."""
@@ -172,10 +166,10 @@ class MemoryEstimate:
             return "recomputed"
         if block.phase == "backward":
             return "activation gradients"
+        if block.phase == "forward" and not block.path:
+            return "loss"
         if block.phase == "forward":
             end = next(p.stop for p in self.trace.phases if p.stop > block.allocated_at)
-            if not block.path:
-                return "loss"
             freed = block.freed_at is not None and block.freed_at < end
             return "temporaries" if freed else "saved activations"
         return "temporaries"
@@ -199,36 +193,18 @@ class MemoryEstimate:
         return dict(nbytes.most_common())
 
     def _record(self, start: int, stop: int) -> MemoryRecord:
-        start = max(0, start - 1)  # what is in use as it begins
-        if not self.trace.cuda:
-            return MemoryRecord(allocated=int(self.curve[start:stop].max()))
-        return MemoryRecord(
-            allocated=int(self.curve[start:stop].max()),
-            reserved=int(self.reserved_curve[start:stop].max()),
-        )
+        span = slice(max(0, start - 1), stop)  # with what is in use as it begins
+        reserved = int(self.reserved_curve[span].max()) if self.trace.cuda else None
+        return MemoryRecord(allocated=int(self.curve[span].max()), reserved=reserved)
 
-    def _layer(self, call: EventRange) -> Layer:
-        before = int(self.curve[call.start - 1])
-        after = int(self.curve[call.stop - 1])
-        reserved = int(self.reserved_curve[call.stop - 1]) if self.trace.cuda else 0
-        return Layer(call.name, call.type, call.phase, after, after - before, reserved)
+
+def get_device_bytes(estimate: MemoryEstimate) -> int:
+    """Return what a step takes of the device; on a CPU no caching allocator reserves more."""
+    return estimate.peak.reserved or estimate.allocated
 
 
 class UntraceableError(UsageError):
     """The network depends on tensor values, is compiled, or cannot take this patch."""
-
-
-@contextmanager
-def refuse_untraceable() -> Generator[None]:
-    """Raise an UntraceableError of one line instead of errors of other kinds."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:  # a network may do what tensors without values cannot follow
-        raise UntraceableError(
-            f"cannot estimate the memory of this network's step: {summarize_error(error)}"
-        ) from error
 
 
 @contextmanager
@@ -241,24 +217,110 @@ def simulate_cuda_step() -> Generator[None]:
 def estimate_step(
     make_step: Callable[[], Step], *, cuda: bool, validates: bool = True
 ) -> MemoryEstimate:
-    """Run a step on fake tensors and estimate its memory, and by default that of validation."""
-    with FakeTensorMode(), simulate_cuda_step() if cuda else nullcontext():
-        step = make_step()
-        trace = Trace(cuda=cuda)
-        with trace.record(step.model):
-            start = len(trace.events)
-            step.train(trace)
-            for _ in range(1, STEPS):
+    """Run a step on fake tensors and estimate its memory, and by default that of validation.
+
+    UntraceableError says in one line why that is impossible.
+    """
+    trace = Trace(cuda=cuda)
+    try:
+        with FakeTensorMode(), simulate_cuda_step() if cuda else nullcontext():
+            step = make_step()
+            model = step.model
+            with trace.record(model):
+                start = len(trace.events)
+                step.train(trace)  # allocates optimizer state and gradients; later ones are alike
                 if step.repeats:
                     trace.repeat(start)
                 else:
                     step.train(trace)
-            if validates:
-                step.validate(trace)
-            trace.begin_phase("end")
-        model = step.model
-        parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        paths = {module: path for path, module in model.named_modules()}
-        blocks = model.blocks() if has_blocks(model) else ()
-        levels = {paths[module]: level for level, module in blocks}
+                if validates:
+                    step.validate(trace)
+                trace.begin_phase("end")
+    except UsageError:
+        raise
+    except Exception as error:  # a network may do what tensors without values cannot follow
+        raise UntraceableError(
+            f"cannot estimate the memory of this network's step: {summarize_error(error)}"
+        ) from error
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    paths = {module: path for path, module in model.named_modules()}
+    blocks = model.blocks() if has_blocks(model) else ()
+    levels = {paths[module]: level for level, module in blocks}
     return MemoryEstimate(trace, parameters=parameters, levels=levels)
+
+
+def run_as_on_gpu(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an operation on fake CPU tensors, with the result that it has on a GPU."""
+    answer = answer_on_host(func, args, kwargs)
+    return follow_cudnn(func, args, func(*args, **kwargs)) if answer is None else answer
+
+
+class BodyRunner(TorchDispatchMode):
+    """Runs the implementation of our operators, too: fake tensors need only what they return."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        out = run_as_on_gpu(func, args, kwargs or {})
+        operator = OPERATORS.get(func._schema.name)
+        if operator is not None:
+            operator.body(*args)
+        return out
+
+
+def list_launches(make_step: Callable[[], Step]) -> list[Launch]:
+    """Return the launches of our Triton kernels in a step on a GPU, without running it."""
+    with FakeTensorMode(), simulate_cuda_step(), BodyRunner(), collect_launches() as launches:
+        make_step().train(Trace(cuda=True))  # which is not active: the step only needs one
+    return launches
+
+
+class BatchExtrapolation:
+    """The memory of a step at any batch size from 2 up, exactly as its own trace would give it.
+
+    The size of every allocation is affine in the batch size, so two traces determine it; where they
+    differ in their events, `affine` is False.
+    """
+
+    def __init__(self, two: MemoryEstimate, three: MemoryEstimate):
+        self._events = list(canonicalize_order(two.trace.events))
+        self.affine = self._events == list(canonicalize_order(three.trace.events))
+        self._steady_step, self._graph_pool = slice(*two.steady_step), two.trace.graph_pool
+        if self.affine:
+            at_two, at_three = (
+                np.array([b.nbytes for b in e.trace.blocks], np.int64) for e in (two, three)
+            )
+            self._slope = at_three - at_two
+            self._base = at_two - 2 * self._slope
+
+    def peak(self, batch: int) -> MemoryRecord:
+        """Return the peak of a steady-state step."""
+        sizes = self._base + batch * self._slope
+        result = replay(self._events, sizes.tolist(), self._graph_pool)
+        return MemoryRecord(
+            allocated=max(result.allocated[self._steady_step]),
+            reserved=max(result.reserved[self._steady_step]),
+        )
+
+
+def canonicalize_order(events: list[int]) -> Iterator[int]:
+    """Sort every run of frees: autocast clears its cache in no fixed order.
+
+    >>> list(canonicalize_order([1, 2, -2, -1, 3]))
+    [1, 2, -1, -2, 3]
+    """
+    for frees, run in groupby(events, key=lambda event: event < 0):
+        numbers = list(run)
+        yield from sorted(numbers, reverse=True) if frees else numbers
+
+
+def search_largest_batch(
+    extrapolation: BatchExtrapolation, budget: int, limit: int = LARGEST_BATCH
+) -> int:
+    """Return the largest batch from 2 to `limit` that fits `budget` bytes; 0 if none does."""
+
+    def measure(batch: int) -> int:
+        return (extrapolation.peak(batch).reserved or 0) + CUDA_CONTEXT_BYTES
+
+    fitting = bisect_right(range(2, limit + 1), budget, key=measure)
+    return fitting + 1 if fitting else 0

@@ -1,29 +1,33 @@
-"""Estimate the memory of a configured step, as it is and with one thing changed."""
+"""Estimate a configured step: with the checkpointing strategy that fits, and with changes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
+import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from unet3d.checkpointing.recompute import find_blocks
 from unet3d.config.compose import format_overrides
 from unet3d.data.dataset import get_network_sizes
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.machine import Precision, resolve_precision
-from unet3d.memory.estimate import (
-    MemoryEstimate,
-    estimate_step,
-    refuse_untraceable,
-)
-from unet3d.memory.step.build import complete_step
+from unet3d.machine import Precision, get_available_bytes, resolve_precision
+from unet3d.memory.estimate import MemoryEstimate, estimate_step, get_device_bytes
+from unet3d.memory.step.build import build_network, complete_step
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
-from unet3d.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.parallel import map_in_processes
-from unet3d.units import GIB, format_bytes
+from unet3d.types import HasRetention
+from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
 
 LARGEST_BATCH_BYTES = 64 * GIB
 """Bytes of a network's input and output; a step takes many times as much."""
+
+LARGEST_TILE_MIB = 256
+"""Larger tiles launch hardly fewer kernels: most maps are one tile then."""
+
+FUSED_STRATEGIES = ("fused", "skips", "lean", "leanest")
 
 
 def estimate_memory(
@@ -43,9 +47,8 @@ def estimate_memory(
 def check_step_size(config: StepConfig, volume_size: Sequence[int] | None = None) -> None:
     """Refuse a step that fits nowhere: tracing it would take hours, tile by tile."""
     data = complete_step(config).data
-    channels, num_outputs = get_network_sizes(data)
     batch = data.batch_size * prod(data.patch_size)
-    needed = 4 * (channels + num_outputs) * max(batch, prod(volume_size or ()))
+    needed = 4 * sum(get_network_sizes(data)) * max(batch, prod(volume_size or ()))
     if needed > LARGEST_BATCH_BYTES:
         raise DoesNotFitError(
             f"the input and the output of the network alone take {format_bytes(needed)}, which no "
@@ -58,18 +61,114 @@ def trace_step(
     precision: Precision,
     *,
     cuda: bool,
-    volume_size: Sequence[int] | None,
+    volume_size: Sequence[int] | None = None,
     validates: bool = True,
     network: nn.Module | None = None,
 ) -> MemoryEstimate:
-    """Estimate a step; UntraceableError says in one line why that is impossible.
+    """Estimate a step with its configured strategy; UntraceableError says why it is impossible.
 
     With compile=true it is that of plain modules: see memory/tables.py. A `network` that has
     been built is not built again.
     """
     step = make_step_factory(config, precision, cuda=cuda, volume_size=volume_size, network=network)
-    with refuse_untraceable():
-        return estimate_step(step, cuda=cuda, validates=validates)
+    return estimate_step(step, cuda=cuda, validates=validates)
+
+
+def list_strategies(config: StepConfig) -> tuple[str, ...]:
+    """Return the strategies that the network supports, from the least work to the least memory."""
+    with FakeTensorMode():
+        model = build_network(config)
+    if isinstance(model, HasRetention):
+        return FUSED_STRATEGIES
+    return ("none", "blocks") if find_blocks(model) else ("none",)
+
+
+def list_leaner_strategies(config: StepConfig) -> tuple[str, ...]:
+    """Return the strategies that need less memory than the configured one."""
+    strategies, current = list_strategies(config), config.strategy
+    if config.compile:  # compiled, fused blocks run as `none`
+        strategies = tuple(name for name in strategies if name not in FUSED_STRATEGIES)
+    if current == "none" and "fused" in strategies:
+        return strategies
+    return strategies[strategies.index(current) + 1 :] if current in strategies else ()
+
+
+def resolve_fused(config: StepConfig) -> StepConfig:
+    """Replace `checkpointing=fused` for a network without fused blocks."""
+    if config.strategy != "fused" or "fused" in list_strategies(config):
+        return config
+    return config.with_strategy("none")
+
+
+def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) -> StepConfig:
+    """Replace `checkpointing=auto`, and `fused` for a network without fused blocks or compiled.
+
+    `auto` becomes the first strategy that is estimated to fit the device, or the leanest if none
+    is; on a GPU with room for them, with the largest tiles, which launch the fewest kernels.
+    """
+    if config.compile and config.strategy in ("auto", *FUSED_STRATEGIES):
+        return config.with_strategy("none")  # what the blocks run when compiled
+    if config.strategy != "auto":
+        return resolve_fused(config)
+    strategies = list_strategies(config)
+    available = None
+    if not cuda or torch.cuda.is_available():
+        available = get_available_bytes(torch.device("cuda" if cuda else "cpu"))
+    if available is None:
+        raise UsageError(
+            "checkpointing=auto needs to know the GPU's memory, and this machine has no GPU: use "
+            f"checkpointing={', '.join(strategies)} or trainer.accelerator=cpu"
+        )
+
+    def fits(candidate: StepConfig) -> bool:
+        estimate = trace_step(candidate, precision, cuda=cuda, validates=False)
+        return get_device_bytes(estimate) + CUDA_CONTEXT_BYTES <= available
+
+    for name in strategies[:-1]:
+        candidate = config.with_strategy(name)
+        if fits(candidate):
+            larger = config.with_strategy(name, tile_mib=LARGEST_TILE_MIB)
+            has_room = cuda and name in FUSED_STRATEGIES and fits(larger)
+            return larger if has_room else candidate
+    return config.with_strategy(strategies[-1])
+
+
+def estimate_with_savings(
+    config: StepConfig, volume_size: Sequence[int] | None = None
+) -> tuple[MemoryEstimate, list[tuple[str, int]]]:
+    """Estimate the configured step, and changes of it that cost no quality.
+
+    The second result has (override, saved bytes) of these changes, the largest first.
+    """
+
+    def estimate(values: Mapping[str, Any]) -> MemoryEstimate | UsageError:
+        try:
+            return estimate_memory(config.vary(values), volume_size, validates=not values)
+        except UsageError as error:  # of a change: this network does not support it
+            return error
+
+    changes = list(_list_savings(config))
+    current, *others = map_in_processes(estimate, [{}, *changes])
+    if isinstance(current, UsageError):
+        raise current
+    savings = [
+        (format_overrides(change), current.allocated - other.allocated)
+        for change, other in zip(changes, others, strict=True)
+        if not isinstance(other, UsageError) and other.allocated < current.allocated
+    ]
+    return current, sorted(savings, key=lambda saving: -saving[1])
+
+
+def _list_savings(config: StepConfig) -> Iterator[dict[str, Any]]:
+    if config.compile:
+        yield {"compile": False}
+    else:
+        leaner = list_leaner_strategies(config)[::-1]  # the leanest take longest to estimate
+        yield from ({"checkpointing": name} for name in leaner)
+    if config.precision == "32":
+        yield {"precision": "bf16"}
+    if config.network.name.startswith("naive_"):
+        yield {"model": config.network.name.replace("naive", "unet")}
 
 
 def scale_patch(patch_size: Sequence[int], fraction: float) -> tuple[int, ...]:
@@ -84,42 +183,3 @@ def scale_patch(patch_size: Sequence[int], fraction: float) -> tuple[int, ...]:
 def make_figure_title(config: StepConfig) -> str:
     """Return the title of a figure of the estimated step."""
     return f"one training step, estimated: {config.format_options()}, precision={config.precision}"
-
-
-def estimate_with_savings(
-    config: StepConfig, volume_size: Sequence[int] | None = None
-) -> tuple[MemoryEstimate, list[tuple[str, int]]]:
-    """Estimate the configured step, and changes of it that cost no quality.
-
-    The second result has (override, saved bytes) of these changes, the largest first.
-    """
-
-    def estimate(values: Mapping[str, Any] | None) -> MemoryEstimate | UsageError:
-        try:
-            if values is None:
-                return estimate_memory(config, volume_size)
-            return estimate_memory(config.vary(values), validates=False)
-        except UsageError as error:
-            return error
-
-    changes = list(_list_savings(config))
-    current, *others = map_in_processes(estimate, [None, *changes])
-    if isinstance(current, UsageError):
-        raise current
-    names = map(format_overrides, changes)
-    found = zip(names, others, strict=True)  # an error: this network does not support it
-    peaks = [(name, e.peak.allocated or 0) for name, e in found if not isinstance(e, UsageError)]
-    savings = [(name, (current.peak.allocated or 0) - peak) for name, peak in peaks]
-    return current, sorted((s for s in savings if s[1] > 0), key=lambda item: -item[1])
-
-
-def _list_savings(config: StepConfig) -> Iterator[dict[str, Any]]:
-    if config.compile:
-        yield {"compile": False}
-    else:
-        leaner = list_leaner_strategies(config)[::-1]  # the leanest take longest to estimate
-        yield from ({"checkpointing": name} for name in leaner)
-    if config.precision == "32":
-        yield {"precision": "bf16"}
-    if config.network.name.startswith("naive_"):
-        yield {"model": config.network.name.replace("naive", "unet")}

@@ -1,7 +1,5 @@
 """Say what to change when memory does not suffice: before the run, and when it runs out."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,19 +10,15 @@ from torch import nn
 from unet3d.config.compose import Composition, format_overrides
 from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError, UsageError
 from unet3d.machine import get_available_bytes
-from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.estimate import MemoryEstimate, get_device_bytes
+from unet3d.memory.from_config import estimate_memory, list_leaner_strategies
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.strategies import get_device_bytes, list_leaner_strategies
 from unet3d.units import CUDA_CONTEXT_BYTES, format_bytes
 
+Fix = tuple[dict[str, Any], int]
+"""Changed values, and what a step is estimated to reserve with them."""
 
-@dataclass(frozen=True)
-class MemoryFix:
-    """Changed values, and what a step is estimated to reserve with them."""
-
-    changes: dict[str, Any]
-    reserved: int
+MAX_FIXES = 3
 
 
 def check_memory(
@@ -65,16 +59,16 @@ def format_oom_warning(estimate: MemoryEstimate, config: StepConfig, available: 
     ]
 
 
-def find_fixes(config: StepConfig, available: int | None, count: int = 3) -> list[MemoryFix]:
+def find_fixes(config: StepConfig, available: int | None) -> list[Fix]:
     """Return the first changes estimated to fit `available` bytes (None: to need less than now)."""
     limit = available
     if limit is None:
         limit = get_device_bytes(estimate_memory(config, validates=False)) + CUDA_CONTEXT_BYTES
-    fixes: list[MemoryFix] = []
+    fixes: list[Fix] = []
     tried: list[dict[str, Any]] = [{}]
     for candidate in _list_candidates(config):
         changes = {k: v for k, v in candidate.items() if config.vary({k: v}) != config}
-        if changes in tried:
+        if changes in tried or len(fixes) == MAX_FIXES:
             continue
         tried.append(changes)
         try:
@@ -82,9 +76,7 @@ def find_fixes(config: StepConfig, available: int | None, count: int = 3) -> lis
         except UsageError:
             continue  # this network or this patch does not support it
         if reserved + CUDA_CONTEXT_BYTES < limit:
-            fixes.append(MemoryFix(changes, reserved))
-        if len(fixes) == count:
-            break
+            fixes.append((changes, reserved))
     return fixes
 
 
@@ -108,13 +100,11 @@ def _list_candidates(config: StepConfig) -> list[dict[str, Any]]:
     ]
 
 
-def format_fixes(fixes: Sequence[MemoryFix]) -> list[str]:
+def format_fixes(fixes: list[Fix]) -> list[str]:
     """Return the fixes as lines to paste."""
     if not fixes:
         return ["no change of batch, precision, checkpointing or patch is estimated to fit"]
-    lines = [
-        f"  {format_overrides(f.changes)}   ({format_bytes(f.reserved)} reserved)" for f in fixes
-    ]
+    lines = [f"  {format_overrides(c)}   ({format_bytes(n)} reserved)" for c, n in fixes]
     return ["estimated to fit:", *lines]
 
 
@@ -147,7 +137,7 @@ def format_oom_report(
         lines.append(f"estimated to hold the most at the peak: {largest}")
     fixes = find_fixes(config, get_available_bytes(device) if device.type == "cuda" else None)
     lines += format_fixes(fixes)
-    resumable = [f.changes for f in fixes if [*f.changes] == ["checkpointing"]]
+    resumable = [changes for changes, _ in fixes if [*changes] == ["checkpointing"]]
     changes_step = config.strategy in ("none", "blocks")  # other blocks would round differently
     if resumable and not changes_step and (folder / "checkpoints" / "last.ckpt").exists():
         overrides = " ".join([*composition.overrides, format_overrides(resumable[0])])

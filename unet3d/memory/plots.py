@@ -9,6 +9,7 @@ from unet3d.memory.estimate import KINDS, MemoryEstimate
 from unet3d.units import MIB, format_bytes
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MAX_LAYERS = 40
@@ -33,6 +34,13 @@ def compute_kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
     return {kind: values for kind, values in curves.items() if values.any()}
 
 
+def _make_figure(height: float) -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, height), layout="constrained")
+    return figure, figure.subplots()
+
+
 def plot_timeline(
     estimate: MemoryEstimate, title: str, *, measured: Mapping[str, int] | None = None
 ) -> "Figure":
@@ -40,8 +48,7 @@ def plot_timeline(
 
     `measured` holds the measured peaks by phase, which are drawn as dashed lines.
     """
-    from matplotlib.figure import Figure
-
+    figure, axes = _make_figure(5)
     start, stop = estimate.steady_step
     blocks = np.abs(np.array(estimate.trace.events[start:stop])) - 1
     top = estimate.curve[estimate.peak_event]
@@ -49,8 +56,6 @@ def plot_timeline(
     is_large[estimate.peak_event - start] = True
     shown = np.flatnonzero(is_large)
     layers = {kind: values[shown] for kind, values in compute_kinds_over_time(estimate).items()}
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    axes = figure.subplots()
     axes.stackplot(
         np.arange(len(shown)),
         [values / MIB for values in layers.values()],
@@ -61,8 +66,7 @@ def plot_timeline(
         antialiased=False,
     )
     at = int(np.searchsorted(shown, estimate.peak_event - start))
-    event = estimate.trace.events[estimate.peak_event]
-    block = estimate.trace.blocks[abs(event) - 1]
+    block = estimate.trace.blocks[blocks[estimate.peak_event - start]]
     axes.plot([at], [top / MIB], "o", color="black", markersize=5)
     axes.annotate(
         f"peak {format_bytes(int(top))}\n{block.path or block.phase}: {block.op}",
@@ -91,39 +95,28 @@ def plot_timeline(
 
 def plot_layers(estimate: MemoryEstimate, title: str) -> "Figure":
     """Plot a row per call of a layer, in order: bytes allocated after it, and their change."""
-    from matplotlib.figure import Figure
-
     layers = estimate.layers
     smallest = sorted((abs(layer.change) for layer in layers), reverse=True)[:MAX_LAYERS][-1]
     shown = [layer for layer in layers if abs(layer.change) >= smallest][:MAX_LAYERS]
-    figure = Figure(figsize=(10, 1.8 + 0.24 * len(shown)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _make_figure(1.8 + 0.24 * len(shown))
     rows = np.arange(len(shown))
     allocated = np.array([layer.allocated for layer in shown]) / MIB
     change = np.array([layer.change for layer in shown]) / MIB
     axes.barh(rows, allocated, color="#c8d0dc", label="allocated after the layer")
-    grown = change > 0
-    for selected, color, label in (
-        (grown, "#bf616a", "allocated by the layer"),
-        (~grown, "#a3be8c", "freed by the layer"),
+    low, high = np.sort([allocated - change, allocated], axis=0)
+    for drawn, color, label in (
+        (change > 0, "#bf616a", "allocated by the layer"),
+        (change <= 0, "#a3be8c", "freed by the layer"),
     ):
-        left = np.where(grown, allocated - change, allocated)
-        axes.barh(
-            rows[selected],
-            abs(change[selected]),
-            left=left[selected],
-            color=color,
-            label=label,
-            height=0.5,
-        )
-    for row, layer in enumerate(shown):
-        text = f" {layer.allocated / MIB:,.1f} MiB  ({layer.change / MIB:+,.1f})"
-        end = max(allocated[row], allocated[row] - change[row])
-        axes.text(end, row, text, va="center", fontsize=8)
+        width = (high - low)[drawn]
+        axes.barh(rows[drawn], width, 0.5, low[drawn], color=color, label=label)
+    for row in rows:
+        text = f" {allocated[row]:,.1f} MiB  ({change[row]:+,.1f})"
+        axes.text(high[row], row, text, va="center", fontsize=8)
     names = [f"{layer.name}  {layer.type}  {layer.phase}" for layer in shown]
     axes.set_yticks(rows, names, fontsize=8)
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(0, 1.3 * max(allocated.max(), (allocated - change).max()))
+    axes.set_xlim(0, 1.3 * high.max())
     limit = f", the {len(shown)} of {len(layers)} calls with the largest change"
     axes.set_xlabel(f"MiB allocated{limit if len(shown) < len(layers) else ''}")
     figure.suptitle(title, wrap=True)
@@ -133,10 +126,7 @@ def plot_layers(estimate: MemoryEstimate, title: str) -> "Figure":
 
 def plot_variants(points: Sequence[tuple[str, MemoryEstimate]], title: str) -> "Figure":
     """Plot a bar per (value, estimate) of a varied setting, split by kind at the peak."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 1.5 + 0.4 * len(points)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _make_figure(1.5 + 0.4 * len(points))
     left = np.zeros(len(points))
     labels = [label for label, _ in points]
     for kind in KINDS:

@@ -12,25 +12,23 @@ from unet3d.units import MIB, format_bytes
 PERMANENT = ("parameters", "gradients", "optimizer state", "averaged weights")
 """Kinds whose bytes depend on the number of parameters alone."""
 
-LEAST_COMPILED_SHARE = 0.4
+MIN_COMPILED_FRACTION = 0.4
 """The smallest part of the plain step's activations that is assumed to be left. Compiled steps of
 unet_tiny (instance and batch norm), naive_small and dynunet kept 0.5 to 0.9 on a CPU."""
 
 
 def format_peaks(estimate: MemoryEstimate) -> str:
     """Format the peak by phase and by kind."""
-    peak, without = estimate.peak, estimate.without_workspaces
-    rows = [("estimated peak of a step", "allocated MiB", "reserved MiB")]
-    rows.append(("whole step", format_mib(peak.allocated), format_mib(peak.reserved)))
-    for phase, record in estimate.phases.items():
-        rows.append((f"  {phase}", format_mib(record.allocated), format_mib(record.reserved)))
-    kinds = [("at the peak", "MiB", "share")]
-    total = sum(estimate.kinds.values())
-    kinds += [
-        (kind, format_mib(n), f"{100 * n / total:.0f}%") for kind, n in estimate.kinds.items()
+    records = {"whole step": estimate.peak}
+    records |= {f"  {phase}": record for phase, record in estimate.phases.items()}
+    peaks = [("estimated peak of a step", "allocated MiB", "reserved MiB")]
+    peaks += [
+        (name, format_mib(r.allocated), format_mib(r.reserved)) for name, r in records.items()
     ]
-    parts = [format_columns(rows), format_columns(kinds)]
-    if without < (peak.allocated or 0):
+    kinds, total = [("at the peak", "MiB", "share")], sum(estimate.kinds.values())
+    kinds += [(k, format_mib(n), f"{100 * n / total:.0f}%") for k, n in estimate.kinds.items()]
+    parts, without = [format_columns(peaks), format_columns(kinds)], estimate.without_workspaces
+    if without < estimate.allocated:
         parts.append(
             "without the workspaces of cuDNN and cuBLAS, which depend on the GPU: "
             f"{format_mib(without)} MiB allocated"
@@ -40,13 +38,13 @@ def format_peaks(estimate: MemoryEstimate) -> str:
 
 def format_short(estimate: MemoryEstimate) -> str:
     """Format the peak of a step, of its phases and of the largest kinds in three lines."""
-    reserved, allocated = estimate.peak.reserved, estimate.peak.allocated or 0
+    reserved = estimate.peak.reserved
     rest = "on a CPU" if reserved is None else f"on a GPU, {format_bytes(reserved)} reserved"
     phases = [f"{name} {format_bytes(r.allocated or 0)}" for name, r in estimate.phases.items()]
     largest = sorted(estimate.kinds.items(), key=lambda item: -item[1])[:3]
     kinds = [f"{kind} {format_bytes(nbytes)}" for kind, nbytes in largest]
     return (
-        f"estimated peak of a training step: {format_bytes(allocated)} {rest}\n"
+        f"estimated peak of a training step: {format_bytes(estimate.allocated)} {rest}\n"
         f"by phase: {', '.join(phases)}\nmost of it: {', '.join(kinds)}"
     )
 
@@ -54,10 +52,9 @@ def format_short(estimate: MemoryEstimate) -> str:
 def format_layers(layers: Sequence[Layer]) -> str:
     """Format one row per call of a module."""
     rows = [("layer", "type", "phase", "allocated MiB", "change bytes", "reserved MiB")]
-    for layer in layers:
-        change = f"{layer.change:+,}"
-        sizes = (format_mib(layer.allocated), change, format_mib(layer.reserved))
-        rows.append((layer.name, layer.type, layer.phase, *sizes))
+    for x in layers:
+        sizes = format_mib(x.allocated), f"{x.change:+,}", format_mib(x.reserved)
+        rows.append((x.name, x.type, x.phase, *sizes))
     return format_columns(rows, left=3)
 
 
@@ -66,11 +63,11 @@ def format_variants(points: Sequence[tuple[str, MemoryEstimate, MemoryRecord | N
     has_measured = any(measured is not None for _, _, measured in points)
     rows = [("", "peak MiB", *(["measured MiB"] if has_measured else []), "reserved MiB", *KINDS)]
     for label, estimate, measured in points:
-        column = [format_mib(measured.allocated) if measured else "-"] if has_measured else []
-        kinds = [format_mib(estimate.kinds.get(kind, 0)) for kind in KINDS]
-        peak = estimate.peak
-        sizes = (format_mib(peak.allocated), *column, format_mib(peak.reserved))
-        rows.append((label, *sizes, *kinds))
+        sizes = [estimate.allocated, estimate.peak.reserved]
+        if has_measured:
+            sizes.insert(1, None if measured is None else measured.allocated)
+        sizes += [estimate.kinds.get(kind, 0) for kind in KINDS]
+        rows.append((label, *map(format_mib, sizes)))
     return format_columns(rows)
 
 
@@ -78,9 +75,8 @@ def summarize_estimate(estimate: MemoryEstimate, savings: Sequence[tuple[str, in
     """Summarize what takes memory and what saves most; `savings` are (override, bytes) pairs."""
     parts = []
     levels = estimate.levels
-    total = sum(levels.values())
-    if total:
-        full = 100 * levels.get(0, 0) / total
+    if levels:
+        full = 100 * levels.get(0, 0) / sum(levels.values())
         parts.append(f"{full:.0f}% of the activations at the peak are at full resolution")
     fixed = sum(estimate.kinds.get(k, 0) for k in PERMANENT)
     share = 100 * fixed / max(sum(estimate.kinds.values()), 1)
@@ -101,9 +97,9 @@ def get_compiled_range(estimate: MemoryEstimate) -> tuple[int, int]:
     Compiled code keeps fewer activations, because it recomputes those that are cheap. How many is
     decided by TorchInductor when it compiles, which takes minutes and needs the GPU.
     """
-    most = estimate.peak.allocated or 0
+    most = estimate.allocated
     fixed = sum(estimate.kinds.get(kind, 0) for kind in (*PERMANENT, "input", "workspaces"))
-    return fixed + int(LEAST_COMPILED_SHARE * (most - fixed)), most
+    return fixed + int(MIN_COMPILED_FRACTION * (most - fixed)), most
 
 
 def summarize_compiled(estimate: MemoryEstimate) -> str:

@@ -6,8 +6,8 @@ sees each operation and records a list of events (allocate, free), from which th
 
 import sys
 import weakref
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,12 +44,7 @@ COPY_IF_STRIDED = {
 
 RECORDED = ("cuda", "blocks", "events", "calls", "phases", "graph_pool")
 
-FUSED_OPTIMIZERS = {
-    aten._fused_adagrad_,
-    aten._fused_adam_,
-    aten._fused_adamw_,
-    aten._fused_sgd_,
-}
+FUSED_OPTIMIZERS = {getattr(aten, f"_fused_{n}_") for n in ("adagrad", "adam", "adamw", "sgd")}
 
 DISPATCH_MODULES = (__name__, "torch._compile", "torch._dynamo.eval_frame")
 """Modules whose stack frames lie between torch's and those of __torch_dispatch__."""
@@ -98,13 +93,11 @@ class Trace(TorchDispatchMode):
         self._phase_start = 0
         self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by address of the storage
         self._in_host: weakref.WeakSet = weakref.WeakSet()  # storages in pinned memory
-        self._stack: list[str] = []
-        self._open_calls: list[tuple[int, int, int]] = []  # event, node and call
-        self._num_calls = 0
-        self._paths: dict[nn.Module, str] = {}
+        self._stack: list[tuple[str, int, int]] = []  # open calls: path, event, node
         self._leaves: dict[str, str] = {}  # path -> type of modules that called no other
         self._node_paths: dict[int, str] = {}  # sequence number of an autograd node -> module path
         self._last_path = ""
+        self._call, self._call_start = "", 0  # path of the module whose backward runs
         self._num_forward_nodes = 0  # later numbers are nodes that backward itself created
 
     def __getstate__(self) -> dict[str, Any]:
@@ -151,11 +144,10 @@ class Trace(TorchDispatchMode):
 
     def label(self, tensors: Any, kind: str) -> None:
         """Set the kind of tensors; those not seen before are allocated now."""
+        self._see(tensors, "")
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, Tensor):
-                self._see(tensor, kind)
-                block, _ = self._live[_address(tensor)]
-                block.kind = kind
+                self._live[_address(tensor)][0].kind = kind
 
     def count_live_bytes(self) -> int:
         """Return the bytes of all live blocks, rounded as the device's allocator rounds."""
@@ -174,22 +166,16 @@ class Trace(TorchDispatchMode):
     @contextmanager
     def record(self, model: nn.Module) -> Generator["Trace"]:
         """Record while the body runs, and attribute allocations to the model's modules."""
-        self._paths = {module: path or "model" for path, module in model.named_modules()}
-        self.label(list(model.parameters()), "parameters")
-        self.label(list(model.buffers()), "parameters")
-        handles: list[Any] = [
-            register_module_forward_pre_hook(self._before_forward),
-            register_module_forward_hook(self._after_forward, always_call=True),
-        ]
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                handles.append(parameter.register_post_accumulate_grad_hook(self._label_gradient))
-        try:
-            with self:
+        self.label([*model.parameters(), *model.buffers()], "parameters")
+
+        def label_gradient(parameter: Tensor) -> None:
+            self.label(parameter.grad, "gradients")
+
+        with ExitStack() as hooks:  # handles remove their hooks as they exit
+            for parameter in filter(lambda p: p.requires_grad, model.parameters()):
+                hooks.enter_context(parameter.register_post_accumulate_grad_hook(label_gradient))
+            with hook_modules(model, self._before_forward, self._after_forward), self:
                 yield self
-        finally:
-            for handle in handles:
-                handle.remove()
 
     # Called by torch.
 
@@ -197,46 +183,48 @@ class Trace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:
-            return func(*args)
-        if func is aten._local_scalar_dense.default:
-            return read_scalar(func, args)
         if func.overloadpacket in FUSED_OPTIMIZERS:
             return None  # changes tensors in place; torch would run it on real ones
-        if is_short_range(func, args):
-            values = range_with_values(func, args, kwargs)
-            self._see(values, None, "arange")
-            return values
+        if (answer := answer_on_host(func, args, kwargs)) is not None:
+            self._see(answer, "arange")
+            return answer
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and not self._stack:
-            self._enter_backward_call(self._path())
+            if (path := self._path()) != self._call:
+                self._end_backward_call()
+                self._call, self._call_start = path, len(self.events)
             if func is aten.add.Tensor and self._accumulates(args):
                 # Without a dispatch mode, the engine adds a second gradient in place.
                 return args[0].add_(args[1])
             if func is aten.view.default and _leads_to_modified_view():
                 return self._copy_view_gradient(args[0], func(*args))
-        out = func(*args, **kwargs)
+        out, operation = func(*args, **kwargs), func.overloadpacket
+        op = str(operation).removeprefix("aten.")
         if self.cuda:
             out = follow_cudnn(func, args, out)
-        op = str(func.overloadpacket).removeprefix("aten.")
-        if self.cuda and kwargs.get("pin_memory"):
-            self._in_host.add(out.untyped_storage())
-        if self.cuda and func.overloadpacket in MATRIX_PRODUCTS:
-            self._add_cublas(func.overloadpacket, in_backward)
-        if self.cuda and func.overloadpacket in CONVOLUTIONS:
-            self._see_convolution(func.overloadpacket, args, out, op)
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                self._see(tensor, None, op)
-        self._add_kernel_copies(func.overloadpacket, args, out, op)
-        if self.cuda and func.namespace == "unet3d":
-            self._add_temporaries(func, args)
+            if kwargs.get("pin_memory"):
+                self._in_host.add(out.untyped_storage())
+            if operation in MATRIX_PRODUCTS:
+                self._add_cublas(operation, in_backward)
+            if operation in CONVOLUTIONS:
+                self._see_convolution(operation, args, out, op)
+        self._see(out, op)
+        self._add_kernel_copies(operation, args, out, op)
+        if self.cuda and func.namespace == "unet3d":  # all of them live until it returns
+            temporaries = OPERATORS[func._schema.name].list_temporaries(*args)
+            for block in [self._allocate(n, func._schema.name) for n in temporaries]:
+                self._free(block)
         return out
 
     # Blocks.
 
-    def _see(self, tensor: Tensor, kind: str | None, op: str = "") -> None:
-        storage = tensor.untyped_storage()
+    def _see(self, tensors: Any, op: str) -> None:
+        """Record the storages that are new."""
+        for tensor in tree_leaves(tensors):
+            if isinstance(tensor, Tensor):
+                self._see_storage(tensor.untyped_storage(), op)
+
+    def _see_storage(self, storage: torch.UntypedStorage, op: str) -> None:
         if storage in self._in_host:
             return
         address = storage._cdata
@@ -245,19 +233,17 @@ class Trace(TorchDispatchMode):
             if known[1]() is storage:
                 return
             self._drop(address)  # freed in C++, and the address reused before the callback
-        nbytes = storage.nbytes()
-        block = self._allocate(nbytes, op, kind)
 
         def on_free(reference: weakref.ref) -> None:
             live = self._live.get(address)
             if live is not None and live[1] is reference:
                 self._drop(address)
 
+        block = self._allocate(storage.nbytes(), op)
         self._live[address] = (block, weakref.ref(storage, on_free))
 
     def _allocate(self, nbytes: int, op: str, kind: str | None = None) -> Block:
-        in_forward = bool(self._stack)
-        phase = "recompute" if self.phase == "backward" and in_forward else self.phase
+        phase = "recompute" if self.phase == "backward" and self._stack else self.phase
         block = Block(len(self.blocks), nbytes, phase, self._path(), op, len(self.events), kind)
         self.blocks.append(block)
         self.events.append(block.id + 1)
@@ -274,12 +260,8 @@ class Trace(TorchDispatchMode):
     def _add_kernel_copies(self, operation: Any, args: tuple, out: Any, op: str) -> None:
         """Record copies that a kernel makes and frees before it returns."""
         if operation in COPY_IF_STRIDED:
-            nbytes = sum(
-                t.numel() * t.element_size()
-                for t in args
-                if isinstance(t, Tensor) and t.dim() == 5 and not _is_dense(t)
-            )
-            if nbytes:
+            maps = [t for t in args if isinstance(t, Tensor) and t.dim() == 5]
+            if nbytes := sum(t.nbytes for t in maps if not _is_dense(t)):
                 self._free(self._allocate(nbytes, f"{op}: contiguous copy"))
         elif operation is aten.sum and args[0].dtype != out.dtype:
             fused = args[0].dtype in (torch.float16, torch.bfloat16) and out.dtype == torch.float32
@@ -287,34 +269,25 @@ class Trace(TorchDispatchMode):
                 nbytes = args[0].numel() * out.element_size()
                 self._free(self._allocate(nbytes, f"{op}: copy as {out.dtype}"))
 
-    def _add_temporaries(self, func: Any, args: tuple) -> None:
-        """Record what the kernels of our own operators allocate, all live until they return."""
-        name = str(func.overloadpacket).replace(".", "::")
-        blocks = [self._allocate(n, name) for n in OPERATORS[name].list_temporaries(*args)]
-        for block in blocks:
-            self._free(block)
-
     def _see_convolution(self, operation: Any, args: tuple, out: Any, op: str) -> None:
         """Record the outputs of a convolution, each followed by its workspace."""
         is_forward = operation is aten.convolution
         result, x, weight = (out, *args[:2]) if is_forward else args[:3]
         groups = args[-1 if is_forward else -2]
         if columns := get_column_bytes(x, weight, result, groups):
-            for tensor in tree_leaves(out):
-                if isinstance(tensor, Tensor):
-                    self._see(tensor, None, op)
+            self._see(out, op)
             return self._free(self._allocate(columns, COLUMNS))
+        copy = None
         if is_forward:
             outputs, workspaces = [out], [get_forward_workspace(x, weight, out, groups)]
         else:
             outputs, transposed = out[:2], args[7]
             workspaces = get_backward_workspaces(result, x, weight, groups, transposed)
-        copy = None
-        if not is_forward and not _is_dense(result):
-            copy = self._allocate(result.nbytes, f"{op}: contiguous copy")
+            if not _is_dense(result):
+                copy = self._allocate(result.nbytes, f"{op}: contiguous copy")
         for output, nbytes in zip(outputs, workspaces, strict=True):
             if output is not None:
-                self._see(output, None, op)
+                self._see(output, op)
                 self._free(self._allocate(nbytes, "cuDNN", "workspaces"))
         if copy is not None:
             self._free(copy)
@@ -337,7 +310,7 @@ class Trace(TorchDispatchMode):
         tensors would go through the view itself and copy nothing.
         """
         copy = torch.empty_like(view, memory_format=torch.contiguous_format)
-        self._see(copy, None, "as_strided_backward")
+        self._see(copy, "as_strided_backward")
         if _address(grad) in self._live and _is_unshared(grad, tensors=5, storages=3):
             self._drop(_address(grad))  # torch keeps it as the base of the returned tensor
         return copy
@@ -347,18 +320,16 @@ class Trace(TorchDispatchMode):
         first, second = args[:2]
         if not _called_by_the_engine() or not isinstance(second, Tensor):
             return False
-        if first.shape != second.shape or first.dtype != second.dtype:
+        if (first.shape, first.dtype) != (second.shape, second.dtype):
             return False
-        live = self._live.get(_address(first))
-        if live is None:
-            return False
-        block = live[0]
-        storage = first.untyped_storage()
+        block, _ = self._live.get(_address(first), (None, None))
+        storage = first.untyped_storage()  # one of the two references to it below
         return (
-            block.phase in ("backward", "recompute")
+            block is not None
+            and block.phase in ("backward", "recompute")
             and block.kind is None
             and first._base is None
-            and storage.nbytes() == first.numel() * first.element_size()
+            and storage.nbytes() == first.nbytes
             and _is_unshared(first, tensors=4, storages=2)
         )
 
@@ -366,7 +337,7 @@ class Trace(TorchDispatchMode):
 
     def _path(self) -> str:
         if self._stack:
-            return self._stack[-1]
+            return self._stack[-1][0]
         node = torch._C._current_autograd_node()
         if node is None:
             return ""
@@ -375,31 +346,16 @@ class Trace(TorchDispatchMode):
             self._last_path = self._node_paths.get(number, "")
         return self._last_path
 
-    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if module in self._paths:
-            self._stack.append(self._paths[module])
-            self._num_calls += 1
-            self._open_calls.append((len(self.events), _sequence_number(), self._num_calls))
+    def _before_forward(self, path: str) -> None:
+        self._stack.append((path, len(self.events), _sequence_number()))
 
-    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if module not in self._paths:
-            return
-        path, (start, first_node, call) = self._stack.pop(), self._open_calls.pop()
+    def _after_forward(self, path: str, kind: str, output: Any, is_leaf: bool) -> None:
+        _, start, first_node = self._stack.pop()
         for number in range(first_node, _sequence_number()):
             self._node_paths.setdefault(number, path)  # children have set theirs
-        if call == self._num_calls and self.phase == "forward":
-            self._leaves[path] = type(module).__name__
-            self.calls.append(
-                EventRange(path, self._leaves[path], "forward", start, len(self.events))
-            )
-
-    _call = ""  # path of the module whose backward runs
-    _call_start = 0
-
-    def _enter_backward_call(self, path: str) -> None:
-        if path != self._call:
-            self._end_backward_call()
-            self._call, self._call_start = path, len(self.events)
+        if is_leaf and self.phase == "forward":
+            self._leaves[path] = kind
+            self.calls.append(EventRange(path, kind, "forward", start, len(self.events)))
 
     def _end_backward_call(self) -> None:
         if self._call in self._leaves:
@@ -407,9 +363,37 @@ class Trace(TorchDispatchMode):
             self.calls.append(EventRange(self._call, kind, "backward", self._call_start, now))
         self._call = ""
 
-    def _label_gradient(self, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            self.label(parameter.grad, "gradients")
+
+@contextmanager
+def hook_modules(
+    model: nn.Module,
+    before: Callable[[str], None],
+    after: Callable[[str, str, Any, bool], None],
+) -> Generator[None]:
+    """Call `before` with a module's path, and `after` also with type, output, and if it is a leaf.
+
+    A leaf called no other module. Hooks of single modules would switch fused blocks off.
+    """
+    paths = {module: path or "model" for path, module in model.named_modules()}
+    num_calls, numbers = 0, list[int]()  # of open calls
+
+    def before_forward(module: nn.Module, inputs: Any) -> None:
+        nonlocal num_calls
+        if module in paths:
+            num_calls += 1
+            numbers.append(num_calls)
+            before(paths[module])
+
+    def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
+        if module in paths:
+            is_leaf = numbers.pop() == num_calls
+            after(paths[module], type(module).__name__, output, is_leaf)
+
+    with (
+        register_module_forward_pre_hook(before_forward),
+        register_module_forward_hook(after_forward, always_call=True),
+    ):
+        yield
 
 
 def _sequence_number() -> int:
@@ -444,30 +428,43 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def read_scalar(func: Any, args: tuple) -> Any:
-    """Answer `.item()` of a tensor without a value, so that the step continues."""
-    try:
-        return func(*args)
-    except DataDependentOutputException:
-        return False if args[0].dtype == torch.bool else 0
-
-
 def _is_dense(x: Tensor) -> bool:
     """Return whether a feature map is contiguous or channels-last."""
     return x.is_contiguous() or has_channels_last_memory(x)
+
+
+def answer_on_host(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return a device, a few numbers or the result of `.item()`; None where a kernel has to run."""
+    if func is torch.ops.prim.device.default:
+        return func(*args)
+    if func is aten._local_scalar_dense.default:
+        try:
+            return func(*args)
+        except DataDependentOutputException:  # without a value, the step continues with any
+            return False if args[0].dtype == torch.bool else 0
+    return range_with_values(func, args, kwargs) if is_short_range(func, args) else None
 
 
 def is_short_range(func: Any, args: tuple) -> bool:
     """Return whether an operation makes a few numbers, which some networks and losses read."""
     if func.overloadpacket is aten.linspace:
         return len(args) > 2 and isinstance(args[2], int) and args[2] < 64
-    if func.overloadpacket is not aten.arange:
-        return False
-    return all(isinstance(a, int) and abs(a) < 64 for a in args)
+    is_range = func.overloadpacket is aten.arange
+    return is_range and all(isinstance(a, int) and abs(a) < 64 for a in args)
 
 
-class ShortRanges(TorchDispatchMode):
-    """Give short ranges their values in the body, also under FakeTensorMode."""
+def range_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return a short range with real values, also under FakeTensorMode."""
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is None:
+        return func(*args, **kwargs)
+    with unset_fake_temporarily():
+        real = func(*args, **{k: v for k, v in kwargs.items() if k == "dtype"})
+    return mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
+
+
+class SmallRangeMode(TorchDispatchMode):
+    """Give short ranges their values in the body."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -475,13 +472,3 @@ class ShortRanges(TorchDispatchMode):
         if is_short_range(func, args):
             return range_with_values(func, args, kwargs or {})
         return func(*args, **kwargs or {})
-
-
-def range_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Return a short range with real values."""
-    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    if mode is None:
-        return func(*args, **kwargs)
-    with unset_fake_temporarily():
-        real = func(*args, **{k: v for k, v in kwargs.items() if k == "dtype"})
-    return mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)

@@ -2,23 +2,33 @@
 
 from collections.abc import Sequence
 from math import ceil, prod
+from time import perf_counter
 from typing import Any
 
+import torch
 import yaml
 
 from unet3d.config.compose import Composition
 from unet3d.data.preprocessing.pipeline import AUTO, choose_background
+from unet3d.errors import UsageError, summarize_error
+from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, resolve_precision
+from unet3d.memory.step.config import StepConfig
+from unet3d.memory.step.training_step import NullListener, TrainingStep, make_step_factory
 from unet3d.planning.planner import (
     BATCH_FRACTION,
     MAX_BATCH_SIZE,
+    OTHER_FACTOR,
     DatasetFingerprint,
     IsGiven,
     TrainingPlan,
     find_constant_border,
-    join_by_x,
+    format_dims,
     limit_batch,
 )
-from unet3d.planning.topology import MAX_PATCH_VOXELS
+from unet3d.planning.topology import MAX_PATCH_VOXELS, round_up_to_multiple
+from unet3d.text import pluralize
+from unet3d.types import Triple
+from unet3d.units import format_bytes
 
 MAX_STEPS = 50_000
 """Optimizer steps of a planned run."""
@@ -38,6 +48,14 @@ GROUPS = (
     *("data", "model", "pool", "checkpointing", "augmentation", "optimizer", "scheduler", "loss"),
 )
 """Groups whose options the experiment names."""
+
+LIMIT_SECONDS = 10.0
+"""A step that is expected to take longer is not run."""
+
+MIN_TIMED_SECONDS = 3.0
+"""No further step is run once all steps together took this long."""
+
+MAX_TIMED_STEPS = 6
 
 
 def plan_schedule(plan: TrainingPlan, fold: int | None) -> tuple[int, int]:
@@ -61,7 +79,7 @@ def explain_limits(plan: TrainingPlan, is_given: IsGiven) -> list[str]:
     if is_given("data.patch_size"):
         patch = "patch size: set by data.patch_size"
     elif plan.patch_size != plan.initial_patch:
-        size = join_by_x(plan.initial_patch)
+        size = format_dims(plan.initial_patch)
         patch = f"patch size: limited by the budget, {size} would not fit"
     elif all(p >= n for p, n in zip(plan.patch_size, plan.median_shape, strict=True)):
         patch = "patch size: covers the median case, a larger patch would contain only padding"
@@ -119,20 +137,92 @@ def render_experiment(
         if key in GROUPS:
             options[key] = given.get(key, value)
         elif not key.startswith("hydra"):
-            set_nested(values, key.split("."), value)
+            level, (*parents, name) = values, key.split(".")
+            for parent in parents:
+                level = level.setdefault(parent, {})
+            level[name] = value
     defaults = [f"  - override /{group}: {options[group]}" for group in sorted(GROUPS)]
     body = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
     return "\n".join(["defaults:", *defaults, body])
 
 
-def set_nested(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set a nested key.
+class RandomInputs(NullListener):
+    """Fills a step's images with noise and its labels with classes."""
 
-    >>> values = {}
-    >>> set_nested(values, ["a", "b"], 1)
-    >>> values
-    {'a': {'b': 1}}
-    """
-    for key in path[:-1]:
-        values = values.setdefault(key, {})
-    values[path[-1]] = value
+    def label(self, tensors: Sequence[Any], kind: str) -> None:
+        """Fill the inputs of a step."""
+        if kind == "input":
+            image, label = tensors
+            image.normal_()
+            label.random_(0, 2)
+
+
+def describe_step_time(config: StepConfig, plan: TrainingPlan) -> str:
+    """Say how long steps take on the device that a run would use, or why that is unknown."""
+    device = torch.device(resolve_device(config.accelerator))
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"this machine's CPU ({pluralize(torch.get_num_threads(), 'thread')})"
+    try:
+        seconds = measure_step_time(config, plan, device)
+    except Exception as error:  # a plan may be for another machine, and is useful without a time
+        return f"time not measured on {name}: {summarize_error(error)}"
+    return (
+        f"a step takes {seconds:.2g} s on {name}: {MAX_STEPS:,} steps take "
+        f"{MAX_STEPS * seconds / 3600:.1f} hours, plus validation"
+    )
+
+
+def measure_step_time(config: StepConfig, plan: TrainingPlan, device: torch.device) -> float:
+    """Return the seconds of a step of the planned network; smaller ones are tried before it."""
+    cuda = device.type == "cuda"
+    precision = resolve_precision(config.precision, device.type)
+    needed = (plan.peak.reserved or 0) * (2 if precision.used == "32" else 1)
+    free = get_free_bytes(device) if cuda else get_available_bytes(device)
+    if free is not None and needed > free:
+        raise UsageError(f"it needs {format_bytes(needed)}, {format_bytes(free)} are free")
+
+    def build_step(patch: Triple, batch_size: int) -> TrainingStep:
+        sizes = {"data.patch_size": patch, "data.batch_size": batch_size}
+        variant = config.vary({**sizes, **plan.model, **plan.strategy})
+        return make_step_factory(variant, precision, cuda=cuda, device=device.type)()
+
+    sizes = list_trial_sizes(plan)
+    time_step(build_step(*sizes[0]), device)  # compiles kernels
+    start, seconds_per_voxel = perf_counter(), 0.0
+    for patch, batch_size in sizes:
+        # Small patches take longer per voxel: the expected time falls as they grow.
+        voxels = batch_size * prod(patch)
+        if perf_counter() - start + seconds_per_voxel * voxels > LIMIT_SECONDS:
+            expected = seconds_per_voxel * plan.batch_size * prod(plan.patch_size)
+            raise UsageError(f"a step may take up to {expected:.0f} s")
+        step = build_step(patch, batch_size)
+        times = [time_step(step, device)]
+        seconds_per_voxel = times[0] / voxels
+    while len(times) < MAX_TIMED_STEPS and sum(times) < MIN_TIMED_SECONDS:
+        times.append(time_step(step, device))
+    times = times[1:] or times  # the first step allocates the optimizer's state
+    return sum(times) / len(times)
+
+
+def time_step(step: TrainingStep, device: torch.device) -> float:
+    """Return the seconds of one step."""
+    start = perf_counter()
+    step.train(RandomInputs())
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter() - start
+
+
+def list_trial_sizes(plan: TrainingPlan) -> list[tuple[Triple, int]]:
+    """Return patches and batch sizes to run, from the smallest possible to those of the plan."""
+    factor = plan.levels.factor if plan.levels.pool_windows else (OTHER_FACTOR,) * 3
+    smallest = [min(n, f) for n, f in zip(plan.patch_size, factor, strict=True)]
+    longest = max(range(3), key=lambda axis: plan.patch_size[axis] / factor[axis])
+    smallest[longest] = min(plan.patch_size[longest], 2 * factor[longest])  # norms need two voxels
+    sides = list(zip(plan.patch_size, smallest, strict=True))
+    fractions = [[max(n // divisor, least) for n, least in sides] for divisor in (4, 2)]
+    sizes = [round_up_to_multiple(size, factor) for size in (smallest, *fractions)]
+    trials = [(size, 1) for size in sizes if size != plan.patch_size]
+    return [*trials, (plan.patch_size, plan.batch_size)]

@@ -8,7 +8,6 @@ from math import prod
 import numpy as np
 import torch
 
-from unet3d.data.case import Case
 from unet3d.data.config import DataConfig
 from unet3d.data.dataset import UsableCases, build_layout, choose_split, resolve_dataset
 from unet3d.data.layouts.splits import find_too_few, read_groups
@@ -16,8 +15,8 @@ from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.memory.from_config import FUSED_STRATEGIES, LARGEST_TILE_MIB, list_strategies
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.strategies import FUSED_STRATEGIES, LARGEST_TILE_MIB, list_strategies
 from unet3d.peak_memory import MemoryRecord
 from unet3d.planning.suggest import Changes, check_configured_batch, find_largest_batch
 from unet3d.planning.topology import (
@@ -81,13 +80,20 @@ def inspect_dataset(data: DataConfig, fold: int | None, is_given: IsGiven) -> Da
     layout = build_layout(data)
     facts = resolve_dataset(data, layout.describe())
     usable = UsableCases(data, layout, facts.channels)
-    background = choose_background(facts.channels)
-    if is_given("data.background"):
-        background = data.background
+    chosen = data.background
+    background = chosen if is_given("data.background") else choose_background(facts.channels)
     fingerprints = usable.run_on_valid_cases(
         lambda cases: fingerprint_dataset(cases, data.orientation, data.cache, background)
     )
-    group_by, notes, too_few = plan_split(data, layout.list_cases(), fold, is_given)
+    notes, group_by, too_few = [], None, None
+    if fold is not None:  # keep the scans of a patient in one fold, if there are enough for folds
+        cases = layout.list_cases()
+        rule, names = choose_split(data, cases), [case.name for case in cases]
+        notes, groups, likely = [rule.note] if rule.note else [], rule.groups, rule.likely_groups
+        if likely is not None and not is_given("data.group_by"):
+            group_by, groups = likely.pattern, read_groups(likely.pattern, names)
+            notes.append(f"{likely.message}: the plan sets {likely.option}")
+        too_few = find_too_few(names, groups) if rule.file is None else None
     return DatasetFingerprint(
         fingerprints=fingerprints,
         classes=facts.classes,
@@ -99,72 +105,51 @@ def inspect_dataset(data: DataConfig, fold: int | None, is_given: IsGiven) -> Da
     )
 
 
-def plan_split(
-    data: DataConfig, cases: Sequence[Case], fold: int | None, is_given: IsGiven
-) -> tuple[str | None, list[str], str | None]:
-    """Keep the scans of a patient in one fold, and see whether there are enough cases for folds."""
-    if fold is None:
-        return None, [], None
-    rule, names = choose_split(data, cases), [case.name for case in cases]
-    notes, groups, group_by = [rule.note] if rule.note else [], rule.groups, None
-    likely = rule.likely_groups
-    if likely is not None and not is_given("data.group_by"):
-        group_by, groups = likely.pattern, read_groups(likely.pattern, names)
-        notes.append(f"{likely.message}: the plan sets {likely.option}")
-    return group_by, notes, find_too_few(names, groups) if rule.file is None else None
-
-
 def make_plan(
     config: StepConfig, dataset: DatasetFingerprint, budget: int, is_given: IsGiven
 ) -> TrainingPlan:
     """Choose the largest patch that fits with a batch of two, then the largest batch."""
     target, median = choose_resolution(config.data, dataset)
-    patches = list_candidate_patches(config, target, median, is_given)
-
+    patches = _list_candidate_patches(config, target, median, is_given)
     strategies: Sequence[Changes] = [{}]
     if not is_given("checkpointing"):  # from the least work to the least memory
         strategies = [{"checkpointing": name} for name in list_strategies(config)]
     given_batch = config.data.batch_size if is_given("data.batch_size") else None
 
     def with_patch(patch: Triple) -> StepConfig:
-        levels = get_model_changes(config, plan_levels(target, patch), is_given)
+        levels = _get_model_changes(config, plan_levels(target, patch), is_given)
         return config.vary({"data.patch_size": patch, **levels})
 
-    def fits(patch: Triple) -> bool:
-        """Return whether a patch fits with the leanest strategy and the smallest batch.
-
-        For the first, the strategy with the least work is tried before: most budgets suffice.
-        """
-        tried = [strategies[0], *strategies[1:][-1:]] if patch == patches[0] else strategies[-1:]
+    def fits(patch: Triple, tried: Sequence[Changes] = strategies[-1:]) -> bool:
         variant = with_patch(patch).vary({"data.batch_size": given_batch or 2})
         return any(check_configured_batch(variant.vary(s), budget) for s in tried)
 
-    # The first patch is tried before any other: most budgets suffice for it. If one fits, every
-    # smaller one does, too.
-    index = 0 if fits(patches[0]) else bisect_left(patches, True, lo=1, key=fits)
+    # The first patch is tried before any other, and with the least work before the least memory:
+    # most budgets suffice for it. If one fits, every smaller one does, too.
+    first, leanest = strategies[:1], strategies[1:][-1:]
+    index = 0 if fits(patches[0], [*first, *leanest]) else bisect_left(patches, True, 1, key=fits)
     if index == len(patches):
         raise DoesNotFitError(
-            f"no patch down to {join_by_x(patches[-1])} fits the budget with a batch of 2 and the "
-            "leanest checkpointing: try a narrower network (model.width=16)"
+            f"no patch down to {format_dims(patches[-1])} fits the budget with a batch of 2 and "
+            "the leanest checkpointing: try a narrower network (model.width=16)"
         )
-    patch = patches[index]
-    levels = plan_levels(target, patch)
-    limit = given_batch or limit_batch(patch, median, len(dataset.fingerprints))
-    planned = with_patch(patch)
+    patch, num_cases = patches[index], len(dataset.fingerprints)
+    levels, planned = plan_levels(target, patch), with_patch(patch)
+    limit = given_batch or limit_batch(patch, median, num_cases)
     strategy, batch_size, peak = choose_strategy(planned, strategies, budget, limit)
     planned = planned.vary({**strategy, "data.batch_size": batch_size})
     if torch.cuda.is_available() and strategy:  # on a CPU, larger tiles are slower
         tiles, peak = enlarge_tiles(planned, peak, budget)
         strategy = strategy | tiles
     return TrainingPlan(
-        num_cases=len(dataset.fingerprints),
+        num_cases=num_cases,
         spacing_mm=target,
         median_shape=median,
-        normalize=choose_normalization(config.data, dataset),
+        normalize=_choose_normalization(config.data, dataset),
         initial_patch=patches[0],
         patch_size=patch,
         levels=levels,
-        model=get_model_changes(config, levels, is_given),
+        model=_get_model_changes(config, levels, is_given),
         batch_size=batch_size,
         strategy=strategy,
         peak=peak,
@@ -175,11 +160,10 @@ def choose_resolution(
     data: DataConfig, dataset: DatasetFingerprint
 ) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
     """Return the spacing in mm, and the median shape of the cases at that spacing."""
-    shapes = [case.shape for case in dataset.fingerprints]
-    spacings = [case.spacing_mm for case in dataset.fingerprints]
-    target = choose_target_spacing(spacings, shapes)
-    if isinstance(data.spacing_mm, tuple):
-        target = data.spacing_mm
+    cases = dataset.fingerprints
+    shapes, spacings = [case.shape for case in cases], [case.spacing_mm for case in cases]
+    chosen = data.spacing_mm
+    target = chosen if isinstance(chosen, tuple) else choose_target_spacing(spacings, shapes)
     return target, find_median_shape(spacings, shapes, target)
 
 
@@ -190,9 +174,8 @@ def find_batch_limit(
 
     Generated data may have any size: it limits nothing.
     """
-    root, layout = data.root, data.layout
-    exists = root is not None and root.is_dir()
-    if layout is None or not exists or isinstance(layout(), GeneratedDataset):
+    exists = data.layout is not None and data.root is not None and data.root.is_dir()
+    if not exists or isinstance(data.layout(), GeneratedDataset):
         return lambda patch: MAX_BATCH_SIZE
     dataset = inspect_dataset(data, fold, is_given)
     median, count = choose_resolution(data, dataset)[1], len(dataset.fingerprints)
@@ -209,17 +192,21 @@ def limit_batch(patch: Triple, median_shape: Sequence[float], num_cases: int) ->
     return max(2, min(MAX_BATCH_SIZE, round(patches)))
 
 
-def list_candidate_patches(
+def _list_candidate_patches(
     config: StepConfig,
     spacing_mm: Sequence[float],
     median_shape: Sequence[float],
     is_given: IsGiven,
 ) -> list[Triple]:
     """Return patches from the largest down, or the one that is configured."""
+
+    def format_list(numbers: Sequence[float]) -> str:
+        return f"[{','.join(f'{n:.7g}' for n in numbers)}]"
+
     if is_given("data.patch_size"):
         patch = config.data.patch_size
         levels = plan_levels(spacing_mm, patch)
-        if not levels.pool_windows and get_model_changes(config, levels, is_given):
+        if not levels.pool_windows and _get_model_changes(config, levels, is_given):
             raise UsageError(
                 f"data.patch_size={format_list(patch)} leaves nothing to pool at "
                 f"{format_list(spacing_mm)} mm: give one axis at least 12 voxels, or set "
@@ -267,7 +254,7 @@ def enlarge_tiles(
     return ({}, peak) if fitting is None else (tiles, fitting[1])
 
 
-def get_model_changes(config: StepConfig, levels: Levels, is_given: IsGiven) -> Changes:
+def _get_model_changes(config: StepConfig, levels: Levels, is_given: IsGiven) -> Changes:
     """Return the levels, where the network and the command line leave them open."""
     has_depth = "depth" in config.network.model.arguments
     if not has_depth or is_given("model.depth") or is_given("model.channels"):
@@ -279,16 +266,7 @@ def get_model_changes(config: StepConfig, levels: Levels, is_given: IsGiven) -> 
     }
 
 
-def format_list(numbers: Sequence[float]) -> str:
-    """Format numbers as the value of an override.
-
-    >>> format_list((1, 2, 2))
-    '[1,2,2]'
-    """
-    return f"[{','.join(f'{n:.7g}' for n in numbers)}]"
-
-
-def choose_normalization(data: DataConfig, dataset: DatasetFingerprint) -> list[str]:
+def _choose_normalization(data: DataConfig, dataset: DatasetFingerprint) -> list[str]:
     """Return one method per channel: by modality; masked where much of a volume is background."""
     if data.normalize != ("auto",):
         return list(data.normalize)
@@ -308,10 +286,10 @@ def find_constant_border(
     return None if is_given("data.background") or not values else (min(values), max(values))
 
 
-def join_by_x(numbers: Sequence[float]) -> str:
+def format_dims(numbers: Sequence[float]) -> str:
     """Join numbers by x.
 
-    >>> join_by_x((1.0, 0.5, 3))
+    >>> format_dims((1.0, 0.5, 3))
     '1 x 0.5 x 3'
     """
     return " x ".join(f"{n:g}" for n in numbers)

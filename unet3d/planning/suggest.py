@@ -13,8 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from unet3d.config.fields import number, word_or
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import Precision, get_available_bytes
-from unet3d.memory.batch_search import BatchExtrapolation, search_largest_batch
-from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.estimate import (
+    LARGEST_BATCH,
+    BatchExtrapolation,
+    MemoryEstimate,
+    search_largest_batch,
+)
 from unet3d.memory.from_config import check_step_size, estimate_memory
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
@@ -30,13 +34,13 @@ Changes = dict[str, Any]
 """Other values, by key."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MemoryCandidate:
     """Changes that fit, what they take, and how much they compute beyond plain modules."""
 
     changes: Changes
-    batch_size: int
     patch_voxels: int
+    batch_size: int
     peak: MemoryRecord
     extra_compute: float
 
@@ -71,20 +75,14 @@ def search_configs(
 
     def evaluate(changes: Changes) -> MemoryCandidate | None:
         variant = config.vary(changes)
+        patch = variant.data.patch_size
         if limit_batch is None:
             result = check_configured_batch(variant, budget)
         else:
-            result = find_largest_batch(variant, budget, limit=limit_batch(variant.data.patch_size))
-        if result is None:
-            return None
-        batch_size, peak = result
-        return MemoryCandidate(
-            changes=changes | ({} if limit_batch is None else {"data.batch_size": batch_size}),
-            batch_size=batch_size,
-            patch_voxels=prod(variant.data.patch_size),
-            peak=peak,
-            extra_compute=flops[variant.strategy] / flops["none"] - 1,
-        )
+            result = find_largest_batch(variant, budget, limit=limit_batch(patch))
+            changes = changes | ({} if result is None else {"data.batch_size": result[0]})
+        extra = flops[variant.strategy] / flops["none"] - 1
+        return None if result is None else MemoryCandidate(changes, prod(patch), *result, extra)
 
     chosen = [changes.get("checkpointing", config.strategy) for changes in combinations]
     strategies = list(dict.fromkeys(["none", *chosen]))
@@ -109,9 +107,7 @@ def find_largest_batch(
             "differently at batch sizes 2 and 3; try sizes one by one with unet3d memory "
             "data.batch_size=N"
         )
-    batch_size = search_largest_batch(extrapolation, budget)
-    if limit is not None:
-        batch_size = min(batch_size, limit)
+    batch_size = search_largest_batch(extrapolation, budget, limit or LARGEST_BATCH)
     if batch_size >= 2:
         return batch_size, extrapolation.peak(batch_size)
     return check_configured_batch(one, budget)
@@ -125,19 +121,14 @@ def check_configured_batch(config: StepConfig, budget: int) -> tuple[int, Memory
     return config.data.batch_size, peak
 
 
-_last: list[tuple[StepConfig, bool, MemoryEstimate]] = []
+_last: list[tuple[StepConfig, MemoryEstimate]] = []
 
 
 def estimate_cached(config: StepConfig) -> MemoryEstimate:
-    """Estimate a step, or return the last estimate if it was of the same config.
-
-    A search asks twice in a row, and a trace takes seconds.
-    """
-    has_gpu = torch.cuda.is_available()
-    if not _last or _last[0][:2] != (config, has_gpu):
-        estimate = estimate_memory(config, validates=False)
-        _last[:] = [(config, has_gpu, estimate)]
-    return _last[0][2]
+    """Estimate a step once: a search asks twice in a row, and a trace takes seconds."""
+    if not _last or _last[0][0] != config:
+        _last[:] = [(config, estimate_memory(config, validates=False))]
+    return _last[0][1]
 
 
 def count_flops(config: StepConfig, strategy: str) -> int:

@@ -21,8 +21,8 @@ from unet3d.inference.write_labels import choose_decision
 from unet3d.kernel_cache import set_compiler_caches
 from unet3d.loss.adapter import check_loss
 from unet3d.machine import Precision
+from unet3d.memory.step.build import find_heads, group_parameters, make_optimizer_factory
 from unet3d.memory.step.config import list_data_values
-from unet3d.memory.step.optimizer import find_heads, group_parameters, make_optimizer_factory
 from unet3d.metric.case_scores import CaseScores, ValidationHD95
 from unet3d.metric.dice import Dice, mask_unknown
 from unet3d.training.config import TrainConfig

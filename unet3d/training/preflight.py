@@ -32,13 +32,16 @@ from unet3d.machine import (
 )
 from unet3d.memory.any_network import copy_as_fake
 from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
-from unet3d.memory.estimate import MemoryEstimate, UntraceableError
-from unet3d.memory.from_config import check_step_size, trace_step
-from unet3d.memory.launches import list_launches
+from unet3d.memory.estimate import MemoryEstimate, UntraceableError, list_launches
+from unet3d.memory.from_config import (
+    check_step_size,
+    list_leaner_strategies,
+    resolve_strategy,
+    trace_step,
+)
 from unet3d.memory.oom_advice import check_memory
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
-from unet3d.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.memory.tables import summarize_compiled
 from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.text import pluralize

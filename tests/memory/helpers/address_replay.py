@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unet3d.memory.allocator import SMALL, CachingAllocator, _Block, round_block_size
+from unet3d.memory.allocator import SMALL, CachingAllocator, round_block_size
 
 Segment = Sequence[Any]
 """Address, bytes, "small" or "large", and [address, requested bytes] of its live blocks."""
@@ -21,13 +21,12 @@ class PlacedAllocator(CachingAllocator):
 
     def __init__(self) -> None:
         super().__init__()
-        self.segments: list[tuple[int, int]] = []  # addresses and sizes of the next ones
+        self.next_segments: list[tuple[int, int]] = []  # addresses and sizes
 
-    def _reserve_segment(self, size: int, small: bool) -> _Block:
-        block = super()._reserve_segment(size, small)
-        if self.segments and self.segments[0][1] == block.size:
-            block.address = self.segments.pop(0)[0]
-        return block
+    def _place_segment(self, size: int) -> int:
+        if self.next_segments and self.next_segments[0][1] == size:
+            return self.next_segments.pop(0)[0]
+        return super()._place_segment(size)
 
     def add_segment(self, start: int, size: int, small: bool, live: list[list[int]]) -> None:
         """Add a segment whose blocks were allocated before the recording began.
@@ -35,57 +34,43 @@ class PlacedAllocator(CachingAllocator):
         The recording has the bytes that were requested for them, without an unsplit rest of a
         large block. The rest is known only where the next block follows.
         """
+        self.segments[start] = size
+        self.reserved += size
         ends = [*(address for address, _ in live), start + size][1:]
-        at, left = start, None
+        at = start
         for (address, nbytes), end in zip(live, ends, strict=True):
             block_size = round_block_size(nbytes)
             if not small and 0 < end - address - block_size <= SMALL:
                 block_size = end - address
             if address > at:
-                left = self._append(at, address - at, small, left, used=False)
-            left = self._append(address, block_size, small, left, used=True)
+                self.insert_free(at, address - at, small)
+            self.used[address] = address, block_size, small
+            self.allocated += block_size
             at = address + block_size
         if at < start + size:
-            self._append(at, start + size - at, small, left, used=False)
-        self.reserved += size
-
-    def _append(
-        self, address: int, size: int, small: bool, left: _Block | None, *, used: bool
-    ) -> _Block:
-        block = _Block(size, address, small)
-        block.left = left
-        if left is not None:
-            left.right = block
-        block.free = not used
-        if used:
-            self._used_blocks[address] = block
-            self.allocated += size
-        else:
-            self._insert(block)
-        return block
+            self.insert_free(at, start + size - at, small)
 
     def reveal_rest(self, address: int, known: set[int]) -> None:
         """Enlarge the block before `address` by a rest that the recording does not have.
 
         `known` are blocks that were allocated during the recording: their sizes are certain.
         """
-        for _, start, block in self._free_blocks[False]:
-            left, rest = block.left, address - start
-            if 0 < rest <= SMALL and left is not None and left.address not in known:
-                self._remove(block)
-                block.address, block.size = address, block.size - rest
-                left.size += rest
+        for key, (start, size, small) in self.used.items():
+            end = start + size
+            is_followed = end in self.free_sizes and end not in self.segments
+            if not small and is_followed and 0 < address - end <= SMALL and start not in known:
+                free, rest = self.remove_free(end, small), address - end
+                self.insert_free(address, free - rest, small)
+                self.used[key] = start, size + rest, small
                 self.allocated += rest
-                return self._insert(block)
+                return
 
     def release(self, address: int, size: int) -> None:
         """Return a free segment to the driver."""
-        for blocks in self._free_blocks.values():
-            for _, start, block in blocks:
-                if (start, block.size) == (address, size):
-                    self._remove(block)
-                    self.reserved -= size
-                    return
+        if self.free_sizes.get(address) == size:
+            small = (size, address) in self._pools[True]
+            self.reserved -= self.remove_free(address, small)
+            del self.segments[address]
 
 
 @dataclass
@@ -104,7 +89,7 @@ def replay_addresses(before: Sequence[Segment], events: Sequence[Event]) -> Addr
         allocator.add_segment(start, size, kind == "small", live)
     for number, (what, address, size) in enumerate(events):
         if what == "s":
-            allocator.segments.append((address, size))
+            allocator.next_segments.append((address, size))
         elif what == "a":
             found.blocks += 1
             if place(allocator, size) != address:
@@ -112,8 +97,7 @@ def replay_addresses(before: Sequence[Segment], events: Sequence[Event]) -> Addr
                 allocator.reveal_rest(address, known)
                 if place(allocator, size) != address:
                     found.misplaced.append(number)
-            block = allocator._used_blocks.pop(-1)
-            allocator._used_blocks[address] = block
+            allocator.used[address] = allocator.used.pop(-1)
             known.add(address)
         elif what == "f":
             allocator.free(address)
@@ -127,4 +111,4 @@ def replay_addresses(before: Sequence[Segment], events: Sequence[Event]) -> Addr
 def place(allocator: PlacedAllocator, size: int) -> int:
     """Allocate a block and return its address."""
     allocator.allocate(-1, size)
-    return allocator._used_blocks[-1].address
+    return allocator.used[-1][0]

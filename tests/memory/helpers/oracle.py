@@ -16,7 +16,7 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from unet3d.memory.estimate import STEPS, estimate_step
+from unet3d.memory.estimate import estimate_step
 from unet3d.memory.step.training_step import TrainingStep
 from unet3d.model.fused.kernels.cpu import kernels as norm_kernels
 from unet3d.pool.kernels.cpu import kernels as pool_kernels
@@ -119,7 +119,7 @@ def measure(make_step: Callable[[], TrainingStep]) -> Memory:
     tensors = [*step.model.parameters(), *step.model.buffers()]
     before = sum(t.untyped_storage().nbytes() for t in tensors)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        for _ in range(STEPS):
+        for _ in range(2):
             step.train(phases)  # ty: ignore[invalid-argument-type]
     results: Any = profiled.profiler.kineto_results  # ty: ignore[possibly-missing-attribute]
     nodes = sorted(walk(results.experimental_event_tree()), key=lambda node: node.start_time_ns)

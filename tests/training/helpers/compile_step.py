@@ -11,7 +11,7 @@ from triton.runtime.jit import JITFunction
 
 from unet3d.config.compose import compose_config
 from unet3d.machine import Precision
-from unet3d.memory.launches import list_launches
+from unet3d.memory.estimate import list_launches
 from unet3d.memory.step.training_step import make_step_factory
 from unet3d.training.config import read_training
 from unet3d.triton_kernels import compile_kernel, compile_kernels

@@ -1,12 +1,27 @@
-"""Build the network of a step; its dataset is read where the settings do not say its sizes."""
+"""Build the network and the optimizer of a step."""
 
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
 from torch import nn
 
+from unet3d.config.instantiate import Factory
 from unet3d.data.dataset import build_layout, get_network_sizes, resolve_dataset
 from unet3d.errors import UsageError
+from unet3d.machine import Precision
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.trace import ShortRanges
+from unet3d.memory.trace import SmallRangeMode
 from unet3d.model.build import build_bound_network, freeze_parts
+from unet3d.types import HasHeads
+
+Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+"""Parameters, or groups of these."""
+
+OptimizerFactory = Callable[[Parameters], torch.optim.Optimizer]
+
+MIN_HALF_EPSILON = 1e-4
+"""The smallest epsilon of an optimizer in pure fp16, where Adam's 1e-8 would be 0."""
 
 
 def complete_step(step: StepConfig) -> StepConfig:
@@ -31,7 +46,72 @@ def build_network(step: StepConfig) -> nn.Module:
         given = bound.model.arguments.get(name, size)
         if given != size:
             raise UsageError(f"model.{name} must be {size}, as data says, got {given!r}")
-    with ShortRanges():
+    with SmallRangeMode():
         network = build_bound_network(bound)
     freeze_parts(network, step.freeze)
     return network
+
+
+def make_optimizer_factory(optimizer: Factory, precision: Precision) -> OptimizerFactory:
+    """Return parameters -> optimizer, with an epsilon that the weights' precision can hold.
+
+    The optimizer is fused where possible: one kernel, which makes no second copy of the parameters.
+    """
+    arguments = optimizer.arguments
+    if "fused" in arguments and arguments["fused"] is None:
+        optimizer = optimizer.bind(fused=True)
+    if precision.used == "16-true" and isinstance(arguments.get("eps"), float):
+        optimizer = optimizer.bind(eps=max(arguments["eps"], MIN_HALF_EPSILON))
+
+    def build(parameters: Parameters) -> torch.optim.Optimizer:
+        return optimizer(params=list(parameters))
+
+    build([nn.Parameter(torch.zeros(1))])  # refuse bad arguments before the dataset is read
+    return build
+
+
+def group_parameters(
+    network: nn.Module, head_warmup: float, lr_factors: Mapping[str, float]
+) -> Parameters:
+    """Return the parameters, in groups by `lr_factor` if parts learn at rates of their own.
+
+    Heads that learn before the rest are groups, too: torch's fused SGD cannot step if some
+    parameters of a group have a momentum and others do not yet.
+    """
+    if head_warmup == 0 and not lr_factors:
+        return network.parameters()
+    heads = find_heads(network) if head_warmup else set()
+    unknown = lr_factors.keys() - {name for name, _ in network.named_modules() if name}
+    if unknown:
+        parts = ", ".join(name for name, _ in network.named_children())
+        raise UsageError(f"lr_factors: the network has no part {min(unknown)!r}; it has {parts}")
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        is_early, factor = parameter in heads, find_lr_factor(name, lr_factors)
+        groups.setdefault((not is_early, factor), []).append(parameter)
+    return [
+        {"params": parameters, "lr_factor": factor}
+        for (_, factor), parameters in sorted(groups.items(), key=lambda group: group[0])
+    ]
+
+
+def find_heads(network: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters of the heads, the last convolutions."""
+    if not isinstance(network, HasHeads):
+        raise UsageError(
+            f"head_warmup: {type(network).__name__} does not list its heads (list_heads)"
+        )
+    heads = {parameter for head in network.list_heads() for parameter in head.parameters()}
+    if not any(parameter.requires_grad for parameter in heads):
+        raise UsageError("head_warmup: freeze= includes the heads, so nothing would learn")
+    return heads
+
+
+def find_lr_factor(name: str, lr_factors: Mapping[str, float]) -> float:
+    """Return the factor of the smallest part that contains a parameter; 1 outside of all parts.
+
+    >>> find_lr_factor("encoder.0.conv.weight", {"encoder": 0.5, "encoder.0": 0.1})
+    0.1
+    """
+    parts = [part for part in lr_factors if name.startswith(f"{part}.")]
+    return lr_factors[max(parts, key=len)] if parts else 1.0

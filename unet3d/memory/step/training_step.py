@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,18 +14,21 @@ from unet3d.data.dataset import get_network_sizes
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.machine import AUTOCAST_TYPES, TRUE_HALF_TYPES, Precision
 from unet3d.memory.any_network import copy_as_fake
-from unet3d.memory.step.build import build_network, complete_step
+from unet3d.memory.step.build import (
+    build_network,
+    complete_step,
+    group_parameters,
+    make_optimizer_factory,
+)
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.gradient_buckets import GradientBuckets
-from unet3d.memory.step.optimizer import group_parameters, make_optimizer_factory
 from unet3d.model.half_precision import cast_to_half
 from unet3d.model.weight_average import WeightAverage
 from unet3d.simulated_cuda import choose_foreach
 
-REPEATING_OPTIMIZERS = (
-    *(torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.Adam),
-    *(torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
-    *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD),
+REPEATING_OPTIMIZERS = tuple(
+    getattr(torch.optim, name)
+    for name in """Adadelta Adafactor Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop
+    SGD""".split()
 )
 """Optimizers whose steps allocate the same, but for the state that the first one creates."""
 
@@ -39,7 +43,7 @@ class NullListener:
         """Do nothing."""
 
 
-class PeakWindowsOnly:
+class SkipSmallerWindows:
     """A network that runs only on windows that find more memory allocated than any before them.
 
     A window itself always needs the same: no other window comes near the peak, and a volume has
@@ -86,8 +90,8 @@ class TrainingStep:
     ema_decay: float | None = None
 
     is_first = True
+    is_last_micro_batch = False
     average: WeightAverage | None = field(default=None, init=False)
-    buckets: GradientBuckets | None = field(default=None, init=False)
     recorded_batch: tuple[Tensor, ...] | None = field(default=None, init=False)
     """What CUDA graphs read."""
 
@@ -100,12 +104,10 @@ class TrainingStep:
 
     def train(self, trace: Any) -> None:
         """Run one optimizer step; with CUDA graphs, the first step runs without them."""
-        if self.several_processes and self.buckets is None:
-            self.buckets = GradientBuckets(self.model)
-            trace.label(list(self.buckets.views.values()), "gradients")
+        if self.several_processes and self.is_first:
+            self._keep_gradients(trace)
         for micro_batch in range(self.micro_batches):
-            if self.buckets is not None:
-                self.buckets.reduces = micro_batch == self.micro_batches - 1
+            self.is_last_micro_batch = micro_batch == self.micro_batches - 1
             trace.begin_phase("forward")
             if self.ema_decay is not None and self.average is None:
                 self.average = WeightAverage(self.model, self.ema_decay)
@@ -115,7 +117,7 @@ class TrainingStep:
                 self._prepare_recording(batch, trace)
             with self._use_graph_pool(trace):
                 with self._autocast():
-                    loss = self.compute_loss(*batch)
+                    loss = self.loss(self.model(batch[0]), batch[1])
                 trace.begin_phase("backward")
                 (loss / self.micro_batches).backward()
                 del loss
@@ -138,14 +140,10 @@ class TrainingStep:
         image, _ = self._make_batch(trace, 1, self.volume_size)
         self.model.eval()
         with torch.no_grad(), self._autocast(), self._use_graph_pool(trace):
-            self.inference(image, PeakWindowsOnly(self.model, trace))
+            self.inference(image, SkipSmallerWindows(self.model, trace))
         self.model.train()
         if self.average is not None:
             self.average.restore()
-
-    def compute_loss(self, image: Tensor, label: Tensor) -> Tensor:
-        """Return the loss of a batch."""
-        return self.loss(self.model(image), label)
 
     def _make_batch(
         self, trace: Any, batch_size: int, shape: Sequence[int]
@@ -157,6 +155,24 @@ class TrainingStep:
         trace.label([image, label], "input")
         return image, label
 
+    def _keep_gradients(self, trace: Any) -> None:
+        """Allocate the gradients that DistributedDataParallel keeps for the whole run.
+
+        Its buckets are not modeled, only what is in them.
+        """
+        weights = [*self.model.parameters(), *self.model.buffers()]
+        torch.cat([tensor.detach().flatten() for tensor in weights])  # sent by rank 0, then freed
+
+        def reduce(kept: Tensor, parameter: Tensor) -> None:
+            if self.is_last_micro_batch and parameter.grad is not None:
+                parameter.grad = kept.copy_(parameter.grad)
+
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                kept = torch.empty_like(parameter)
+                trace.label(kept, "gradients")
+                parameter.register_post_accumulate_grad_hook(partial(reduce, kept))
+
     def _prepare_recording(self, batch: tuple[Tensor, ...], trace: Any) -> None:
         """Allocate what CUDA graphs read and write, besides what the step allocates."""
         self.recorded_batch = tuple(tensor.clone() for tensor in batch)
@@ -167,14 +183,11 @@ class TrainingStep:
             trace.label(self.recorded_gradients, "gradients")
 
     def _use_graph_pool(self, trace: Any) -> AbstractContextManager:
-        if self.recorded_batch is None:
-            return nullcontext()
-        return trace.use_graph_pool()  # only traced steps have graphs
+        # Only traced steps have graphs.
+        return nullcontext() if self.recorded_batch is None else trace.use_graph_pool()
 
     def _autocast(self) -> AbstractContextManager:
-        if self.autocast is None:
-            return nullcontext()
-        return torch.autocast(self.device, dtype=self.autocast)
+        return torch.autocast(self.device, self.autocast, enabled=self.autocast is not None)
 
 
 def make_step_factory(
@@ -192,11 +205,10 @@ def make_step_factory(
     traced: a step on a real device runs without. Where `network` has been built, with its
     checkpointing, a copy of it without values is traced.
     """
-
     config = complete_step(config)
     several = config.several_processes
     obstacle = find_cuda_graph_obstacle(config, "cuda", several_processes=several)
-    uses_graphs = config.cuda_graph is True and obstacle is None
+    uses_graphs = cuda and device == "cpu" and config.cuda_graph is True and obstacle is None
 
     def make_step() -> TrainingStep:
         if network is None:
@@ -232,7 +244,7 @@ def make_step_factory(
             device=device,
             several_processes=several,
             ema_decay=config.ema_decay,
-            cuda_graph=uses_graphs and cuda and device == "cpu",
+            cuda_graph=uses_graphs,
         )
 
     return make_step
