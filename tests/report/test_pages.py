@@ -9,11 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.report.helpers.reports import make_report
-from unet3d.report.comparison_page import render_comparison
+from unet3d.report.comparison import RunSummary, render_comparison
 from unet3d.report.evaluation import describe_evaluation
-from unet3d.report.page import MAX_BYTES, embed_pictures, render_page
-from unet3d.report.run_comparison import RunSummary
-from unet3d.report.run_page import describe_run
+from unet3d.report.page import MAX_BYTES, embed_pictures, make_model_card, render_page
+from unet3d.report.run_report import describe_run
 from unet3d.units import MIB
 
 ATTACK = "<script>alert(1)</script>"
@@ -169,3 +168,25 @@ def test_pictures_are_embedded_while_they_fit(tmp_path):
     pictures = embed_pictures(files)
     assert list(pictures) == ["0"]  # a quarter of a page, in base64
     assert base64.b64decode(pictures["0"]) == files[0].read_bytes()
+
+
+PIPELINE = {
+    "outputs": ["background", "<img src=x>"],
+    "channels": ["[MRI](http://x)"],
+    "classes": ["background", "<img src=x>"],
+    "spacing_mm": None,
+    "patch_size": [8, 8, 8],
+    "regions": None,
+    "keep_largest_component": ["<img src=x>"],
+}
+
+
+def test_names_in_a_model_card_are_not_markup():
+    scores = {"dice": {"mean": 0.5, "low": 0.4, "high": 0.6}}
+    report = {"evaluation": {"per_class": {"a | ![b](http://x)": scores}, "mean": scores}}
+    metadata = {"config": {"model": {"_target_": "a.Net"}, "precision": "<b>", "seed": "`c`"}}
+    card = make_model_card(PIPELINE, [metadata], [report])
+    for markup in ("<img", "<b>", "[MRI]", "![b]", "`c`"):
+        assert not re.search(r"(?<!\\)" + re.escape(markup), card), markup
+    assert r"# Segmentation of \<img src=x\>" in card
+    assert r"| a \| \!\[b\](http://x) | 0.5000 |" in card

@@ -13,9 +13,8 @@ from unet3d.data.layouts.label_names import LabelNames
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.loading.datasets import CachedVolume
 from unet3d.errors import UsageError, summarize_error
-from unet3d.evaluation.evaluate import run_evaluation
+from unet3d.evaluation.evaluate import CasePair, Evaluation, run_evaluation
 from unet3d.evaluation.options import build_metrics, select_class_metrics
-from unet3d.evaluation.score_cases import CasePair, Evaluation
 from unet3d.inference.ensemble import Ensemble, load_ensemble
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor, ScanTask

@@ -9,8 +9,7 @@ from unet3d.machine import summarize_machine
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import plot_timeline
 from unet3d.report.page import render_page
-from unet3d.report.run_page import describe_run
-from unet3d.report.run_report import get_step_memory, write_report
+from unet3d.report.run_report import describe_run, get_step_memory, write_report
 from unet3d.training.run import TrainingRun
 
 if TYPE_CHECKING:

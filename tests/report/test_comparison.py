@@ -6,11 +6,11 @@ import pytest
 
 from tests.report.helpers.reports import make_report
 from unet3d.evaluation.comparison import find_runs
-from unet3d.report.comparison_page import plot_runs
-from unet3d.report.run_comparison import (
+from unet3d.report.comparison import (
     comparison_to_dict,
     find_pareto_optimal,
     make_comparison_rows,
+    plot_runs,
 )
 
 
