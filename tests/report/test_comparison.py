@@ -47,12 +47,8 @@ def test_a_run_without_evaluation_shows_its_last_validation(write_reports):
 
 
 def test_a_run_is_pareto_optimal_unless_another_is_as_good_in_all_and_better_in_one(write_reports):
-    root = write_reports(
-        best=make_report(0.9, 200, 2.0),
-        small=make_report(0.8, 100, 2.0),
-        worse=make_report(0.8, 150, 2.0),
-        same=make_report(0.9, 200, 2.0),
-    )
+    costs = {"best": (0.9, 200), "small": (0.8, 100), "worse": (0.8, 150), "same": (0.9, 200)}
+    root = write_reports(**{name: make_report(*cost, 2.0) for name, cost in costs.items()})
     runs, _ = find_runs([root])
     optimal = zip(runs, find_pareto_optimal(runs), strict=True)
     assert {run.folder.name for run, best in optimal if best} == {"best", "small", "same"}

@@ -153,14 +153,6 @@ def test_a_comparison_shows_runs_curves_and_what_was_not_read(tmp_path):
     assert page.count("<svg") == 2  # the costs and one curve
 
 
-@pytest.mark.parametrize(("data", "is_ranked"), [(("x", "x"), True), (("x", "y"), False)])
-def test_only_runs_of_the_same_data_are_ranked(tmp_path, data, is_ranked):
-    runs = [RunSummary(folder=tmp_path, report=make_run(), data=name) for name in data]
-    page = render_comparison(runs, curves=[{}, {}], problems=[], command="unet3d compare a b")
-    assert ("Pareto-optimal" in page) is is_ranked
-    assert ("Different data" in page) is not is_ranked
-
-
 def test_pictures_are_embedded_while_they_fit(tmp_path):
     files = [tmp_path / f"{n}.png" for n in range(3)]
     for file in files:

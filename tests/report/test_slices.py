@@ -5,7 +5,6 @@ from unet3d.report.slices import (
     GAP,
     LINE,
     PANEL,
-    choose_views,
     draw_case_slices,
     find_fullest_slices,
     get_class_colors,
@@ -54,12 +53,6 @@ def test_a_part_is_drawn_as_large_as_a_volume_of_its_size_and_a_title_takes_a_li
     whole, part = draw_empty((10, 12, 15)), draw_empty((30, 30, 20), box=box)
     assert part.shape == whole.shape
     assert draw_empty((10, 12, 15), title="a").shape[0] == whole.shape[0] + LINE
-
-
-def test_thin_views_are_not_chosen():
-    views = {(10, 10, 10): [2, 1, 0], (320, 26, 150): [1], (26, 320, 150): [0]}
-    views[320, 20, 20] = [2]  # all are thin: the first of the largest
-    assert {shape: choose_views(shape, (1, 1, 1)) for shape in views} == views
 
 
 def test_the_fullest_slice_shows_every_class_not_only_the_largest():

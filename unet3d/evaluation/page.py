@@ -131,15 +131,12 @@ def iter_worst_cases(
 
 def make_notes(case: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     """Return what the legend of a case says of its classes, the worst ones."""
-    present = [name for name, scores in case.items() if not math.isnan(scores["dice"])]
     notes = {}
-    for name in sorted(present, key=lambda name: case[name]["dice"])[:MAX_NOTES]:
-        scores = case[name]
+    present = [item for item in case.items() if not math.isnan(item[1]["dice"])]
+    for name, scores in sorted(present, key=lambda item: item[1]["dice"])[:MAX_NOTES]:
         notes[name] = f"Dice {scores['dice']:.4f}, HD95 {scores['hd95_mm']:.2f} mm"
-        if not scores["reference_ml"]:
-            notes[name] = "not in the reference"
-        elif not scores["prediction_ml"]:
-            notes[name] = "not predicted"
+        if not scores["reference_ml"] or not scores["prediction_ml"]:
+            notes[name] = "not predicted" if scores["reference_ml"] else "not in the reference"
     return notes
 
 

@@ -31,16 +31,13 @@ class LogitMetric(Protocol):
 
 
 class CaseScores:
-    """Scores of each case; call `begin` and `end` for every one, then `compute`.
-
-    `scored_classes` maps classes to labels, `spacing_mm` cases to voxel spacings.
-    """
+    """Scores of each case; call `begin` and `end` for every one, then `compute`."""
 
     def __init__(
         self,
         metrics: Sequence[ClassMetric | LogitMetric],
-        scored_classes: Mapping[str, Sequence[int]],
-        spacing_mm: Mapping[str, Sequence[float]],
+        scored_classes: Mapping[str, Sequence[int]],  # name -> labels
+        spacing_mm: Mapping[str, Sequence[float]],  # by case
     ):
         self.class_metrics = [m for m in metrics if isinstance(m, ClassMetric)]
         self.logit_metrics = [m for m in metrics if isinstance(m, LogitMetric)]

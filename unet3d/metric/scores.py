@@ -62,9 +62,8 @@ def score_case(
 ) -> dict[str, dict[str, float]]:
     """Return the SCORES of each class of a case, from labels (D, H, W), and those of `metrics`.
 
-    A class has one or more labels above 0; classes may overlap. Scores are NaN where neither array
-    has the class, HD95 and surface Dice also where surfaces exceed `max_points` voxels. Temporary
-    arrays are booleans no larger than the bounding box of a class.
+    Classes may overlap. Scores are NaN where neither array has the class, HD95 and surface Dice
+    also where surfaces exceed `max_points` voxels. Temporary arrays are booleans in a class's box.
     """
     prediction, reference = mask_ignored(prediction, reference, ignore_labels)
     voxel_ml = float(np.prod(spacing_mm)) / 1000

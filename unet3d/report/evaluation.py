@@ -74,10 +74,7 @@ def format_score(value: float | None, digits: int = 4) -> str:
 
 
 def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
-    """Draw box plots of Dice and HD95 per class, with every case as a dot.
-
-    `classes` maps names to labels, which decide the colors.
-    """
+    """Draw box plots of Dice and HD95 per class (name -> labels), with every case as a dot."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 1.6 + 0.45 * len(classes)), layout="constrained")
@@ -119,6 +116,7 @@ def describe_evaluation(
     means = {score: values["mean"] for score, values in result["mean"].items()}
     cases = pluralize(len(result["cases"]), "case")
     return {
+        "result": result,
         "title": Path(str(result["predictions"])).name or "predictions",
         "subtitle": f"{cases} of {result['predictions']}, references {result['references']}",
         "headline": [
@@ -130,7 +128,6 @@ def describe_evaluation(
         "scores": make_scores(result),
         "command": command,
         "machine": machine,
-        "versions": result["versions"],
     }
 
 
@@ -173,7 +170,5 @@ def make_scores(result: Mapping[str, Any]) -> dict[str, Any] | None:
         "worst": f"{names}: see the folder worst/." if names else "No worst cases were requested.",
         "colors": colors,
         "cases": rows[:shown],
-        "more": f"{len(rows) - shown:,} more cases are in evaluation.csv."
-        if len(rows) > shown
-        else "",
+        "left_out": max(0, len(rows) - shown),
     }

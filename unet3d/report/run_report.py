@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
 
-ACCENT = "#3b5bdb"
-
 MEMORY_LABELS = {
     "allocated": "allocated, MiB",
     "reserved": "reserved, MiB",
@@ -60,8 +58,7 @@ def replace_nan(value: Any) -> Any:
 def select_headline_metrics(report: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that runs are compared by, without those that the run did not log.
 
-    `dice` and `hd95_mm` of the best checkpoint if it was evaluated, else of the last validation;
-    `peak_mib` and `step_seconds` of a training step.
+    Scores are of the best checkpoint if it was evaluated, else of the last validation.
     """
     evaluation, metrics = report.get("evaluation") or {}, report.get("metrics", {})
     headline: dict[str, float | None] = {}
@@ -176,26 +173,25 @@ def describe_run(
     machine: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the content of run.html; `result` is that of the run's evaluation.json."""
-    choices, measured = report.get("choices", {}), get_step_memory(report)
+    choices = report.get("choices", {})
     state = f"{'finished' if report.get('finished') else 'stopped'} after {report['steps']:,} steps"
     chosen = [f"{k}={choices[k]}" for k in ("data", "model", "checkpointing") if k in choices]
     error = f": {report['error']}" if report.get("error") else ""
     return {
+        "report": report,
+        "result": result,
         "title": title,
         "subtitle": ", ".join([state, *chosen, f"on {report['device']}"]) + error,
         "headline": make_headline(report, {} if result is None else result["mean"]),
         "numbers": format_report_table(report),
-        "warnings": report.get("warnings", []),
         "curves": draw_curves(curves, result),
         "timeline": None if timeline is None else to_svg(timeline),
         "peak": describe_peak(kinds_at_peak),
         "memory": make_memory_rows(report),
-        "is_cpu": "resident" in measured and "allocated" not in measured,
-        "is_evaluated": result is not None,
+        "measured": get_step_memory(report),
         "scores": None if result is None else make_scores(result),
         "command": command,
         "machine": machine,
-        "versions": report["versions"],
         "config": yaml.safe_dump(report["config"], sort_keys=False),
     }
 
@@ -222,10 +218,7 @@ def make_headline(report: Mapping[str, Any], mean: Mapping[str, Any]) -> list[tu
 def draw_curves(
     curves: Mapping[str, Points], result: Mapping[str, Any] | None
 ) -> dict[str, object]:
-    """Return charts of the loss, the Dice of validations, HD95 and the learning rate.
-
-    A single point is no chart: the table of the page has its value.
-    """
+    """Return charts by heading; a single point is no chart: the page's table has its value."""
     prefix = "val/dice/"
     names = [name.removeprefix(prefix) for name in curves if name.startswith(prefix)]
     classes = {name: [n] for n, name in enumerate(names, start=1)}
@@ -240,7 +233,7 @@ def draw_curves(
     drawn = {}
     for heading, (unit, keys) in charts.items():
         shown = [
-            (name, curves[key], colors[name] if key.startswith(prefix) else ACCENT)
+            (name, curves[key], colors[name] if key.startswith(prefix) else "#3b5bdb")
             for name, key in keys.items()
             if curves.get(key)
         ]

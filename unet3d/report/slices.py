@@ -35,11 +35,7 @@ GAP, FONT_PIXELS, LINE = 8, 14, 20
 
 
 def get_palette(count: int) -> list[str]:
-    """Return colors such as #e69f00, the same first ones for any number.
-
-    Ten colors that color-blind people can distinguish, then the same ten lighter, then darker;
-    they repeat from the 31st on.
-    """
+    """Return colors such as #e69f00: ten, then the same ones lighter, then darker, then again."""
     from matplotlib.colors import to_hex, to_rgb
 
     ten = np.array([to_rgb(color) for color in COLORS])
@@ -48,9 +44,7 @@ def get_palette(count: int) -> list[str]:
 
 
 def get_class_colors(classes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the colors of classes given by their labels.
-
-    A class of one label has that label's color; a class of several labels has the next unused one.
+    """Return the color of each class: that of its label, of several labels the next unused one.
 
     >>> regions = {"whole tumor": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
     >>> list(get_class_colors(regions).values()) == get_palette(3)
@@ -64,9 +58,7 @@ def get_class_colors(classes: Mapping[str, Sequence[int]]) -> dict[str, str]:
 
 
 def choose_views(shape: Sequence[int], spacing_mm: Sequence[float]) -> list[int]:
-    """Return the axes to slice across, axial first.
-
-    Thin views, which show little, are skipped, but not the one with the largest area.
+    """Return the axes to slice across, axial first; thin views show little and are skipped.
 
     >>> choose_views((216, 256, 10), (1.5, 1.5, 10)), choose_views((320, 150, 26), (1, 1, 1))
     ([2, 1, 0], [2])

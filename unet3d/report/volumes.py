@@ -193,8 +193,7 @@ def find_label_box(case: CaseVolumes) -> tuple[slice, ...]:
 def coarsen(case: CaseVolumes, voxel_mm: float) -> CaseVolumes:
     """Return volumes whose voxels are about `voxel_mm` long where they are shorter now.
 
-    Of each block of voxels this is the mean intensity, and the label in the middle; an incomplete
-    block at the end is left out.
+    Blocks of voxels become their mean and the label in their middle, but for incomplete ones.
     """
     sides = zip(case.image.shape, case.spacing_mm, strict=True)
     steps = [min(n, max(1, round(voxel_mm / mm))) for n, mm in sides]
