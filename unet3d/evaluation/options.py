@@ -72,6 +72,8 @@ class EvaluationConfig:
 
     def __post_init__(self):
         output, images = self.output, self.images
+        if output is not None and output.exists() and not output.is_dir():
+            raise UsageError(f"output: {output} is a file; it must be a folder")
         if output is not None and any((output / name).exists() for name in TRAINING_FILES):
             raise UsageError(
                 f"output: {output} holds a training run, whose report.html would be replaced: set "

@@ -45,7 +45,6 @@ class CaseScores:
         self.reset()
 
     def reset(self) -> None:
-        """Remove all cases."""
         self.cases: list[dict[str, float]] = []
 
     def begin(self, labels: Tensor) -> Callable[[Sequence[tuple[int, int]], Tensor], None] | None:
@@ -93,7 +92,6 @@ class ValidationHD95:
         self.reset()
 
     def reset(self) -> None:
-        """Remove all volumes."""
         self.distances_mm: list[list[float]] = []  # (volumes, classes)
 
     def update(self, cases: Sequence[str], prediction: Tensor, labels: Tensor) -> None:

@@ -55,7 +55,6 @@ class Dice:
         self.reset()
 
     def reset(self) -> None:
-        """Remove all volumes."""
         self.matrices: list[Tensor] = []
 
     def update(self, prediction: Tensor, labels: Tensor) -> None:

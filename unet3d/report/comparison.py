@@ -56,7 +56,6 @@ class RunSummary:
 
     @property
     def headline_metrics(self) -> dict[str, float]:
-        """Return the run's headline metrics."""
         return select_headline_metrics(self.report)
 
     @property
@@ -103,9 +102,8 @@ def describe_data_sets(runs: Sequence[RunSummary]) -> list[str]:
     groups = group_by_data(runs)
     if len(groups) < 2:
         return []
-    lines = [
-        f"not ranked together: these runs were scored on {len(groups)} different sets of cases"
-    ]
+    count = len(groups)
+    lines = [f"not ranked together: these runs were scored on {count} different sets of cases"]
     for same in groups:
         settings, cases = same[0].differs.items(), list(same[0].cases)
         about = [f"{k}={v}" for k, v in settings if k == "data" or k.startswith(DATA_KEYS)]

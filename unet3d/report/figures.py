@@ -48,11 +48,9 @@ class Curve:
         return self.points + ([_average(self.pending)] if self.pending else [])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain values, for a checkpoint."""
         return {"points": list(self.points), "every": self.every, "pending": list(self.pending)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.points, self.pending = list(state["points"]), list(state["pending"])
         self.every = state["every"]
 

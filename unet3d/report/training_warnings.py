@@ -46,11 +46,9 @@ class LossHistory(Curve):
             self.lowest = min(self.lowest, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain values, for a checkpoint."""
         return super().state_dict() | {"lowest": self.lowest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self.lowest = state["lowest"]
 

@@ -8,6 +8,7 @@ Read in ipyniivue 2.4.4, which has NiiVue 0.65.
 
 import base64
 import gzip
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,9 +93,10 @@ def embed_viewer(cases: Iterable[CaseVolumes], count: int, budget: int) -> dict[
     for number, case in enumerate(cases):
         for factor in COARSER:
             packed = pack(coarsen(case, factor * min(case.spacing_mm)))
-            if measure(packed) <= budget // (count - number):
+            size = len(json.dumps(packed))
+            if size <= budget // (count - number):
                 shown.append(packed)
-                budget -= measure(packed)
+                budget -= size
                 break
         else:
             left_out.append(case.name)
@@ -119,12 +121,6 @@ def pack(case: CaseVolumes) -> dict[str, Any]:
             for name, layer in case.layers.items()
         ],
     }
-
-
-def measure(packed: Mapping[str, Any]) -> int:
-    """Return about how many bytes a packed case takes in a page."""
-    files = [packed["image"], *(layer["file"] for layer in packed["layers"])]
-    return sum(map(len, files)) + 2000
 
 
 def make_class_map(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> np.ndarray:
