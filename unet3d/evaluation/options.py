@@ -6,7 +6,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from unet3d.checkpoint_file import load_checkpoint
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import (
     ANNOTATED,
@@ -240,6 +239,8 @@ def resolve_tolerance(
 
 def find_roles(checkpoints: Sequence[Path], names: Sequence[str]) -> dict[str, list[str]]:
     """Return the cases that trained a checkpoint, that chose it, and that did neither, by name."""
+    from unet3d.checkpoint_file import load_checkpoint  # torch takes a second
+
     used = {"training": set(), "validation": set()}
     for path in checkpoints:
         files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
