@@ -119,7 +119,7 @@ def write_output(text: str, path: Path | None) -> None:
         discard_output()
 
 
-def write_figure(figure: Any, path: Path, *, dpi: int) -> None:
+def write_figure(figure: Any, path: Path, *, dpi: int = 110) -> None:
     """Write a figure of matplotlib as PNG."""
     with atomic_write(path) as draft:
         figure.savefig(draft, dpi=dpi, format="png")

@@ -33,43 +33,39 @@ def write_run(folder, dice, *, volumes=None, groups=None, **config):
     )
 
 
-def test_runs_are_compared_in_pairs_of_the_same_cases(tmp_path, capsys):
-    write_run(tmp_path / "best", {"one": 0.9, "two": 0.5, "three": 0.7})
-    write_run(tmp_path / "worse", {"three": 0.66, "one": 0.88, "two": 0.49})
+@pytest.mark.parametrize(
+    ("groups", "low", "high"),
+    [
+        (None, -0.04, -0.01),
+        ({"one": "p1", "two": "p2", "three": "p2"}, -0.025, -0.02),  # only p2 to only p1
+    ],
+)
+def test_runs_are_compared_in_pairs_of_cases_and_patients(tmp_path, capsys, groups, low, high):
+    write_run(tmp_path / "best", {"one": 0.9, "two": 0.5, "three": 0.7}, groups=groups)
+    write_run(tmp_path / "worse", {"three": 0.66, "one": 0.88, "two": 0.49}, groups=groups)
     assert main(["compare", str(tmp_path), f"output={tmp_path / 'table'}"]) == 0
     table = (tmp_path / "table").read_text()
     assert "against best [95 %]" in table
-    assert "-0.0233 [-0.0400, -0.0100]" in table  # the means differ by far less than cases do
+    assert f"-0.0233 [{low:.4f}, {high:.4f}]" in table  # means differ by far less than cases do
     assert main(["compare", str(tmp_path), "format=json"]) == 0
     best, worse = json.loads(capsys.readouterr().out)
     assert best["against_best"] is None
-    assert worse["against_best"] == pytest.approx({"mean": -0.07 / 3, "low": -0.04, "high": -0.01})
-
-
-def test_scans_of_a_patient_are_resampled_together(tmp_path, capsys):
-    groups = {"one": "p1", "two": "p2", "three": "p2"}
-    write_run(tmp_path / "best", {"one": 0.9, "two": 0.5, "three": 0.7}, groups=groups)
-    write_run(tmp_path / "worse", {"one": 0.88, "two": 0.49, "three": 0.66}, groups=groups)
-    assert main(["compare", str(tmp_path), "format=json"]) == 0
-    _, worse = json.loads(capsys.readouterr().out)
-    expected = {"mean": -0.07 / 3, "low": -0.025, "high": -0.02}  # only p2 to only p1
-    assert worse["against_best"] == pytest.approx(expected)
+    assert worse["against_best"] == pytest.approx({"mean": -0.07 / 3, "low": low, "high": high})
 
 
 @pytest.mark.parametrize(
-    ("fold", "root", "why"),
+    ("settings", "why"),
     [
-        (0, "scans", "other: cases one, two"),
-        (1, "scans", "other: fold=1, cases one, two"),
-        (0, "more/scans", "other: data.layout.root=more/scans, cases one, two"),
+        ({}, "other: cases one, two"),
+        ({"fold": 1}, "other: fold=1, cases one, two"),
+        ({"data": {"layout": {"root": "b"}}}, "other: data.layout.root=b, cases one, two"),
     ],
 )
-def test_runs_of_different_cases_are_not_ranked_together(tmp_path, capsys, fold, root, why):
-    write_run(
-        tmp_path / "run", {"one": 0.9, "two": 0.5}, fold=0, data={"layout": {"root": "scans"}}
-    )
-    other = {"fold": fold, "data": {"layout": {"root": root}}}
-    write_run(tmp_path / "other", {"one": 0.1, "two": 0.1}, volumes={"one": 2.0}, **other)
+def test_runs_of_different_cases_are_not_ranked_together(tmp_path, capsys, settings, why):
+    common = {"fold": 0, "data": {"layout": {"root": "a"}}}
+    dice = {"one": 0.1, "two": 0.1}
+    write_run(tmp_path / "run", dice, **common)
+    write_run(tmp_path / "other", dice, volumes={"one": 2.0}, **common | settings)
     assert main(["compare", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "not ranked together" in shown

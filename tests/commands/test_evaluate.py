@@ -4,17 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.contract.helpers.datasets import save
 from unet3d.__main__ import main
 
 pytestmark = pytest.mark.slow
-
-
-def save(path, array, spacing_mm=(1.0, 1.0, 2.0)):
-    import nibabel
-
-    path.parent.mkdir(exist_ok=True)
-    affine = np.diag([*spacing_mm, 1.0])
-    nibabel.save(nibabel.Nifti1Image(np.asarray(array), affine), path)
 
 
 def labels(seed):
@@ -79,12 +72,15 @@ def test_the_worst_cases_are_drawn_over_their_images_if_there_are_any(folder, ca
     assert written == {"1_b.png", "2_a.png", "3_c.png"}
 
 
+MOVED = np.diag([1, 1, 2.01, 1])
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda p: p.write_bytes(p.read_bytes()[:500]), "b.nii cannot be read as a volume"),
         (lambda p: save(p, labels(1)[1:]), "has [12, 14, 10]: both must be on the same voxel grid"),
-        (lambda p: save(p, labels(1), (1, 1, 2.01)), "2.01, 0.0]], references/b.nii.gz has [["),
+        (lambda p: save(p, labels(1), MOVED), "2.01, 0.0]], references/b.nii.gz has [["),
         (lambda p: save(p, labels(1).astype(np.int16) - 1), "must be 0 or above, it holds -1"),
         (lambda p: save(p.parent / "b.nii.gz", labels(1)), "several files with the same name: pre"),
     ],

@@ -1,5 +1,7 @@
 """`unet3d view`: volumes on one grid, their classes, and the page in a browser."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -45,10 +47,23 @@ def test_classes_have_the_names_of_a_dataset_beside_them_and_labels_may_be_empty
 
 
 @pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        ({"liver": 1}, ["1", "5"]),  # it does not name every label
+        ({"background": 0, "all": [1, 5], "tumor": 5, "ignore": 9}, ["all", "tumor"]),
+    ],
+)
+def test_a_dataset_that_names_every_label_of_the_files_names_the_classes(files, labels, names):
+    (files[2].parent / "dataset.json").write_text(json.dumps({"labels": labels}))
+    layer = read_case(files[0], files[1:], channel=0).layers["prediction/x"]
+    assert [c["name"] for c in layer.classes] == names
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cut", "labels must be on the grid of the image"),
-        ("moved", "labels must be on the grid of the image"),
+        ("cut", "have different shapes"),
+        ("moved", "have different affines"),
         ("image", "different values: is it an image?"),
         ("missing", "is missing"),
     ],

@@ -35,7 +35,7 @@ from tests.docs.helpers.pages import (
 from unet3d.__main__ import COMMANDS, main
 from unet3d.commands import memory
 from unet3d.memory import from_config as estimate
-from unet3d.report import run_page
+from unet3d.report import run_report as run_page
 
 pytestmark = pytest.mark.slow
 

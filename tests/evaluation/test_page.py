@@ -68,8 +68,6 @@ def test_without_webgl_the_page_shows_pictures(folder):
         assert (messages, requests) == ([], [page_file.as_uri()])
 
 
-@needs_browser
-@pytest.mark.slow
 def test_a_script_in_the_name_of_a_case_is_text(folder):
     """In the elements of the page, and in the data of the viewer."""
     name = "</script><script>document.title = 'run'</script>"
@@ -78,8 +76,7 @@ def test_a_script_in_the_name_of_a_case_is_text(folder):
     result["worst"][0]["case"] = name
     (folder / "evaluation.json").write_text(json.dumps(result))
     assert try_write_evaluation_page(folder, "unet3d evaluate", print)
-    with open_page((folder / "report.html").as_uri()) as (page, messages, _):
-        assert page.title() != "run"
-        assert page.get_by_role("cell", name=name).is_visible()
-        assert page.locator("#viewer").get_by_text(name).is_visible()
-        assert messages == []
+    page = (folder / "report.html").read_text()
+    assert "script><script" not in page
+    assert "&lt;/script&gt;&lt;script&gt;document" in page
+    assert r"\u003c/script\u003e\u003cscript\u003edocument" in page

@@ -10,24 +10,6 @@ SPACING = (0.5, 1.0, 2.0)
 CLASSES = {"a": (1,), "b": (2,)}
 
 
-def make_volumes(seed, classes=3):
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, classes, (2, 9, 8, 7)).astype(np.uint8)
-
-
-def test_distances_equal_those_of_the_uncropped_structures():
-    prediction, reference = np.zeros((2, 20, 20, 20), np.uint8)
-    prediction[12:15, 3:6, 0:4], reference[11:15, 4:9, 0:3] = 2, 2
-    prediction[0, 0, 0] = 1
-    scores = score_case(
-        prediction, reference, spacing_mm=SPACING, classes=CLASSES, tolerance_mm=1.5
-    )
-    expected = compute_surface_scores(
-        prediction == 2, reference == 2, spacing_mm=SPACING, tolerance_mm=1.5
-    )
-    assert (scores["b"]["hd95_mm"], scores["b"]["surface_dice"]) == expected
-
-
 def test_volumes_are_in_milliliters():
     prediction, reference = np.zeros((2, 10, 10, 20), np.uint8)
     reference[...], prediction[:5] = 1, 1
@@ -37,25 +19,12 @@ def test_volumes_are_in_milliliters():
     assert (scores["dice"], scores["iou"]) == pytest.approx((2 / 3, 1 / 2))
 
 
-@pytest.mark.parametrize("missed", [True, False])
-def test_a_class_absent_from_one_gets_the_worst_scores(missed):
+def test_a_class_that_only_the_prediction_has_gets_the_worst_scores():
     empty, point = np.zeros((2, 6, 8, 5), np.uint8)
     point[1, 1, 1] = 1
-    pair = (empty, point) if missed else (point, empty)
-    scores = score_case(*pair, spacing_mm=SPACING, classes=CLASSES)["a"]
+    scores = score_case(point, empty, spacing_mm=SPACING, classes=CLASSES)["a"]
     assert [scores[k] for k in ("dice", "iou", "surface_dice")] == [0, 0, 0]
     assert scores["hd95_mm"] == pytest.approx(math.sqrt(3**2 + 8**2 + 10**2))
-
-
-def test_ignored_voxels_are_not_scored():
-    prediction, reference = make_volumes(2)
-    half = np.arange(9) < 4
-    masked = np.where(half[:, None, None], 9, reference)
-    masked[0] = 8
-    options = {"spacing_mm": SPACING, "classes": CLASSES}
-    scores = score_case(prediction, masked, **options, ignore_labels=[9, 8])
-    cleared = [np.where(half[:, None, None], 0, a) for a in (prediction, reference)]
-    assert scores == score_case(*cleared, **options)
 
 
 def test_each_class_may_have_its_own_tolerance():
@@ -76,9 +45,6 @@ def test_label_values_may_be_large():
     assert (scores["dice"], scores["hd95_mm"], scores["surface_dice"]) == (1, 0, 1)
 
 
-SPACINGS = [(1.0, 1.0, 1.0), (0.7, 0.7, 3.0), (5.0, 0.5, 1.3)]
-
-
 def make_blob(seed, shape=(14, 17, 12)):
     from scipy.ndimage import gaussian_filter
 
@@ -96,12 +62,10 @@ def compute_with_monai(prediction, reference, spacing_mm, tolerance_mm):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:monai")
-@pytest.mark.parametrize("spacing_mm", SPACINGS)
-def test_distances_equal_monais(spacing_mm):
-    prediction, reference = make_blob(0), make_blob(1)  # they touch the volume's border
-    scores = compute_surface_scores(prediction, reference, spacing_mm=spacing_mm, tolerance_mm=1.4)
-    expected = compute_with_monai(prediction, reference, spacing_mm, 1.4)
-    assert scores == pytest.approx(expected, abs=1e-4)
+def test_distances_equal_monais():
+    blobs, spacing_mm = (make_blob(0), make_blob(1)), (5.0, 0.5, 1.3)  # they touch the border
+    scores = compute_surface_scores(*blobs, spacing_mm=spacing_mm, tolerance_mm=1.4)
+    assert scores == pytest.approx(compute_with_monai(*blobs, spacing_mm, 1.4), abs=1e-4)
 
 
 def test_single_voxels_are_as_far_apart_as_their_centers():

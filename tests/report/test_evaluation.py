@@ -10,28 +10,24 @@ def make_scores(dice, **others):
     return {"dice": dice, "hd95_mm": 1.0, "reference_ml": 1.0, "prediction_ml": 1.0, **others}
 
 
+def write_and_read(cases, file):
+    write_csv(cases, file)
+    with file.open(newline="") as lines:
+        return list(csv.reader(lines))
+
+
 def test_the_csv_has_a_row_per_case_and_class(tmp_path):
     cases = {"x": {"a": make_scores(0.25), "b": make_scores(NAN)}, "y, z": {"a": make_scores(1.0)}}
-    write_csv(cases, tmp_path / "e.csv")
-    with (tmp_path / "e.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(r["case"], r["class"], r["dice"]) for r in rows] == [
-        ("x", "a", "0.25"),
-        ("x", "b", ""),
-        ("y, z", "a", "1.0"),
-    ]
-    assert [p.name for p in tmp_path.iterdir()] == ["e.csv"]
+    header, *rows = write_and_read(cases, tmp_path / "e.csv")
+    assert header[:3] == ["case", "class", "dice"]
+    assert [row[:3] for row in rows] == [["x", "a", "0.25"], ["x", "b", ""], ["y, z", "a", "1.0"]]
 
 
 def test_no_cell_of_the_csv_is_a_formula_or_has_control_characters(tmp_path):
-    write_csv({"=cmd|' /C calc'!A0": {"@SUM(1)": make_scores(-0.5)}}, tmp_path / "e.csv")
-    scores = make_scores(1.0) | {"=x\n": 1.0}
-    write_csv({"a\x1b[2J\n=1": {"b": scores}}, tmp_path / "f.csv")
-    assert (tmp_path / "f.csv").read_text().splitlines()[0].endswith(",'=x\\n")
-    with (tmp_path / "e.csv").open(newline="") as e, (tmp_path / "f.csv").open(newline="") as f:
-        (row,), (other,) = csv.DictReader(e), csv.DictReader(f)
-    assert (row["case"], row["class"], row["dice"]) == ("'=cmd|' /C calc'!A0", "'@SUM(1)", "-0.5")
-    assert other["case"] == "a\\x1b[2J\\n=1"
+    cases = {"=cmd|' /C calc'!A0": {"@SUM(1)": make_scores(-0.5) | {"=x\n": 1.0}}}
+    header, row = write_and_read(cases, tmp_path / "e.csv")
+    assert row[:3] == ["'=cmd|' /C calc'!A0", "'@SUM(1)", "-0.5"]
+    assert header[-1] == "'=x\\n"
 
 
 def test_the_table_shows_means_intervals_and_counts():

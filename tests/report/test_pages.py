@@ -9,11 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.report.helpers.reports import make_report
-from unet3d.report.comparison_page import render_comparison
+from unet3d.report.comparison import RunSummary, render_comparison
 from unet3d.report.evaluation import describe_evaluation
-from unet3d.report.page import MAX_BYTES, embed_pictures, render_page
-from unet3d.report.run_comparison import RunSummary
-from unet3d.report.run_page import describe_run
+from unet3d.report.page import MAX_BYTES, embed_pictures, make_model_card, render_page
+from unet3d.report.run_report import describe_run
 from unet3d.units import MIB
 
 ATTACK = "<script>alert(1)</script>"
@@ -100,9 +99,9 @@ def test_an_evaluation_shows_scores_by_class_and_case_with_intervals():
 
 
 def test_the_largest_evaluation_fits_into_5_mb():
-    """With as many classes as a page may draw, and thousands of cases."""
+    """With the classes of TotalSegmentator, and thousands of cases."""
     result = make_result()
-    names = [f"class {n}" for n in range(60)]
+    names = [f"class {n}" for n in range(104)]
     result |= {
         "classes": {name: (n,) for n, name in enumerate(names, start=1)},
         "per_class": dict.fromkeys(names, result["per_class"]["liver"]),
@@ -110,7 +109,7 @@ def test_the_largest_evaluation_fits_into_5_mb():
     }
     page = render_result(result)
     assert len(page.encode()) < MAX_BYTES
-    assert "2,867 more cases are in evaluation.csv." in page
+    assert "2,924 more cases are in evaluation.csv." in page
 
 
 def test_an_evaluation_without_a_scored_case_says_so():
@@ -154,14 +153,6 @@ def test_a_comparison_shows_runs_curves_and_what_was_not_read(tmp_path):
     assert page.count("<svg") == 2  # the costs and one curve
 
 
-@pytest.mark.parametrize(("data", "is_ranked"), [(("x", "x"), True), (("x", "y"), False)])
-def test_only_runs_of_the_same_data_are_ranked(tmp_path, data, is_ranked):
-    runs = [RunSummary(folder=tmp_path, report=make_run(), data=name) for name in data]
-    page = render_comparison(runs, curves=[{}, {}], problems=[], command="unet3d compare a b")
-    assert ("Pareto-optimal" in page) is is_ranked
-    assert ("Different data" in page) is not is_ranked
-
-
 def test_pictures_are_embedded_while_they_fit(tmp_path):
     files = [tmp_path / f"{n}.png" for n in range(3)]
     for file in files:
@@ -169,3 +160,25 @@ def test_pictures_are_embedded_while_they_fit(tmp_path):
     pictures = embed_pictures(files)
     assert list(pictures) == ["0"]  # a quarter of a page, in base64
     assert base64.b64decode(pictures["0"]) == files[0].read_bytes()
+
+
+PIPELINE = {
+    "outputs": ["background", "<img src=x>"],
+    "channels": ["[MRI](http://x)"],
+    "classes": ["background", "<img src=x>"],
+    "spacing_mm": None,
+    "patch_size": [8, 8, 8],
+    "regions": None,
+    "keep_largest_component": ["<img src=x>"],
+}
+
+
+def test_names_in_a_model_card_are_not_markup():
+    scores = {"dice": {"mean": 0.5, "low": 0.4, "high": 0.6}}
+    report = {"evaluation": {"per_class": {"a | ![b](http://x)": scores}, "mean": scores}}
+    metadata = {"config": {"model": {"_target_": "a.Net"}, "precision": "<b>", "seed": "`c`"}}
+    card = make_model_card(PIPELINE, [metadata], [report])
+    for markup in ("<img", "<b>", "[MRI]", "![b]", "`c`"):
+        assert not re.search(r"(?<!\\)" + re.escape(markup), card), markup
+    assert r"# Segmentation of \<img src=x\>" in card
+    assert r"| a \| \!\[b\](http://x) | 0.5000 |" in card

@@ -1,12 +1,10 @@
 import numpy as np
-import pytest
 
 from unet3d.report.slices import (
     EDGES,
     GAP,
     LINE,
     PANEL,
-    choose_views,
     draw_case_slices,
     find_fullest_slices,
     get_class_colors,
@@ -57,19 +55,6 @@ def test_a_part_is_drawn_as_large_as_a_volume_of_its_size_and_a_title_takes_a_li
     assert draw_empty((10, 12, 15), title="a").shape[0] == whole.shape[0] + LINE
 
 
-@pytest.mark.parametrize(
-    ("shape", "axes"),
-    [
-        ((10, 10, 10), [2, 1, 0]),
-        ((320, 26, 150), [1]),
-        ((26, 320, 150), [0]),
-        ((320, 20, 20), [2]),  # all are thin: the first of the largest
-    ],
-)
-def test_thin_views_are_not_chosen(shape, axes):
-    assert choose_views(shape, (1, 1, 1)) == axes
-
-
 def test_the_fullest_slice_shows_every_class_not_only_the_largest():
     labels = np.zeros((12, 20, 20), np.uint8)
     labels[:10, :, 3] = 1  # large
@@ -98,8 +83,20 @@ def test_a_legend_grows_with_the_number_of_names():
     assert many[0] - few[0] == 9 * LINE  # three names per line
 
 
-def test_a_class_has_the_color_of_its_label_and_a_region_an_unused_one():
-    colors = get_class_colors({"c": (3,), "all": (1, 2, 3), "a": (1,), "far": (33,)})
-    first, second, third = get_palette(300)[:3]
-    assert colors == {"c": third, "all": second, "a": first, "far": third}
-    assert get_palette(31)[10] not in get_palette(10)
+def test_a_class_has_the_color_of_its_label():
+    palette = get_palette(31)
+    assert get_class_colors({"c": (3,), "a": (1,), "far": (33,)}) == {
+        "c": palette[2],
+        "a": palette[0],
+        "far": palette[2],
+    }
+    assert len(set(palette)) == 30
+    assert palette[30] == palette[0]
+
+
+def test_regions_have_the_first_colors_that_no_single_label_has():
+    regions = {"whole": (1, 2, 3), "b": (2,), "core": (2, 3), "edge": (1, 3)}
+    palette = get_palette(5)
+    assert list(get_class_colors(regions).values()) == [palette[n] for n in (0, 1, 2, 3)]
+    first = {"all": (1, 2), "a": (1,), "b": (2,), "rest": (2, 3)}
+    assert list(get_class_colors(first).values()) == [palette[n] for n in (2, 0, 1, 3)]

@@ -1,5 +1,6 @@
 import base64
 import gzip
+import json
 from dataclasses import replace
 from io import BytesIO
 
@@ -11,15 +12,12 @@ from unet3d.report.volumes import (
     CaseVolumes,
     Layer,
     coarsen,
-    crop,
     draw_case,
     embed_viewer,
     find_label_box,
     find_niivue,
     make_class_map,
-    measure,
     pack,
-    pack_within,
     to_bytes,
 )
 
@@ -46,7 +44,7 @@ def test_volumes_are_packed_as_nifti_with_their_spacing():
 
 def test_the_labels_are_shown_with_a_margin_in_mm():
     case = make_case((90, 90, 90), spacing_mm=(1.0, 3.0, 1.0))
-    cropped = crop(case)
+    cropped = case.take(find_label_box(case))
     assert cropped.image.shape == (60, 40, 60)  # 30 voxels of labels, and 15 mm around them
     inside, whole = (c.layers["reference"].labels for c in (cropped, case))
     assert np.count_nonzero(inside) == np.count_nonzero(whole)
@@ -56,7 +54,7 @@ def test_the_labels_are_shown_with_a_margin_in_mm():
 def test_a_case_without_labels_is_shown_as_a_whole():
     case = make_case()
     case.layers["reference"].labels[:] = 0
-    assert crop(case).image.shape == case.image.shape
+    assert case.take(find_label_box(case)).image.shape == case.image.shape
     assert case.slices == (30, 25, 20)
 
 
@@ -67,6 +65,7 @@ def test_overlapping_classes_show_the_one_with_fewer_labels():
     assert make_class_map(labels.astype(np.uint8), {"far": (300,)}).tolist() == [[0, 0, 0, 0, 0]]
     many = make_class_map(labels, {str(n): (n,) for n in range(1, 302)})
     assert many.tolist() == labels.tolist()
+    assert not make_class_map(labels, {}).any()
 
 
 def test_a_picture_shows_each_layer_in_the_colors_of_its_classes():
@@ -93,15 +92,19 @@ def test_long_voxels_are_not_made_longer():
     assert case.image.std() < make_case().image.std() / 1.5  # means of blocks
 
 
+def embed(*cases, budget):
+    """Return the viewer of cases in so many bytes beside NiiVue and the script."""
+    return embed_viewer(cases, len(cases), budget + len(find_niivue()["packed"]) + 20_000)
+
+
 def test_a_case_is_as_fine_as_its_budget_allows():
-    case = make_case()
-    sizes = {}
+    sizes = []
     for budget in (500_000, 30_000, 5_000):
-        packed = pack_within(case, budget)
-        assert measure(packed) <= budget
-        sizes[budget] = packed["shape"]
-    assert sizes[500_000] > sizes[30_000] > sizes[5_000]
-    assert pack_within(case, 300) is None
+        (packed,) = embed(make_case(), budget=budget)["cases"]
+        assert len(json.dumps(packed)) <= budget
+        sizes.append(packed["shape"])
+    assert sizes[0] > sizes[1] > sizes[2]
+    assert embed(make_case(), budget=300) is None
 
 
 def test_intensities_fill_the_range_whatever_their_type_or_are_black():
@@ -116,13 +119,11 @@ def test_intensities_fill_the_range_whatever_their_type_or_are_black():
 
 def test_cases_that_do_not_fit_are_left_out_and_named():
     small = [make_case((12, 12, 12), name=f"small {n}") for n in range(2)]
-    cases = [small[0], make_case((240, 240, 240), name="large"), small[1]]
-    assert embed_viewer(small, 2, 10**8)["left_out"] == ""
-    size = sum(measure(pack(case)) for case in small) + len(find_niivue()["packed"]) + 20_000
-    viewer = embed_viewer(cases, 3, size + 12_000)
+    assert embed(*small, budget=10**6)["left_out"] == ""
+    budget = 12_000 + sum(len(json.dumps(pack(case))) for case in small)
+    viewer = embed(small[0], make_case((240, 240, 240), name="large"), small[1], budget=budget)
     assert [case["title"] for case in viewer["cases"]] == ["small 0", "small 1"]
     assert viewer["left_out"] == "large"
-    assert embed_viewer(cases, 3, 1000) is None
 
 
 def test_the_package_has_niivue_as_a_module_and_its_license():

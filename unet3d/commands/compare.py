@@ -11,10 +11,8 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import read_settings
 from unet3d.errors import UsageError
 from unet3d.evaluation.comparison import find_runs, try_write_comparison_page
-from unet3d.files import write_output
-from unet3d.report.comparison_page import plot_runs
-from unet3d.report.figures import save_png
-from unet3d.report.run_comparison import (
+from unet3d.files import write_figure, write_output
+from unet3d.report.comparison import (
     AGAINST_BEST,
     PARETO,
     RunSummary,
@@ -22,6 +20,7 @@ from unet3d.report.run_comparison import (
     describe_data_sets,
     group_by_data,
     make_comparison_rows,
+    plot_runs,
 )
 from unet3d.text import format_columns
 
@@ -52,7 +51,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     text = json.dumps(comparison_to_dict(runs)) if as_json else format_comparison(runs)
     write_output(text, settings.output)
     if settings.figure is not None:
-        save_png(plot_runs(runs), settings.figure)
+        write_figure(plot_runs(runs), settings.figure)
         print(settings.figure, file=sys.stderr)
     if settings.report is not None:
         written = try_write_comparison_page(runs, settings.report, settings.runs, errors)
@@ -79,7 +78,7 @@ def print_sweep_summary(folder: Path) -> None:
     if any(run.headline_metrics.get("dice") is not None for run in runs):
         figure = folder / "comparison.png"
         try:
-            save_png(plot_runs(runs), figure)
+            write_figure(plot_runs(runs), figure)
             print(figure)
         except (OSError, UsageError) as reason:
             print(f"no figure: {reason}")

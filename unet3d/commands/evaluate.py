@@ -6,9 +6,8 @@ from pathlib import Path
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.data.layouts.splits import describe_groups, find_likely_groups
-from unet3d.evaluation.evaluate import run_evaluation
+from unet3d.evaluation.evaluate import ScoredCase, run_evaluation
 from unet3d.evaluation.options import build_evaluation, read_config
-from unet3d.evaluation.score_cases import CaseScores
 from unet3d.report.evaluation import describe_roles, make_score_rows
 from unet3d.text import escape_unprintable, format_columns, join_first
 
@@ -18,7 +17,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     evaluation = build_evaluation(read_config(composed))
     total, numbers = len(evaluation.pairs), count(1)
 
-    def print_case(case: CaseScores) -> None:
+    def print_case(case: ScoredCase) -> None:
         outcome = f"Dice {case.dice:.4f}" if case.error is None else f"ERROR {case.error}"
         warn(f"{next(numbers)}/{total} {case.name}: {outcome}")
 

@@ -39,7 +39,7 @@ from unet3d.inference.networks import get_inference_fn, measure_window_memory
 from unet3d.inference.write_labels import choose_decision
 from unet3d.machine import Precision
 from unet3d.nnunet import model_folder as nnunet_folder
-from unet3d.report.model_card import make_model_card
+from unet3d.report.page import make_model_card
 from unet3d.types import Triple
 from unet3d.units import MIB
 

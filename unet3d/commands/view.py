@@ -17,6 +17,7 @@ from unet3d.data.formats.volumes import read_header, read_labels, read_volume, s
 from unet3d.data.layouts.dataset_json import find_label_names
 from unet3d.data.preprocessing.channels import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError
+from unet3d.evaluation.evaluate import AFFINE_TOLERANCE_MM, MAX_LABELS
 from unet3d.files import write_text
 from unet3d.report.page import render_page
 from unet3d.report.slices import get_class_colors
@@ -28,6 +29,9 @@ from unet3d.report.volumes import (
     make_class_map,
     to_bytes,
 )
+
+MAX_BYTES = 100_000_000
+"""Size of a page; a volume of 512 x 512 x 400 voxels is half of it, and larger ones are coarser."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,35 +46,10 @@ class ViewConfig:
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
-    """Write the page, print its path and open it."""
+    """Write the page, with NiiVue or as slices without it; print its path and open it."""
     settings = read_settings(ViewConfig, composed.config)
-    write_view_page(
-        settings.image, [*map(Path, settings.labels)], settings.output, channel=settings.channel
-    )
-    print(settings.output)
-    if settings.open_browser and has_screen():
-        webbrowser.open(settings.output.resolve().as_uri())
-    return 0
-
-
-def has_screen() -> bool:
-    """Return whether a browser would open a window, and not take over the terminal."""
-    known = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
-    return bool(known) or sys.platform in ("darwin", "win32")
-
-
-MAX_BYTES = 100_000_000
-"""Size of a page; a volume of 512 x 512 x 400 voxels is half of it, and larger ones are coarser."""
-
-AFFINE_TOLERANCE_MM = 1e-3
-
-MAX_LABELS = 255
-"""A file with more different labels than this is taken for an image."""
-
-
-def write_view_page(image: Path, labels: Sequence[Path], path: Path, *, channel: int) -> None:
-    """Write a page that shows an image and labels: with NiiVue, or as slices without it."""
-    case = read_case(image, labels, channel=channel)
+    labels = list(map(Path, settings.labels))
+    case = read_case(settings.image, labels, channel=settings.channel)
     shape = " x ".join(map(str, case.image.shape))
     spacing = " x ".join(f"{mm:.3g}" for mm in case.spacing_mm)
     page = render_page(
@@ -80,13 +59,19 @@ def write_view_page(image: Path, labels: Sequence[Path], path: Path, *, channel:
         viewer=embed_viewer([case], 1, MAX_BYTES),
         pictures={case.title: base64.b64encode(draw_case(case)).decode("ascii")},
     )
-    write_text(path, page)
+    write_text(settings.output, page)
+    print(settings.output)
+    # Elsewhere a browser would take over the terminal.
+    has_screen = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    if settings.open_browser and (has_screen or sys.platform in ("darwin", "win32")):
+        webbrowser.open(settings.output.resolve().as_uri())
+    return 0
 
 
 def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolumes:
     """Read an image and labels on its grid; their axes are turned to right, anterior, superior."""
     channels, affine = read_volume(image)
-    if not 0 <= channel < len(channels):
+    if channel >= len(channels):
         raise UsageError(f"channel={channel}: {image} has the channels 0 to {len(channels) - 1}")
     axes, flips = find_orientation(affine, "RAS")
     volumes = {
@@ -94,21 +79,16 @@ def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolum
         for name, file in name_files(labels).items()
     }
     classes = find_classes(labels, list(volumes.values()))
-    gray = channels[channel]
     legend = [{"name": n, "color": c, "note": ""} for n, c in get_class_colors(classes).items()]
-
-    def number_classes(volume: np.ndarray) -> np.ndarray:
-        numbers = make_class_map(volume, classes) if classes else np.zeros(volume.shape, np.uint8)
-        return reorient(numbers, axes, flips)
-
+    layers = {}
+    for name, volume in volumes.items():
+        numbers = reorient(make_class_map(volume, classes), axes, flips)
+        layers[name] = Layer(labels=numbers, classes=legend)
     return CaseVolumes(
         name=image.name,
         title=", ".join(volumes) or "Image",
-        image=to_bytes(reorient(gray.real if np.iscomplexobj(gray) else gray, axes, flips)),
-        layers={
-            name: Layer(labels=number_classes(volume), classes=legend)
-            for name, volume in volumes.items()
-        },
+        image=to_bytes(reorient(channels[channel].real, axes, flips)),
+        layers=layers,
         spacing_mm=get_spacing(affine, axes),
     )
 
@@ -127,7 +107,7 @@ def read_layer(file: Path, image: Path, shape: Sequence[int], affine: np.ndarray
 
 def find_classes(labels: Sequence[Path], volumes: Sequence[np.ndarray]) -> dict[str, list[int]]:
     """Return the classes that a dataset.json near the labels names, else one per label."""
-    found = sorted({int(label) for volume in volumes for label in np.unique(volume)} - {0})
+    found = {int(label) for volume in volumes for label in np.unique(volume)} - {0}
     if len(found) > MAX_LABELS:
         raise UsageError(
             f"{labels[0]} holds {len(found)} different values: is it an image? The first file is "
@@ -135,10 +115,11 @@ def find_classes(labels: Sequence[Path], volumes: Sequence[np.ndarray]) -> dict[
         )
     for file in labels:
         names = find_label_names(file.absolute().parent)
-        known = set() if names is None else {n for c in names.classes.values() for n in c}
-        if names is not None and known >= set(found) and len(names.classes) <= MAX_LABELS:
-            return {name: list(numbers) for name, numbers in names.classes.items()}
-    return {str(label): [label] for label in found if label > 0}
+        classes = {} if names is None else names.classes
+        known = {label for members in classes.values() for label in members}
+        if classes and found <= known and len(classes) <= MAX_LABELS:
+            return {name: list(members) for name, members in classes.items()}
+    return {str(label): [label] for label in sorted(found) if label > 0}
 
 
 def name_files(files: Sequence[Path]) -> dict[str, Path]:

@@ -12,8 +12,13 @@ import numpy as np
 from unet3d.errors import summarize_error
 from unet3d.files import read_json, write_text
 from unet3d.metric.bootstrap import compute_bootstrap_means
-from unet3d.report.comparison_page import render_comparison
-from unet3d.report.run_comparison import DATA_KEYS, RunSummary, collect_keys, group_by_data
+from unet3d.report.comparison import (
+    DATA_KEYS,
+    RunSummary,
+    collect_keys,
+    group_by_data,
+    render_comparison,
+)
 from unet3d.text import flatten_keys
 
 HIDDEN_KEYS = (
@@ -26,8 +31,7 @@ HIDDEN_KEYS = (
 def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
     """Return the runs in these folders, and a message per unreadable report.
 
-    Runs of the same data follow each other, best Dice first; the others have their difference from
-    the best one.
+    Runs of the same data follow each other, best Dice first, with their difference from that one.
     """
     reports: dict[Path, Mapping[str, Any]] = {}
     problems = []
@@ -88,14 +92,12 @@ def find_config_differences(reports: Sequence[Mapping[str, Any]]) -> list[dict[s
         for report in reports
     ]
     keys = [*groups, *find_differing_keys(configs)]
+
+    def format_value(value: Any) -> str:
+        return "null" if value is None else str(value).replace(" ", "")
+
     values = [chosen | config for chosen, config in zip(choices, configs, strict=True)]
-    return [
-        {
-            key: "null" if value.get(key) is None else str(value[key]).replace(" ", "")
-            for key in keys
-        }
-        for value in values
-    ]
+    return [{key: format_value(value.get(key)) for key in keys} for value in values]
 
 
 def find_differing_keys(values: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -120,16 +122,14 @@ def identify_data(config: Mapping[str, Any], cases: Mapping[str, Any]) -> str:
 
 def compute_difference(run: RunSummary, best: RunSummary) -> dict[str, float]:
     """Return the mean difference of Dice in the same cases, over classes, and its interval."""
-
-    def get_dice(scores: Mapping[str, Any]) -> np.ndarray:
-        dice = [
-            [scores[case][name]["dice"] for name in classes] for case, classes in best.cases.items()
-        ]
-        return np.array(dice, float)  # None becomes NaN
-
+    cells = [(case, name) for case, classes in best.cases.items() for name in classes]
+    dice = [
+        [scores[case][name]["dice"] for case, name in cells] for scores in (run.cases, best.cases)
+    ]
+    of_run, of_best = np.array(dice, float).reshape(2, len(best.cases), -1)  # None becomes NaN
     known = best.groups or run.groups
     groups = [known[case] for case in best.cases] if known else None
-    return compute_bootstrap_means(get_dice(run.cases) - get_dice(best.cases), groups)[1]
+    return compute_bootstrap_means(of_run - of_best, groups)[1]
 
 
 def try_write_comparison_page(

@@ -1,18 +1,52 @@
-"""Score all cases of an evaluation, and write what was found: means, files, figures and a page."""
+"""Score predictions against references: every case, their means, and the files of results."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unet3d.evaluation.score_cases import CaseScores, Evaluation
+from unet3d.data.formats.volumes import read_label_pair
+from unet3d.data.layouts.dataset_json import LabelNames
+from unet3d.data.preprocessing.channels import get_spacing
+from unet3d.errors import UsageError
+from unet3d.files import write_figure
 from unet3d.metric import bootstrap
-from unet3d.metric.scores import RULES
-from unet3d.report import run_report
+from unet3d.metric.scores import RULES, SCORES, ClassMetric, find_labels, score_case
 from unet3d.report.evaluation import Cases, plot_scores, write_csv
-from unet3d.report.figures import save_png
+from unet3d.report.run_report import collect_versions, write_report
+
+AFFINE_TOLERANCE_MM = 1e-3  # affines that differ by more are different grids
+SAME_GRID = "both must be on the same voxel grid; resample the prediction to the reference's grid"
+MAX_LABELS = 255  # a file with more labels, none of them named, is taken for an image
+
+
+@dataclass(frozen=True, kw_only=True)
+class CasePair:
+    """The files of one case: normally one each."""
+
+    name: str
+    prediction: Sequence[Path]  # none: missing; several: ambiguous
+    reference: Sequence[Path]
+    image: Path | None = None  # what it is drawn over
+    unknown: frozenset[str] = frozenset()  # classes that the reference does not annotate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredCase:
+    """One case's scores by class, or why there are none."""
+
+    name: str
+    scores: Mapping[str, Mapping[str, float]]
+    error: str | None = None
+
+    @property
+    def dice(self) -> float:
+        """Return the mean over the classes that the case has; NaN if it has none."""
+        values = [s["dice"] for s in self.scores.values() if not np.isnan(s["dice"])]
+        return sum(values) / len(values) if values else np.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +71,104 @@ class EvaluationResult:
     files: tuple[Path, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is compared with what, and how."""
+
+    predictions: str  # where they are, for the record
+    references: str
+    output: Path | None  # None: no files are written
+    images: Path | None
+    draw_worst: int
+    workers: int
+    pairs: Sequence[CasePair]
+    without_reference: Sequence[str]
+    names: LabelNames | None  # None: every label is a class
+    ignore_labels: tuple[int, ...]
+    tolerance_mm: float | Mapping[str, float]
+    metrics: Sequence[ClassMetric] = ()
+    groups: Mapping[str, str] | None = None  # of each case; None: cases are independent
+    roles: Mapping[str, Sequence[str]] | None = None  # training, validation, held out; of cases
+    command: str | None = None  # that asked for it; None: part of a run, which has the page
+
+    @property
+    def scores(self) -> dict[str, str]:
+        """Return name and definition of each score."""
+        return SCORES | {k: v for metric in self.metrics for k, v in metric.scores.items()}
+
+    def score_all(self) -> Iterator[ScoredCase]:
+        """Yield all cases in order."""
+        if self.workers == 1:  # in the main thread, so that Ctrl-C takes effect at once
+            yield from map(self.score_case, self.pairs)
+            return
+        pool = ThreadPoolExecutor(self.workers)
+        try:
+            yield from pool.map(self.score_case, self.pairs)
+        finally:  # Ctrl-C does not wait for cases that have not started
+            pool.shutdown(cancel_futures=True)
+
+    def score_case(self, pair: CasePair) -> ScoredCase:
+        """Read and score one case."""
+        try:
+            return ScoredCase(name=pair.name, scores=self._compute_scores(pair))
+        except UsageError as error:
+            return ScoredCase(name=pair.name, scores={}, error=" ".join(str(error).split()))
+
+    def _compute_scores(self, pair: CasePair) -> dict[str, dict[str, float]]:
+        if not pair.prediction:
+            raise UsageError(
+                f"{pair.reference[0]} has no prediction in {self.predictions}: predict it, or set "
+                "missing_predictions=skip"
+            )
+        for files in (pair.prediction, pair.reference):
+            if len(files) > 1:
+                raise UsageError(f"several files with the same name: {', '.join(map(str, files))}")
+        files = pair.prediction[0], pair.reference[0]
+        (prediction, own), (reference, affine) = read_label_pair(*files)
+        if prediction.shape != reference.shape:
+            raise UsageError(
+                f"{files[0]} has shape {list(prediction.shape)}, {files[1]} has "
+                f"{list(reference.shape)}: {SAME_GRID}"
+            )
+        if np.abs(own - affine).max() > AFFINE_TOLERANCE_MM:
+            raise UsageError(
+                f"{files[0]} has affine {own[:3].round(4).tolist()}, {files[1]} has "
+                f"{affine[:3].round(4).tolist()}: {SAME_GRID}"
+            )
+        labels = self._find_labels(files[0], prediction) | self._find_labels(files[1], reference)
+        if self.names is None:
+            classes: Mapping[str, Sequence[int]] = {str(c): (c,) for c in sorted(labels - {0})}
+        else:
+            classes = self.names.classes
+        unknown = dict.fromkeys(self.scores, np.nan)  # where the reference does not annotate
+        return dict.fromkeys(classes, unknown) | score_case(
+            prediction,
+            reference,
+            spacing_mm=get_spacing(affine, (0, 1, 2)),
+            classes={name: c for name, c in classes.items() if name not in pair.unknown},
+            tolerance_mm=self.tolerance_mm,
+            ignore_labels=self.ignore_labels,
+            metrics=self.metrics,
+        )
+
+    def _find_labels(self, file: Path, volume: np.ndarray) -> set[int]:
+        """Return the labels of a volume; refuse labels that are not classes."""
+        labels = set(find_labels(volume)) - {*self.ignore_labels}
+        if self.names is None and len(labels) > MAX_LABELS:
+            raise UsageError(f"{file} holds {len(labels)} different values: is it an image?")
+        known = self.names.known_labels if self.names else None
+        unknown = sorted(c for c in labels if c < 0 or (known is not None and c not in known))
+        if unknown:
+            listed = ", ".join(map(str, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+            expected = "0 or above" if known is None else ", ".join(map(str, sorted(known)))
+            raise UsageError(f"{file}: labels must be {expected}, it holds {listed}")
+        return labels
+
+
 def run_evaluation(
     evaluation: Evaluation,
     *,
-    on_case: Callable[[CaseScores], None] = lambda case: None,
+    on_case: Callable[[ScoredCase], None] = lambda case: None,
     warn: Callable[[str], None] = lambda line: None,
 ) -> EvaluationResult:
     """Score every case, write the files if there is a folder for them, and draw the worst cases."""
@@ -72,7 +200,7 @@ def run_evaluation(
     )
 
 
-def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[str, Any]:
+def build_result(evaluation: Evaluation, scored: Sequence[ScoredCase]) -> dict[str, Any]:
     """Return the content of evaluation.json."""
     if evaluation.names is not None:
         classes = dict(evaluation.names.classes)
@@ -86,10 +214,11 @@ def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[s
         for case in scored
         if case.error is None
     }
-    tolerance = evaluation.tolerance_mm
-    groups = None
-    if evaluation.groups is not None:
-        groups = {name: evaluation.groups[name] for name in cases}
+    tolerance, groups = evaluation.tolerance_mm, evaluation.groups
+    if isinstance(tolerance, float):
+        tolerance = dict.fromkeys(classes, tolerance)
+    if groups is not None:
+        groups = {name: groups[name] for name in cases}
     per_class, mean = summarize_scores(cases, list(classes), list(evaluation.scores), groups)
     return {
         "predictions": evaluation.predictions,
@@ -98,9 +227,7 @@ def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[s
         "definitions": evaluation.scores | RULES | {"means": bootstrap.DEFINITION},
         "classes": classes,
         "ignore_labels": list(evaluation.ignore_labels),
-        "tolerance_mm": dict.fromkeys(classes, tolerance)
-        if isinstance(tolerance, float)
-        else tolerance,
+        "tolerance_mm": tolerance,
         "groups": groups,
         "mean": mean,
         "per_class": per_class,
@@ -108,7 +235,7 @@ def build_result(evaluation: Evaluation, scored: Sequence[CaseScores]) -> dict[s
         "cases": cases,
         "errors": {case.name: case.error for case in scored if case.error is not None},
         "predictions_without_reference": list(evaluation.without_reference),
-        "versions": run_report.collect_versions(),
+        "versions": collect_versions(),
     }
 
 
@@ -127,31 +254,30 @@ def summarize_scores(
     }
     per_class: dict[str, Any] = {name: {} for name in classes}
     overall = {}
+    units = None if groups is None else list(groups.values())
     for score, values in table.items():  # (cases, classes)
-        class_means, overall[score] = bootstrap.compute_bootstrap_means(
-            values, None if groups is None else list(groups.values())
-        )
+        class_means, overall[score] = bootstrap.compute_bootstrap_means(values, units)
         for name, mean in zip(classes, class_means, strict=True):
             per_class[name][score] = mean
-    present = np.stack([table["reference_ml"] > 0, table["prediction_ml"] > 0]).sum(0)
+    present = np.add(table["reference_ml"] > 0, table["prediction_ml"] > 0, dtype=int)
     is_known = ~np.isnan(table["reference_ml"])
     for column, name in enumerate(classes):
-        per_class[name]["absent_from_both"] = int((present == 0)[is_known[:, column], column].sum())
+        absent = present[is_known[:, column], column] == 0
+        per_class[name]["absent_from_both"] = int(absent.sum())
         per_class[name]["absent_from_one"] = int((present[:, column] == 1).sum())
     return per_class, overall
 
 
-def list_worst_cases(evaluation: Evaluation, scored: Sequence[CaseScores]) -> list[dict[str, Any]]:
+def list_worst_cases(evaluation: Evaluation, scored: Sequence[ScoredCase]) -> list[dict[str, Any]]:
     """Return the cases with the lowest Dice: where their files are, and where they are drawn."""
     pairs = {pair.name: pair for pair in evaluation.pairs}
     ranked = sorted((case.dice, case.name) for case in scored if not np.isnan(case.dice))
     worst = []
     for rank, (dice, name) in enumerate(ranked[: evaluation.draw_worst], start=1):
-        pair = pairs[name]
-        image = pair.image or evaluation.images  # may be a folder
+        image = pairs[name].image or evaluation.images  # may be a folder
         files = {
-            "prediction": str(pair.prediction[0]),
-            "reference": str(pair.reference[0]),
+            "prediction": str(pairs[name].prediction[0]),
+            "reference": str(pairs[name].reference[0]),
             "image": None if image is None else str(image),
         }
         picture = f"worst/{rank}_{name}.png"
@@ -162,11 +288,11 @@ def list_worst_cases(evaluation: Evaluation, scored: Sequence[CaseScores]) -> li
 def write_result(result: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write evaluation.json, and evaluation.csv and .png if any case was scored."""
     report, table, boxes = (folder / f"evaluation.{suffix}" for suffix in ("json", "csv", "png"))
-    run_report.write_report(result, report)
+    write_report(result, report)
     if not result["per_class"]:
         for stale in (table, boxes):
             stale.unlink(missing_ok=True)  # of an earlier evaluation
         return [report]
     write_csv(result["cases"], table)
-    save_png(plot_scores(result["cases"], result["classes"]), boxes)
+    write_figure(plot_scores(result["cases"], result["classes"]), boxes)
     return [report, table, boxes]

@@ -1,12 +1,11 @@
 """Build an evaluation and its metrics from settings: match the files, name the classes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from unet3d.checkpoint_file import load_checkpoint
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import (
     ANNOTATED,
@@ -28,7 +27,7 @@ from unet3d.data.formats.volumes import is_volume, list_files_by_name, split_suf
 from unet3d.data.layouts.dataset_json import LabelNames, find_label_names
 from unet3d.data.layouts.splits import read_groups
 from unet3d.errors import UsageError
-from unet3d.evaluation.score_cases import CasePair, Evaluation
+from unet3d.evaluation.evaluate import CasePair, Evaluation
 from unet3d.files import TRAINING_FILES
 from unet3d.metric.case_scores import LogitMetric
 from unet3d.metric.scores import SCORES, ClassMetric
@@ -93,16 +92,18 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
     pairs, without_reference = match_files(settings.predictions, settings.references)
     if settings.skip_missing_predictions:
         pairs = [pair for pair in pairs if pair.prediction]
+    case_names = [pair.name for pair in pairs]
     names = resolve_classes(settings)
     if settings.annotated is not None:
         if names is None:
             raise UsageError("annotated needs classes= or regions= to name them")
         annotations = read_annotations("annotated", settings.annotated, list(names.classes))
-        for finding in annotations.find_unmatched_patterns(pair.name for pair in pairs):
+        for finding in annotations.find_unmatched_patterns(case_names):
             raise UsageError(finding.message)
         pairs = [
             replace(pair, unknown=frozenset(annotations.find_unknown(pair.name))) for pair in pairs
         ]
+    groups = settings.group_by
     return Evaluation(
         predictions=", ".join(map(str, settings.predictions)),
         references=str(settings.references),
@@ -114,23 +115,20 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
         without_reference=without_reference,
         names=names,
         ignore_labels=resolve_ignore_labels(settings, names),
-        tolerance_mm=resolve_tolerance(settings, names),
-        metrics=resolve_metrics(settings),
-        groups=None
-        if settings.group_by is None
-        else read_groups(settings.group_by, [pair.name for pair in pairs], "group_by"),
-        roles=resolve_roles(settings.checkpoints, [pair.name for pair in pairs]),
+        tolerance_mm=resolve_tolerance(settings.tolerance_mm, names),
+        metrics=build_class_metrics(settings),
+        groups=None if groups is None else read_groups(groups, case_names, "group_by"),
+        roles=find_roles(settings.checkpoints, case_names) if settings.checkpoints else None,
         command=settings.command,
     )
 
 
 def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[CasePair], list[str]]:
     """Match files by name, endings aside; also return the predictions without a reference."""
-    for path in predictions:
-        if not path.exists():
-            raise UsageError(f"predictions: {path} is neither a file nor a folder")
-    if not references.exists():
-        raise UsageError(f"references: {references} is neither a file nor a folder")
+    for key, paths in {"predictions": predictions, "references": [references]}.items():
+        for path in paths:
+            if not path.exists():
+                raise UsageError(f"{key}: {path} is neither a file nor a folder")
     # Volumes of some formats are folders.
     is_file, *others = (path.is_file() or is_volume(path) for path in (references, *predictions))
     if any(other != is_file for other in others):
@@ -165,9 +163,8 @@ def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
             known_labels=frozenset(range(len(settings.classes))),
         )
     else:
-        names = find_label_names(
-            references if references.is_dir() else references.absolute().parent
-        )
+        folder = references if references.is_dir() else references.absolute().parent
+        names = find_label_names(folder)
     if settings.regions is None:
         return names
     return replace(names or LabelNames(classes={}, known_labels=None), classes=settings.regions)
@@ -178,12 +175,11 @@ def resolve_ignore_labels(settings: EvaluationConfig, names: LabelNames | None) 
     if settings.ignore_labels is None:
         return () if names is None else names.ignore_labels
     for name, labels in ({} if names is None else names.classes).items():
-        for label in settings.ignore_labels:
-            if label in labels:
-                raise UsageError(
-                    f"ignore_label={label} is a label of the class {name}: ignore another label, "
-                    "or leave the class out of classes= or regions="
-                )
+        if ignored := set(labels).intersection(settings.ignore_labels):
+            raise UsageError(
+                f"ignore_label={min(ignored)} is a label of the class {name}: ignore another "
+                "label, or leave the class out of classes= or regions="
+            )
     return settings.ignore_labels
 
 
@@ -213,7 +209,7 @@ def select_class_metrics(metrics: Sequence[ClassMetric | LogitMetric]) -> list[C
     return [metric for metric in metrics if isinstance(metric, ClassMetric)]
 
 
-def resolve_metrics(settings: EvaluationConfig) -> list[ClassMetric]:
+def build_class_metrics(settings: EvaluationConfig) -> list[ClassMetric]:
     """Build the metrics; refuse those that need more than labels."""
     metrics = build_metrics(settings.metrics, settings.regions)
     for name, metric in zip(settings.metrics, metrics, strict=True):
@@ -226,45 +222,38 @@ def resolve_metrics(settings: EvaluationConfig) -> list[ClassMetric]:
 
 
 def resolve_tolerance(
-    settings: EvaluationConfig, names: LabelNames | None
+    tolerance: float | Mapping[str, float], names: LabelNames | None
 ) -> float | Mapping[str, float]:
     """Return one distance in mm for all classes, or one for each."""
-    tolerance = settings.tolerance_mm
-    if not isinstance(tolerance, Mapping):
-        return tolerance
-    if names is None:
-        raise UsageError("tolerance_mm for each class needs classes= or regions= to name them")
-    if tolerance.keys() != names.classes.keys():
-        raise UsageError(
-            f"tolerance_mm must name every class once: {', '.join(names.classes)}; it names "
-            f"{', '.join(tolerance)}"
-        )
+    if isinstance(tolerance, Mapping):
+        if names is None:
+            raise UsageError("tolerance_mm for each class needs classes= or regions= to name them")
+        if tolerance.keys() != names.classes.keys():
+            raise UsageError(
+                f"tolerance_mm must name every class once: {', '.join(names.classes)}; it names "
+                f"{', '.join(tolerance)}"
+            )
     return tolerance
 
 
-def resolve_roles(checkpoints: Sequence[Path], names: Iterable[str]) -> dict[str, list[str]] | None:
-    """Return the cases that trained a checkpoint, that chose it, and that did neither, by name.
+def find_roles(checkpoints: Sequence[Path], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the cases that trained a checkpoint, that chose it, and that did neither, by name."""
+    from unet3d.checkpoint_file import load_checkpoint  # torch takes a second
 
-    None: the predictions may be of any checkpoint.
-    """
-    if not checkpoints:
-        return None
+    used = {"training": set(), "validation": set()}
+    for path in checkpoints:
+        files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+        content = load_checkpoint(next((file for file in files if file.is_file()), path))
+        try:
+            cases = content["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
+        except KeyError as error:
+            raise UsageError(
+                f"checkpoint={path}: it does not list the cases of its run: leave out checkpoint=, "
+                "then nothing is said about held-out cases"
+            ) from error
+        for part in used:
+            used[part] |= set(cases[part])
     roles: dict[str, list[str]] = {"training": [], "validation": [], "held out": []}
-    known = [_read_cases(path) for path in checkpoints]
     for name in names:
-        used = (part for part in ("training", "validation") if any(name in c[part] for c in known))
-        roles[next(used, "held out")].append(name)
+        roles[next((part for part in used if name in used[part]), "held out")].append(name)
     return roles
-
-
-def _read_cases(path: Path) -> Mapping[str, Mapping[str, str]]:
-    """Return the cases of a checkpoint's run by part; their digests need the images, too."""
-    files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
-    content = load_checkpoint(next((file for file in files if file.is_file()), path))
-    try:
-        return content["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
-    except KeyError as error:
-        raise UsageError(
-            f"checkpoint={path}: it does not list the cases of its run: leave out checkpoint=, "
-            "then nothing is said about held-out cases"
-        ) from error

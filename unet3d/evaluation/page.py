@@ -20,7 +20,6 @@ from unet3d.report.slices import get_class_colors
 from unet3d.report.volumes import (
     CaseVolumes,
     Layer,
-    crop,
     draw_case,
     embed_viewer,
     find_label_box,
@@ -36,17 +35,13 @@ ERRORS = (  # in colors that no class has
     {"name": "another class", "color": "#ffffff", "note": ""},
 )
 
-MAX_NOTES = 12
-"""Classes of a case whose scores are in its legend."""
+MAX_NOTES = 12  # classes of a case whose scores are in its legend
 
 
 def try_write_evaluation_page(
     folder: Path, command: str, warn: Callable[[str], None]
 ) -> list[Path]:
-    """Write the page of the evaluation.json in a folder, and return it.
-
-    What prevents that is a line, since the scores are written.
-    """
+    """Write the page of the evaluation.json in a folder, and return it; a failure is a line."""
     try:
         result = read_result(folder / "evaluation.json")
         content = describe_evaluation(result, command=command, machine=summarize_machine())
@@ -61,18 +56,14 @@ def try_write_evaluation_page(
 def embed_worst_cases(
     template: str, content: Mapping[str, Any], result: Mapping[str, Any] | None, folder: Path
 ) -> dict[str, Any]:
-    """Return pictures and a viewer of the worst cases, as many as fit beside a page's content.
-
-    `folder` holds the evaluation.
-    """
-    worst = [] if result is None else result["worst"]
-    pictures = embed_pictures(folder / entry["picture"] for entry in worst)
-    if result is None or not worst:
-        return {"viewer": None, "pictures": pictures}
+    """Return pictures and a viewer of the worst cases in an evaluation's folder that fit a page."""
+    if result is None or not result["worst"]:
+        return {"viewer": None, "pictures": {}}
+    pictures = embed_pictures(folder / entry["picture"] for entry in result["worst"])
     page = render_page(template, **content, viewer=None, pictures=pictures)
     budget = MAX_BYTES - len(page.encode(errors="replace"))
-    viewer = embed_viewer(map(crop, iter_worst_cases(result)), len(worst), budget)
-    return {"viewer": viewer, "pictures": pictures}
+    cases = (case.take(find_label_box(case)) for case in iter_worst_cases(result))
+    return {"viewer": embed_viewer(cases, len(result["worst"]), budget), "pictures": pictures}
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -139,15 +130,12 @@ def iter_worst_cases(
 
 def make_notes(case: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     """Return what the legend of a case says of its classes, the worst ones."""
-    present = [name for name, scores in case.items() if not math.isnan(scores["dice"])]
     notes = {}
-    for name in sorted(present, key=lambda name: case[name]["dice"])[:MAX_NOTES]:
-        scores = case[name]
+    present = [item for item in case.items() if not math.isnan(item[1]["dice"])]
+    for name, scores in sorted(present, key=lambda item: item[1]["dice"])[:MAX_NOTES]:
         notes[name] = f"Dice {scores['dice']:.4f}, HD95 {scores['hd95_mm']:.2f} mm"
-        if not scores["reference_ml"]:
-            notes[name] = "not in the reference"
-        elif not scores["prediction_ml"]:
-            notes[name] = "not predicted"
+        if not scores["reference_ml"] or not scores["prediction_ml"]:
+            notes[name] = "not predicted" if scores["reference_ml"] else "not in the reference"
     return notes
 
 

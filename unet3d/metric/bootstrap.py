@@ -12,14 +12,14 @@ DEFINITION = (
 RESAMPLES, CHUNK = 10_000, 500
 
 
+@np.errstate(invalid="ignore")  # 0 / 0: the resample has no case of the class
 def compute_bootstrap_means(
     values: np.ndarray, groups: Sequence[str] | None = None
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Return statistics per class and over classes, from (cases, classes) with NaN for no score.
 
     `groups` has the group of each case, such as its patient: whole groups are resampled, because
-    their cases are not independent. Intervals of fewer than two cases or groups and means of none
-    are NaN.
+    their cases are not independent. Intervals of fewer than two of them and means of none are NaN.
     """
     cases, classes = values.shape
     valid = ~np.isnan(values)
@@ -34,35 +34,29 @@ def compute_bootstrap_means(
     for _ in range(0, RESAMPLES, CHUNK):
         indices = rng.integers(0, count, (CHUNK, count)) + count * np.arange(CHUNK)[:, None]
         drawn = np.bincount(indices.ravel(), minlength=CHUNK * count).reshape(CHUNK, count)
-        resampled.append(_mean(drawn @ sums, drawn @ sizes))
+        resampled.append((drawn @ sums) / (drawn @ sizes))
     per_class = np.concatenate(resampled)  # (resamples, classes)
-    classwise = [
-        {
-            "mean": float(_mean(filled[:, c].sum(), valid[:, c].sum())),
-            **_interval(per_class[:, c], (sizes[:, c] > 0).sum()),
-            "median": float(np.median(values[valid[:, c], c])) if valid[:, c].any() else np.nan,
-            "cases": int(valid[:, c].sum()),
-            **({} if groups is None else {"groups": int((sizes[:, c] > 0).sum())}),
-        }
-        for c in range(classes)
-    ]
-    mean = _nanmean(np.array([[statistics["mean"] for statistics in classwise]]))[0]
-    interval = _interval(_nanmean(per_class), sizes.any(1).sum())
-    return classwise, {"mean": float(mean)} | interval
+    statistics = []
+    for c in range(classes):
+        scored, scored_units = int(valid[:, c].sum()), int((sizes[:, c] > 0).sum())
+        statistics.append(
+            {
+                "mean": float(filled[:, c].sum() / scored) if scored else np.nan,
+                **_compute_interval(per_class[:, c], scored_units),
+                "median": float(np.median(values[valid[:, c], c])) if scored else np.nan,
+                "cases": scored,
+                **({} if groups is None else {"groups": scored_units}),
+            }
+        )
+    overall = _average_classes(np.array([[entry["mean"] for entry in statistics]]))
+    interval = _compute_interval(_average_classes(per_class), sizes.any(1).sum())
+    return statistics, {"mean": float(overall[0])} | interval
 
 
-def _mean(total: np.ndarray, count: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):  # 0 / 0: the resample has no case of the class
-        return np.true_divide(total, count)
+def _average_classes(values: np.ndarray) -> np.ndarray:
+    return np.nansum(values, 1) / (~np.isnan(values)).sum(1)
 
 
-def _nanmean(values: np.ndarray) -> np.ndarray:
-    valid = ~np.isnan(values)
-    return _mean(np.where(valid, values, 0).sum(1), valid.sum(1))
-
-
-def _interval(means: np.ndarray, units: int) -> dict[str, float]:
-    if units < 2:
-        return {"low": np.nan, "high": np.nan}
-    low, high = np.nanpercentile(means, (2.5, 97.5))
+def _compute_interval(means: np.ndarray, units: int) -> dict[str, float]:
+    low, high = np.nanpercentile(means, (2.5, 97.5)) if units >= 2 else (np.nan, np.nan)
     return {"low": float(low), "high": float(high)}

@@ -15,9 +15,9 @@ from unet3d.types import IGNORE_LABEL
 class CalibrationError:
     """Mean difference of confidence and accuracy, over bins of the confidence.
 
-    It counts voxels that the reference or the prediction has as foreground, since background far
-    from any structure is always certain and right. With `regions`, sets of labels, each region is
-    a decision of its own. Sums are kept instead of probabilities: a case takes no memory.
+    Only voxels that the reference or the prediction has as foreground count: background far from
+    any structure is certain and right. With `regions`, each region is a decision of its own. Sums
+    are kept instead of probabilities, so that a case takes no memory.
     """
 
     def __init__(self, *, bins: int = 15, regions: Mapping[str, list[int]] | None = None):

@@ -1,21 +1,20 @@
 """Scores of validation cases beside Dice: HD95, and those of the metrics of the config."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-from torch import Tensor
 
 from unet3d.metric.scores import ClassMetric, call_metrics, iter_masks, mask_ignored, score_case
 from unet3d.types import IGNORE_LABEL
 
-Box = Sequence[tuple[int, int]]
+if TYPE_CHECKING:  # torch takes a second, which an evaluation of files does not need
+    from torch import Tensor
 
 MAX_POINTS = 1_000_000
-"""Largest number of surface voxels of a class to score.
+"""Surface voxels of a class, above which it is not scored.
 
-The noise that an untrained network predicts has more; measuring it would take minutes for a
-meaningless number, so such cases are skipped.
+The noise that an untrained network predicts has more: a meaningless number would take minutes.
 """
 
 
@@ -25,28 +24,22 @@ class LogitMetric(Protocol):
 
     def start(self) -> None:
         """Begin a case."""
-        ...
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
+    def update(self, logits: "Tensor", labels: "Tensor") -> None:
         """Add logits (K, ...) and labels (...) of a part; labels of K and more are unknown."""
-        ...
 
     def finish(self) -> Mapping[str, float]:
         """Return the scores of the case."""
-        ...
 
 
 class CaseScores:
-    """Scores of each case; call `begin` and `end` for every one, then `compute`.
-
-    `scored_classes` maps classes to labels, `spacing_mm` cases to voxel spacings.
-    """
+    """Scores of each case; call `begin` and `end` for every one, then `compute`."""
 
     def __init__(
         self,
         metrics: Sequence[ClassMetric | LogitMetric],
-        scored_classes: Mapping[str, Sequence[int]],
-        spacing_mm: Mapping[str, Sequence[float]],
+        scored_classes: Mapping[str, Sequence[int]],  # name -> labels
+        spacing_mm: Mapping[str, Sequence[float]],  # by case
     ):
         self.class_metrics = [m for m in metrics if isinstance(m, ClassMetric)]
         self.logit_metrics = [m for m in metrics if isinstance(m, LogitMetric)]
@@ -54,22 +47,23 @@ class CaseScores:
         self.reset()
 
     def reset(self) -> None:
-        """Remove all cases."""
         self.cases: list[dict[str, float]] = []
 
-    def begin(self, labels: Tensor) -> Callable[[Box, Tensor], None] | None:
-        """Begin a case with labels (D, H, W); return what takes the logits of its parts."""
+    def begin(
+        self, labels: "Tensor"
+    ) -> "Callable[[Sequence[tuple[int, int]], Tensor], None] | None":
+        """Begin a case with labels (D, H, W); return what takes boxes and logits of its parts."""
         for metric in self.logit_metrics:
             metric.start()
 
-        def update(box: Box, logits: Tensor) -> None:
+        def update(box: Sequence[tuple[int, int]], logits: "Tensor") -> None:
             part = labels[tuple(slice(*span) for span in box)]
             for metric in self.logit_metrics:
                 metric.update(logits, part)
 
         return update if self.logit_metrics else None
 
-    def end(self, case: str, prediction: Tensor, labels: Tensor) -> None:
+    def end(self, case: str, prediction: "Tensor", labels: "Tensor") -> None:
         """Add a case with its predicted and reference labels (D, H, W)."""
         scores = {k: v for metric in self.logit_metrics for k, v in metric.finish().items()}
         if self.class_metrics:
@@ -81,10 +75,7 @@ class CaseScores:
         self.cases.append(scores)
 
     def compute(self) -> dict[str, float]:
-        """Return the mean of each score over cases that have it; `score` is that over classes.
-
-        A score that no case has is NaN.
-        """
+        """Return means over the cases that have a score, and over classes; NaN if none has it."""
         names = dict.fromkeys(name for case in self.cases for name in case)
         means = {name: compute_mean([case[name] for case in self.cases]) for name in names}
         scores: dict[str, list[float]] = {}
@@ -94,26 +85,20 @@ class CaseScores:
 
 
 class ValidationHD95:
-    """HD95 of each class; call `update` with volumes, then `compute`.
-
-    `scored_classes` maps classes to labels, `spacing_mm` cases to voxel spacings. Absent classes
-    are scored as in an evaluation (`scores.RULES`).
-    """
+    """HD95 of each class; absent ones are scored as in an evaluation (`scores.RULES`)."""
 
     def __init__(
         self,
         scored_classes: Mapping[str, Sequence[int]],
         spacing_mm: Mapping[str, Sequence[float]],
     ):
-        self.scored_classes = scored_classes
-        self.spacing_mm = spacing_mm
+        self.scored_classes, self.spacing_mm = scored_classes, spacing_mm
         self.reset()
 
     def reset(self) -> None:
-        """Remove all volumes."""
         self.distances_mm: list[list[float]] = []  # (volumes, classes)
 
-    def update(self, cases: Sequence[str], prediction: Tensor, labels: Tensor) -> None:
+    def update(self, cases: Sequence[str], prediction: "Tensor", labels: "Tensor") -> None:
         """Add predicted and reference labels, both (B, D, H, W)."""
         for case, p, t in zip(cases, prediction.cpu().numpy(), labels.cpu().numpy(), strict=True):
             scores = score_case(

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from unet3d.types import IGNORE_LABEL
 
-CHUNK = 2**18
-"""Voxels whose pairs of labels are in memory at once, as ints of 8 bytes."""
+CHUNK = 2**18  # voxels whose pairs of labels are in memory at once, as ints of 8 bytes
 
 
 def compute_confusion(prediction: Tensor, labels: Tensor, num_classes: int) -> Tensor:
@@ -44,10 +43,7 @@ def mask_unknown(
 
 
 class Dice:
-    """Dice and IoU of each foreground class, or of `regions` made of several labels.
-
-    Call `update` with volumes, then `compute`.
-    """
+    """Dice and IoU of each foreground class, or of `regions` made of several labels."""
 
     def __init__(
         self, class_names: Sequence[str], regions: Mapping[str, Sequence[int]] | None = None
@@ -59,7 +55,6 @@ class Dice:
         self.reset()
 
     def reset(self) -> None:
-        """Remove all volumes."""
         self.matrices: list[Tensor] = []
 
     def update(self, prediction: Tensor, labels: Tensor) -> None:
@@ -70,22 +65,19 @@ class Dice:
     def compute(self) -> dict[str, float]:
         """Return `dice` and `iou` (means over the classes), `dice/<class>` and `iou/<class>`."""
         counts = torch.stack(self.matrices).double()  # (volumes, K, K)
-        result: dict[str, float] = {}
-        means: dict[str, list[Tensor]] = {"dice": [], "iou": []}
+        per_class: dict[str, Tensor] = {}
         for name, labels in self.scored_classes.items():
             reference, prediction = counts[:, labels], counts[:, :, labels]
             overlap = reference[:, :, labels].sum((1, 2))
             total = reference.sum((1, 2)) + prediction.sum((1, 2))
-            # 0 / 0 is NaN, which nanmean skips
-            for score, value in (
-                ("dice", 2 * overlap / total),
-                ("iou", overlap / (total - overlap)),
-            ):
-                means[score].append(value.nanmean())
-                result[f"{score}/{name}"] = means[score][-1].item()
-        return {
-            score: torch.stack(values).nanmean().item() for score, values in means.items()
-        } | result
+            per_class[f"dice/{name}"] = (2 * overlap / total).nanmean()  # 0 / 0 is NaN
+            per_class[f"iou/{name}"] = (overlap / (total - overlap)).nanmean()
+        values = list(per_class.values())
+        means = {
+            "dice": torch.stack(values[0::2]).nanmean(),
+            "iou": torch.stack(values[1::2]).nanmean(),
+        }
+        return {name: value.item() for name, value in (means | per_class).items()}
 
     def voxels(self) -> dict[str, tuple[int, int]]:
         """Return each class's number of reference and predicted voxels over all volumes."""

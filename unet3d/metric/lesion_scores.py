@@ -11,8 +11,7 @@ import numpy as np
 
 from unet3d.errors import UsageError
 
-CONNECTIVITIES = {6: 1, 18: 2, 26: 3}
-"""Neighbors of a voxel, and how many axes they differ along."""
+CONNECTIVITIES = {6: 1, 18: 2, 26: 3}  # neighbors of a voxel: how many axes they differ along
 
 
 class LesionScores:

@@ -7,6 +7,7 @@ surface, in mm. HD95 and surface Dice equal MONAI's `compute_hausdorff_distance(
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -34,8 +35,6 @@ RULES = {
 }
 """Rules for special cases, written to the results."""
 
-Box = tuple[slice, ...]
-
 
 @runtime_checkable
 class ClassMetric(Protocol):
@@ -47,11 +46,7 @@ class ClassMetric(Protocol):
     def __call__(
         self, prediction: np.ndarray, reference: np.ndarray, spacing_mm: Sequence[float]
     ) -> Mapping[str, float]:
-        """Return the scores of two masks (D, H, W), of which one at least is not empty.
-
-        They are cropped to the box that holds both.
-        """
-        ...
+        """Return the scores of two masks (D, H, W), not both empty, in the box of both."""
 
 
 def score_case(
@@ -67,9 +62,8 @@ def score_case(
 ) -> dict[str, dict[str, float]]:
     """Return the SCORES of each class of a case, from labels (D, H, W), and those of `metrics`.
 
-    A class has one or more labels above 0; classes may overlap. Scores are NaN where neither array
-    has the class, HD95 and surface Dice also where surfaces exceed `max_points` voxels. Temporary
-    arrays are booleans no larger than the bounding box of a class.
+    Classes may overlap. Scores are NaN where neither array has the class, HD95 and surface Dice
+    also where surfaces exceed `max_points` voxels. Temporary arrays are booleans in a class's box.
     """
     prediction, reference = mask_ignored(prediction, reference, ignore_labels)
     voxel_ml = float(np.prod(spacing_mm)) / 1000
@@ -86,11 +80,9 @@ def score_case(
         if in_p or in_r:
             overlap = {"dice": 2 * shared / (in_p + in_r), "iou": shared / (in_p + in_r - shared)}
         if in_p and in_r:
-            tolerance = (
-                tolerance_mm if isinstance(tolerance_mm, float | int) else tolerance_mm[name]
-            )
+            mm = tolerance_mm if isinstance(tolerance_mm, float | int) else tolerance_mm[name]
             hd95, surface_dice = compute_surface_scores(
-                p, r, spacing_mm=spacing_mm, tolerance_mm=tolerance, max_points=max_points
+                p, r, spacing_mm=spacing_mm, tolerance_mm=mm, max_points=max_points
             )
         else:
             hd95, surface_dice = (diagonal, 0.0) if in_p or in_r else (np.nan, np.nan)
@@ -116,10 +108,19 @@ def iter_masks(
     prediction: np.ndarray, reference: np.ndarray, classes: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield each class with both masks, cropped to the box that holds them."""
-    boxes = [_find_boxes(a) for a in (prediction, reference)]
+    from scipy.ndimage import find_objects
+
+    volumes = prediction, reference
+    found = [dict(enumerate(find_objects(volume), start=1)) for volume in volumes]
     for name, labels in classes.items():
-        box = _merge_boxes([found[c] for found in boxes for c in labels if c in found])
-        yield name, _make_mask(prediction[box], labels), _make_mask(reference[box], labels)
+        boxes = [box for by_label in found for label in labels if (box := by_label.get(label))]
+        merged = tuple(
+            slice(min(s.start for s in along), max(s.stop for s in along))
+            for along in zip(*boxes, strict=True)
+        )
+        box = merged or (slice(0, 0),) * 3  # empty where neither has the class
+        p, r = (reduce(np.logical_or, (v[box] == c for c in labels)) for v in volumes)
+        yield name, p, r
 
 
 def mask_ignored(
@@ -134,30 +135,6 @@ def mask_ignored(
 def find_labels(volume: np.ndarray) -> list[int]:
     """Return the distinct values of a volume, slice by slice to save memory."""
     return sorted({int(v) for plane in np.moveaxis(volume, -1, 0) for v in np.unique(plane)})
-
-
-def _find_boxes(volume: np.ndarray) -> dict[int, Box]:
-    """Return the bounding box of each label above 0."""
-    from scipy.ndimage import find_objects
-
-    return {c: box for c, box in enumerate(find_objects(volume), start=1) if box is not None}
-
-
-def _merge_boxes(boxes: Sequence[Box]) -> Box:
-    """Return the bounding box of all boxes; an empty one without any."""
-    if not boxes:
-        return (slice(0, 0),) * 3
-    return tuple(
-        slice(min(s.start for s in along), max(s.stop for s in along))
-        for along in zip(*boxes, strict=True)
-    )
-
-
-def _make_mask(volume: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    mask = volume == labels[0]
-    for label in labels[1:]:
-        mask |= volume == label
-    return mask
 
 
 def compute_surface_scores(

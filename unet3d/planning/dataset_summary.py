@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint
-from unet3d.report.figures import save_png
+from unet3d.files import write_figure
 from unet3d.report.slices import get_palette
 from unet3d.text import escape_mathtext, pluralize
 
@@ -84,4 +84,4 @@ def draw_dataset_summary(
         box.set_facecolor(color)
     volumes.set_yticks(range(1, len(classes)), [escape_mathtext(name) for name in classes[1:]])
     volumes.set(title="class volumes", xlabel="% of a case's voxels")
-    save_png(figure, path)
+    write_figure(figure, path)

@@ -1,33 +1,115 @@
-"""Plot curves, and put figures of matplotlib into files and pages."""
+"""Record curves in a bounded number of points, plot them, and put figures into pages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unet3d.files import atomic_write
-from unet3d.report.curves import Points
+import numpy as np
+
 from unet3d.text import escape_mathtext
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MAX_POINTS = 512  # at which pairs of points are merged
+SMOOTHING = 0.9  # decay of the moving average of the loss: those of single batches are noisy
+DIVERGED = 3.0  # a loss that is this much as high as the first one has diverged
+SKIPPED = 0.1  # fraction of the steps at either end in which no slope is trusted
 
-def save_png(figure: "Figure", path: Path, *, dpi: int = 110) -> None:
-    """Write a figure as a PNG."""
-    with atomic_write(path) as draft:
-        figure.savefig(draft, dpi=dpi, format="png")
+Points = Sequence[Sequence[float]]
+"""(step, value) pairs."""
 
 
-def to_svg(figure: "Figure") -> str:
-    """Return a figure as markup for a page, whose style decides the color and font of its text."""
-    from matplotlib import rc_context
+class Curve:
+    """Means of equally many values each, and of the steps that they belong to."""
 
-    with rc_context({"svg.fonttype": "none"}), StringIO() as file:
-        figure.savefig(file, format="svg", dpi=150, transparent=True)
-        text = file.getvalue()
-    text = text[text.index("<svg") :]
-    return text.replace("#000000", "currentColor")
+    def __init__(self, max_points: int = MAX_POINTS) -> None:
+        self.max_points = max_points
+        self.points: list[list[float]] = []  # [step, value]
+        self.every = 1  # values per point
+        self.pending: list[list[float]] = []  # of the incomplete point
+
+    def add(self, step: float, value: float) -> None:
+        """Add a value; NaN and infinities are ignored."""
+        if not abs(value) < float("inf"):
+            return
+        self.pending.append([step, value])
+        if len(self.pending) < self.every:
+            return
+        self.points.append(_average(self.pending))
+        self.pending = []
+        if len(self.points) == self.max_points:
+            pairs = zip(self.points[::2], self.points[1::2], strict=True)
+            self.points = [_average(pair) for pair in pairs]
+            self.every *= 2
+
+    def list_points(self) -> list[list[float]]:
+        """Return the points, the incomplete one included."""
+        return self.points + ([_average(self.pending)] if self.pending else [])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"points": list(self.points), "every": self.every, "pending": list(self.pending)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.points, self.pending = list(state["points"]), list(state["pending"])
+        self.every = state["every"]
+
+
+def _average(points: Points) -> list[float]:
+    return [sum(values) / len(points) for values in zip(*points, strict=True)]
+
+
+class LRCurve:
+    """The loss over a rising learning rate, and the rate at which it falls fastest."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+        self.smoothed: list[float] = []
+        self._average = 0.0
+
+    def add(self, rate: float, loss: float) -> None:
+        """Add the learning rate and the loss of a step."""
+        self.rates.append(rate)
+        self.losses.append(loss)
+        self._average = SMOOTHING * self._average + (1 - SMOOTHING) * loss
+        self.smoothed.append(self._average / (1 - SMOOTHING ** len(self.losses)))
+
+    @property
+    def has_diverged(self) -> bool:
+        """Return whether the loss has risen far above the first ones."""
+        return self.smoothed[-1] > DIVERGED * self.smoothed[0]
+
+    @property
+    def suggestion(self) -> float | None:
+        """Return the rate at which the loss falls fastest; None if it never falls."""
+        skipped = int(SKIPPED * len(self.losses))
+        slopes = np.gradient(self.smoothed)[skipped : len(self.losses) - max(1, skipped)]
+        if not len(slopes) or not slopes.min() < 0:
+            return None
+        return self.rates[skipped + int(slopes.argmin())]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the curve for other programs."""
+        curve = {"lr": self.rates, "loss": self.losses, "smoothed_loss": self.smoothed}
+        return {"suggestion": self.suggestion, **curve}
+
+    def plot(self, title: str) -> "Figure":
+        """Plot the loss over the rate."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(self.rates, self.losses, color="#c8d0dc", label="loss of a batch")
+        axes.plot(self.rates, self.smoothed, color="#5e81ac", label="moving average")
+        if self.suggestion is not None:
+            at = self.rates.index(self.suggestion)
+            label = f"suggested: {self.suggestion:.1e}"
+            axes.plot([self.suggestion], [self.smoothed[at]], "o", color="#bf616a", label=label)
+        axes.set(xscale="log", xlabel="learning rate", ylabel="training loss")
+        axes.set_title(title, wrap=True)
+        axes.legend(frameon=False)
+        return figure
 
 
 def plot_curves(curves: Sequence[tuple[str, Points, Any]], y_label: str) -> "Figure":
@@ -45,6 +127,24 @@ def plot_curves(curves: Sequence[tuple[str, Points, Any]], y_label: str) -> "Fig
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if len(curves) > 1:
-        columns = max(1, 90 // (5 + max(len(name) for name, *_ in curves)))
-        figure.legend(loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
+        add_legend(figure)
     return figure
+
+
+def add_legend(figure: "Figure") -> None:
+    """Add the legend of the first axes below a figure, in as many columns as its names leave."""
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    columns = max(1, int(13 * figure.get_figwidth()) // (5 + max(map(len, names))))
+    place = {"loc": "outside lower center", "ncols": columns}
+    figure.legend(handles, names, fontsize=9, frameon=False, **place)
+
+
+def to_svg(figure: "Figure") -> str:
+    """Return a figure as markup for a page, whose style decides the color and font of its text."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none"}), StringIO() as file:
+        figure.savefig(file, format="svg", dpi=150, transparent=True)
+        text = file.getvalue()
+    text = text[text.index("<svg") :]
+    return text.replace("#000000", "currentColor")

@@ -1,4 +1,4 @@
-"""Write report.json and format the table printed at the end of a run."""
+"""Write report.json, format the table printed at the end of a run, and describe its page."""
 
 import json
 import math
@@ -8,14 +8,28 @@ from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from textwrap import indent
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from unet3d import __version__
 from unet3d.files import atomic_write
+from unet3d.report.evaluation import make_score_cards, make_scores
+from unet3d.report.figures import Points, plot_curves, to_svg
+from unet3d.report.slices import get_class_colors
 from unet3d.text import format_columns, pluralize
-from unet3d.units import MIB
+from unet3d.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
+
+MEMORY_LABELS = {
+    "allocated": "allocated, MiB",
+    "reserved": "reserved, MiB",
+    "resident": "RAM of the process, MiB",
+}
 
 
 def collect_versions() -> dict[str, str]:
@@ -44,17 +58,14 @@ def replace_nan(value: Any) -> Any:
 def select_headline_metrics(report: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that runs are compared by, without those that the run did not log.
 
-    `dice` and `hd95_mm` of the best checkpoint if it was evaluated, else of the last validation;
-    `peak_mib` and `step_seconds` of a training step.
+    Scores are of the best checkpoint if it was evaluated, else of the last validation.
     """
     evaluation, metrics = report.get("evaluation") or {}, report.get("metrics", {})
     headline: dict[str, float | None] = {}
     for score in ("dice", "hd95_mm"):
         mean = (evaluation.get("mean") or {}).get(score)
         headline[score] = mean["mean"] if mean else metrics.get(f"val/{score}")
-    step = get_step_memory(report)
-    peak = step.get("allocated", step.get("resident"))
-    headline["peak_mib"] = None if peak is None else peak / MIB
+    headline["peak_mib"] = get_peak_mib(report)
     headline["step_seconds"] = report.get("speed", {}).get("median_step_seconds")
     return {k: v for k, v in headline.items() if v is not None and math.isfinite(v)}
 
@@ -65,41 +76,11 @@ def get_step_memory(report: Mapping[str, Any]) -> Mapping[str, Any]:
     return memory.get("steady_step") or memory.get("first_step") or {}
 
 
-def make_estimate_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Compare estimated and measured memory; on a CPU the estimate covers tensors only."""
-    estimated = report["memory"].get("estimated", {}).get("allocated")
-    if estimated is None:
-        return []
-    measured = get_step_memory(report).get("allocated")
-    what = "of tensors"
-    if measured is not None:
-        what = f"allocated ({100 * (estimated / measured - 1):+.1f}% versus measured)"
-    return [("estimated peak", f"{estimated / MIB:.0f} MiB {what}")]
-
-
-def make_validation_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """List the Dice of the last validation."""
-    return [
-        (
-            "Dice, mean" if name == "val/dice" else f"Dice, {name.removeprefix('val/dice/')}",
-            "class absent" if math.isnan(value) else f"{value:.4f}",
-        )
-        for name, value in metrics.items()
-        if name.startswith("val/dice")
-    ]
-
-
-def make_evaluation_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the scores of the best checkpoint, and say that the same cases chose it."""
-    if not evaluation["per_class"]:
-        return [("Dice", "no validation case could be evaluated")]
-    rows = []
-    for name, scores in {"mean": evaluation["mean"], **evaluation["per_class"]}.items():
-        dice, hd95, surface = (scores[s]["mean"] for s in ("dice", "hd95_mm", "surface_dice"))
-        text = f"{dice:.4f}, HD95 {hd95:.2f} mm, surface Dice {surface:.4f}"
-        note = f" ({describe_selection(evaluation)})" if name == "mean" else ""
-        rows.append((f"Dice, {name}", "class absent" if math.isnan(dice) else text + note))
-    return rows
+def get_peak_mib(report: Mapping[str, Any]) -> float | None:
+    """Return the measured peak of a training step, on a GPU that of tensors."""
+    step = get_step_memory(report)
+    peak = step.get("allocated", step.get("resident"))
+    return None if peak is None else peak / MIB
 
 
 def describe_selection(evaluation: Mapping[str, Any]) -> str:
@@ -115,17 +96,12 @@ def describe_selection(evaluation: Mapping[str, Any]) -> str:
 
 def format_report_table(report: Mapping[str, Any]) -> str:
     """Summarize a run in two columns, to print when it ends."""
-    rows: list[tuple[str, str]] = []
-    if report.get("evaluation"):
-        rows += make_evaluation_rows(report["evaluation"])
-    else:
-        rows += make_validation_rows(report["metrics"])
+    rows = make_dice_rows(report)
     postprocessing = report.get("postprocessing", {})
     if postprocessing.get("largest_component"):
         names = ", ".join(postprocessing["largest_component"])
-        rows.append(
-            ("largest component kept for", f"{names}; judged by {postprocessing['evidence']}")
-        )
+        evidence = postprocessing["evidence"]
+        rows.append(("largest component kept for", f"{names}; judged by {evidence}"))
     speed = report["speed"]
     if speed:
         step, slow = speed["median_step_seconds"], speed["p95_step_seconds"]
@@ -137,7 +113,8 @@ def format_report_table(report: Mapping[str, Any]) -> str:
         if peak:
             parts = [f"{v / MIB:.0f} MiB {k}" for k, v in peak.items() if k != "phases"]
             rows.append((f"peak memory of {task}", ", ".join(parts) or "not measured"))
-    rows += make_estimate_rows(report)
+    if estimate := describe_estimate(report):
+        rows.append(("estimated peak", estimate))
     rows.append(("parameters", f"{report['parameters']:,}"))
     rows.append(("run folder", report["folder"]))
     if "tensorboard" in (report["config"].get("logger") or {}):
@@ -146,3 +123,147 @@ def format_report_table(report: Mapping[str, Any]) -> str:
         rows.append(("TensorBoard", f"tensorboard --logdir {parent}"))
     rows += [("warning", message) for message in report.get("warnings", [])]
     return indent(format_columns(rows, left=2), "  ")
+
+
+def make_dice_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """List the scores of the best checkpoint, or else the Dice of the last validation."""
+    evaluation = report.get("evaluation")
+    if not evaluation:
+        return [
+            (
+                "Dice, mean" if name == "val/dice" else f"Dice, {name.removeprefix('val/dice/')}",
+                "class absent" if math.isnan(value) else f"{value:.4f}",
+            )
+            for name, value in report["metrics"].items()
+            if name.startswith("val/dice")
+        ]
+    if not evaluation["per_class"]:
+        return [("Dice", "no validation case could be evaluated")]
+    rows = []
+    for name, scores in {"mean": evaluation["mean"], **evaluation["per_class"]}.items():
+        dice, hd95, surface = (scores[s]["mean"] for s in ("dice", "hd95_mm", "surface_dice"))
+        text = f"{dice:.4f}, HD95 {hd95:.2f} mm, surface Dice {surface:.4f}"
+        # The cases that are scored have chosen the checkpoint.
+        note = f" ({describe_selection(evaluation)})" if name == "mean" else ""
+        rows.append((f"Dice, {name}", "class absent" if math.isnan(dice) else text + note))
+    return rows
+
+
+def describe_estimate(report: Mapping[str, Any]) -> str | None:
+    """Compare estimated and measured memory; on a CPU the estimate covers tensors only."""
+    estimated = report["memory"].get("estimated", {}).get("allocated")
+    if estimated is None:
+        return None
+    measured = get_step_memory(report).get("allocated")
+    what = "of tensors"
+    if measured is not None:
+        what = f"allocated ({100 * (estimated / measured - 1):+.1f}% versus measured)"
+    return f"{estimated / MIB:.0f} MiB {what}"
+
+
+def describe_run(
+    report: Mapping[str, Any],
+    *,
+    title: str,
+    curves: Mapping[str, Points],
+    timeline: "Figure | None",
+    kinds_at_peak: Mapping[str, int],
+    result: Mapping[str, Any] | None,
+    command: str,
+    machine: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the content of run.html; `result` is that of the run's evaluation.json."""
+    choices = report.get("choices", {})
+    state = f"{'finished' if report.get('finished') else 'stopped'} after {report['steps']:,} steps"
+    chosen = [f"{k}={choices[k]}" for k in ("data", "model", "checkpointing") if k in choices]
+    error = f": {report['error']}" if report.get("error") else ""
+    return {
+        "report": report,
+        "result": result,
+        "title": title,
+        "subtitle": ", ".join([state, *chosen, f"on {report['device']}"]) + error,
+        "headline": make_headline(report, {} if result is None else result["mean"]),
+        "numbers": format_report_table(report),
+        "curves": draw_curves(curves, result),
+        "timeline": None if timeline is None else to_svg(timeline),
+        "peak": describe_peak(kinds_at_peak),
+        "memory": make_memory_rows(report),
+        "measured": get_step_memory(report),
+        "scores": None if result is None else make_scores(result),
+        "command": command,
+        "machine": machine,
+        "config": yaml.safe_dump(report["config"], sort_keys=False),
+    }
+
+
+def make_headline(report: Mapping[str, Any], mean: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the metrics by which runs are compared, each with a label and a remark."""
+    metrics, evaluation = select_headline_metrics(report), report.get("evaluation")
+    selection = describe_selection(evaluation) if evaluation else "of the last validation"
+    peak, seconds = metrics.get("peak_mib"), metrics.get("step_seconds")
+    kind = "allocated" if "allocated" in get_step_memory(report) else "of the process"
+    waiting = report.get("speed", {}).get("median_data_wait_fraction")
+    return [
+        *make_score_cards(metrics, mean, [selection, selection]),
+        ("Peak memory", "-" if peak is None else format_bytes(peak * MIB), kind),
+        (
+            "Step time",
+            "-" if seconds is None else f"{seconds:.3f} s",
+            "" if waiting is None else f"{100 * waiting:.1f}% waiting for data",
+        ),
+        ("Parameters", f"{report['parameters']:,}", "trained"),
+    ]
+
+
+def draw_curves(
+    curves: Mapping[str, Points], result: Mapping[str, Any] | None
+) -> dict[str, object]:
+    """Return charts by heading; a single point is no chart: the page's table has its value."""
+    prefix = "val/dice/"
+    names = [name.removeprefix(prefix) for name in curves if name.startswith(prefix)]
+    classes = {name: [n] for n, name in enumerate(names, start=1)}
+    colors = get_class_colors(classes if result is None else result["classes"])
+    dice = {"mean": "val/dice"} | {name: prefix + name for name in names}
+    charts = {
+        "Loss": ("training loss", {"loss": "train/loss"}),
+        "Dice of validations": ("Dice", dice),
+        "HD95 of validations": ("mm", {"HD95": "val/hd95_mm"}),
+        "Learning rate": ("rate", {"rate": "train/lr"}),
+    }
+    drawn = {}
+    for heading, (unit, keys) in charts.items():
+        shown = [
+            (name, curves[key], colors[name] if key.startswith(prefix) else "#3b5bdb")
+            for name, key in keys.items()
+            if curves.get(key)
+        ]
+        if any(len(points) > 1 for _, points, _ in shown):
+            drawn[heading] = to_svg(plot_curves(shown, unit))
+    return drawn
+
+
+def make_memory_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return a header, and the estimated and measured peaks in MiB."""
+    memory, measured = report["memory"], get_step_memory(report)
+    records = {
+        "estimated peak of a step": memory.get("estimated"),
+        "measured peak of a step": measured,
+        **{f"measured in {phase}": peak for phase, peak in measured.get("phases", {}).items()},
+        "measured peak of validation": memory.get("validation"),
+    }
+    known = measured.keys() | (memory.get("estimated") or {}).keys()
+    shown = [key for key in MEMORY_LABELS if key in known]
+    rows = [
+        (name, *(f"{record[key] / MIB:,.0f}" if key in record else "-" for key in shown))
+        for name, record in records.items()
+        if record
+    ]
+    return [("", *(MEMORY_LABELS[key] for key in shown)), *rows] if shown else []
+
+
+def describe_peak(kinds: Mapping[str, int]) -> str:
+    """Say what the bytes at the peak are, the most first."""
+    top = sum(kinds.values())
+    ordered = sorted(kinds.items(), key=lambda item: -item[1])
+    parts = [f"{k} {n / MIB:,.1f} MiB ({100 * n / top:.0f}%)" for k, n in ordered if n > top / 200]
+    return f"At the estimated peak: {', '.join(parts)}."

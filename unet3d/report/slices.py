@@ -17,35 +17,25 @@ from unet3d.types import Triple
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont
 
-VIEWS = ("sagittal", "coronal", "axial")
-"""Name of the slices across each axis."""
-
+VIEWS = ("sagittal", "coronal", "axial")  # slices across each axis
 EDGES = (("A", "P", "S", "I"), ("R", "L", "S", "I"), ("R", "L", "A", "P"))
 """Anatomical direction of the left, right, upper and lower edge of each view."""
 
-THIN = 4
-"""Views with a side this many times shorter than the volume's longest side, in mm, are skipped."""
+THIN = 4  # views with a side this many times shorter than the longest, in mm, are skipped
 
 COLORS = (
     *("#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#0072b2", "#f0e442", "#d55e00"),  # Okabe and Ito
     *("#a22e2e", "#5de85d", "#8b8bff"),  # farthest from those for color-blind viewers
 )
 
-PANEL = 320
-"""Pixels of the longest side of a panel."""
-
+PANEL = 320  # pixels of the longest side of a panel
 GAP, FONT_PIXELS, LINE = 8, 14, 20
 
 
 def get_palette(count: int) -> list[str]:
-    """Return colors such as #e69f00, the same first ones for any number.
-
-    Ten colors that color-blind people can distinguish, then the same ten lighter, then darker;
-    they repeat from the 31st on.
-    """
+    """Return colors such as #e69f00: ten, then the same ones lighter, then darker, then again."""
     from matplotlib.colors import to_hex, to_rgb
 
     ten = np.array([to_rgb(color) for color in COLORS])
@@ -54,9 +44,7 @@ def get_palette(count: int) -> list[str]:
 
 
 def get_class_colors(classes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the colors of classes given by their labels.
-
-    A class of one label has that label's color; a class of several labels has the next unused one.
+    """Return the color of each class: that of its label, of several labels the next unused one.
 
     >>> regions = {"whole tumor": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
     >>> list(get_class_colors(regions).values()) == get_palette(3)
@@ -66,17 +54,11 @@ def get_class_colors(classes: Mapping[str, Sequence[int]]) -> dict[str, str]:
     unused = (n for n in range(1, 2 * len(single) + 1) if n not in single)
     numbers = [next(unused) if label is None else label for label in single]
     palette = get_palette(30)
-    return {
-        name: palette[(number - 1) % len(palette)]
-        for name, number in zip(classes, numbers, strict=True)
-    }
+    return {name: palette[(n - 1) % 30] for name, n in zip(classes, numbers, strict=True)}
 
 
 def choose_views(shape: Sequence[int], spacing_mm: Sequence[float]) -> list[int]:
-    """Return the axes to slice across, axial first.
-
-    Views with a side below a quarter of the volume's longest, in mm, are skipped, since they show
-    little. The view with the largest area is always included.
+    """Return the axes to slice across, axial first; thin views show little and are skipped.
 
     >>> choose_views((216, 256, 10), (1.5, 1.5, 10)), choose_views((320, 150, 26), (1, 1, 1))
     ([2, 1, 0], [2])
@@ -104,11 +86,6 @@ def find_fullest_slices(labels: np.ndarray) -> Triple:
     return fullest[0], fullest[1], fullest[2]
 
 
-def orient_for_display(plane: np.ndarray) -> np.ndarray:
-    """Turn a slice (first axis, second axis, ...) into rows and columns as displayed."""
-    return plane.swapaxes(0, 1)[::-1, ::-1]
-
-
 def draw_case_slices(
     image: np.ndarray,
     layers: Mapping[str, np.ndarray],
@@ -125,102 +102,99 @@ def draw_case_slices(
     the color, such as #ff0000, of the labels 1, 2, ..., others are not colored. All views share one
     scale in mm and one intensity window; `choose_views` skips thin views.
     """
-    from matplotlib.colors import to_rgb
     from PIL import Image, ImageDraw
 
-    colors = np.array([(0, 0, 0), *(to_rgb(color) for _, color in legend)])
     shape = [len(range(n)[inside]) for n, inside in zip(image.shape, box, strict=True)]
-    axes, volumes = choose_views(shape, spacing_mm), (image, *layers.values())
-    sides = {a: np.delete(np.multiply(shape, spacing_mm), a) for a in axes}  # mm
-    scale = PANEL / max(mm.max() for mm in sides.values())
-    planes = {a: [v[(*box[:a], slices[a], *box[a + 1 :])] for v in volumes] for a in axes}
-    low, high = np.percentile(
-        np.concatenate([gray.ravel() for gray, *_ in planes.values()]), (1, 99)
-    )
-    rows = []
-    for axis, (gray, *labels) in planes.items():
-        scaled = np.clip((gray - low) / max(high - low, 1e-6), 0, 1)
-        background = np.repeat(scaled[..., None], 3, axis=-1)
-        pixels = [max(1, round(mm * scale)) for mm in sides[axis]]
-        rows.append([_make_panel(background, pixels)])
-        for plane in labels:
-            known = ((plane > 0) & (plane < len(colors)))[..., None]
-            blended = 0.3 * background + 0.7 * colors[np.where(known[..., 0], plane, 0)]
-            rows[-1].append(_make_panel(np.where(known, blended, background), pixels))
-
-    titles = [f"{VIEWS[a]} slice {slices[a] + 1} of {image.shape[a]}" for a in axes]
-    columns = ("image", *layers)
-    column = GAP + max(*(row[0].width for row in rows), *map(_get_text_width, columns))
-    widest = max(map(_get_text_width, (title, *titles)))
-    width = GAP + max(len(columns) * column, widest + GAP)
-    places, lines = _lay_out_legend([text for text, _ in legend], width)
-    height = LINE * (1 + bool(title) + len(rows) + lines) + GAP * (2 + len(rows))
-    picture = Image.new("RGB", (width, height + sum(row[0].height for row in rows)))
+    volumes = image, *layers.values()
+    planes = {
+        axis: [v[(*box[:axis], slices[axis], *box[axis + 1 :])] for v in volumes]
+        for axis in choose_views(shape, spacing_mm)
+    }
+    rows = _make_panels(planes, np.multiply(shape, spacing_mm), [color for _, color in legend])
+    names = {a: f"{VIEWS[a]} slice {slices[a] + 1} of {image.shape[a]}" for a in rows}
+    headings = ["image", *layers]
+    column = GAP + max(_measure(headings), *(row[0].width for row in rows.values()))
+    width = GAP + max(len(headings) * column, GAP + _measure([title, *names.values()]))
+    entry = LINE + 2 * GAP + _measure([text for text, _ in legend])
+    per_line = max(1, (width - GAP) // entry)
+    lines = 1 + bool(title) + len(rows) + ceil(len(legend) / per_line)
+    height = LINE * lines + GAP * (2 + len(rows)) + sum(row[0].height for row in rows.values())
+    picture = Image.new("RGB", (width, height))
     draw = ImageDraw.Draw(picture)
-    centers = [round(width / 2 + column * (n - len(layers) / 2)) for n in range(len(columns))]
+    draw.font = _load_font()
+    centers = [round(width / 2 + column * (n - len(layers) / 2)) for n in range(len(headings))]
     top = GAP
     if title:
-        draw.text((width // 2, top), title, font=_font(), anchor="ma")
+        draw.text((width // 2, top), title, anchor="ma")
         top += LINE
-    for center, name in zip(centers, columns, strict=True):
-        draw.text((center, top), name, font=_font(), anchor="ma")
-    top += LINE
-    for axis, name, row in zip(axes, titles, rows, strict=True):
-        draw.text((width // 2, top), name, font=_font(), anchor="ma", fill="#bbbbbb")
-        top += LINE
+    for center, heading in zip(centers, headings, strict=True):
+        draw.text((center, top), heading, anchor="ma")
+    for axis, row in rows.items():
+        draw.text((width // 2, top + LINE), names[axis], anchor="ma", fill="#bbbbbb")
+        top += 2 * LINE
         for center, panel in zip(centers, row, strict=True):
             picture.paste(panel, (center - panel.width // 2, top))
-        w, h = row[0].size
-        _draw_edge_letters(draw, axis, (centers[0] - w // 2, top, w, h))
-        top += h + GAP
-    for (line, left), (text, color) in zip(places, legend, strict=True):
-        y = top + line * LINE
-        draw.rectangle((left, y + 2, left + FONT_PIXELS - 2, y + FONT_PIXELS), fill=color)
-        draw.text((left + LINE, y), text, font=_font())
+        top += row[0].height + GAP - LINE
+    for n, (text, color) in enumerate(legend):
+        x, y = GAP + n % per_line * entry, top + LINE + n // per_line * LINE
+        draw.rectangle((x, y + 2, x + FONT_PIXELS - 2, y + FONT_PIXELS), fill=color)
+        draw.text((x + LINE, y), text)
     return np.asarray(picture)
 
 
-def _make_panel(plane: np.ndarray, pixels: Sequence[int]) -> "Image":
-    """Return a plane (first axis, second axis, 3) resized to `pixels`."""
-    from PIL import Image
+def _make_panels(
+    planes: Mapping[int, Sequence[np.ndarray]], sides_mm: np.ndarray, colors: Sequence[str]
+) -> dict[int, list["Image"]]:
+    """Return the panels of each view: its gray plane, with directions, and its labels over it."""
+    from matplotlib.colors import to_rgb
+    from PIL import Image, ImageDraw
 
-    panel = Image.fromarray((255 * orient_for_display(plane)).round().astype(np.uint8))
-    return panel.resize((pixels[0], pixels[1]), Image.Resampling.BOX)  # keeps enlarged voxels sharp
+    palette = np.array([(0, 0, 0), *map(to_rgb, colors)])
+    sides = {axis: np.delete(sides_mm, axis) for axis in planes}
+    scale = PANEL / max(mm.max() for mm in sides.values())
+    low, high = np.percentile(
+        np.concatenate([gray.ravel() for gray, *_ in planes.values()]), (1, 99)
+    )
+    rows = {}
+    for axis, (gray, *labels) in planes.items():
+        scaled = np.clip((gray - low) / max(high - low, 1e-6), 0, 1)
+        shown = [np.repeat(scaled[..., None], 3, axis=-1)]
+        for plane in labels:
+            known = (plane > 0) & (plane < len(palette))
+            blended = 0.3 * shown[0] + 0.7 * palette[np.where(known, plane, 0)]
+            shown.append(np.where(known[..., None], blended, shown[0]))
+        w, h = (max(1, round(mm * scale)) for mm in sides[axis])
+        pictures = [
+            Image.fromarray((255 * orient_for_display(plane)).round().astype(np.uint8))
+            for plane in shown
+        ]
+        # This filter keeps enlarged voxels sharp.
+        rows[axis] = [picture.resize((w, h), Image.Resampling.BOX) for picture in pictures]
+        draw = ImageDraw.Draw(rows[axis][0])
+        draw.font = _load_font()
+        places = {
+            "lm": (3, h // 2),
+            "rm": (w - 3, h // 2),
+            "ma": (w // 2, 2),
+            "md": (w // 2, h - 2),
+        }
+        for (anchor, place), letter in zip(places.items(), EDGES[axis], strict=True):
+            draw.text(place, letter, anchor=anchor, stroke_width=1, stroke_fill="black")
+    return rows
 
 
-def _draw_edge_letters(draw: "ImageDraw", axis: int, panel: tuple[int, int, int, int]) -> None:
-    """Write the anatomical direction at each edge of a panel (left, top, width, height)."""
-    left, top, w, h = panel
-    middle, center = top + h // 2, left + w // 2
-    places = {
-        "lm": (left + 3, middle),
-        "rm": (left + w - 3, middle),
-        "ma": (center, top + 2),
-        "md": (center, top + h - 2),
-    }
-    for (anchor, place), letter in zip(places.items(), EDGES[axis], strict=True):
-        draw.text(place, letter, "white", _font(), anchor, stroke_width=1, stroke_fill="black")
+def orient_for_display(plane: np.ndarray) -> np.ndarray:
+    """Turn a slice (first axis, second axis, ...) into rows and columns as displayed."""
+    return plane.swapaxes(0, 1)[::-1, ::-1]
 
 
-def _lay_out_legend(names: Sequence[str], width: int) -> tuple[list[tuple[int, int]], int]:
-    """Return the line and left edge of each legend entry, and the number of lines."""
-    positions, line, left = [], 0, GAP
-    for name in names:
-        entry_width = LINE + _get_text_width(name) + 2 * GAP
-        if left > GAP and left + entry_width > width:
-            line, left = line + 1, GAP
-        positions.append((line, left))
-        left += entry_width
-    return positions, line + 1 if positions else 0
-
-
-def _get_text_width(text: str) -> int:
-    """Return the width of a text in pixels."""
-    return ceil(_font().getlength(text))
+def _measure(texts: Sequence[str]) -> int:
+    """Return the width of the longest text in pixels."""
+    return ceil(max(map(_load_font().getlength, texts), default=0))
 
 
 @cache
-def _font() -> "FreeTypeFont":
+def _load_font() -> "FreeTypeFont":
     """Return matplotlib's font, which has more letters than Pillow's default."""
     from matplotlib import get_data_path
     from PIL import ImageFont

@@ -6,38 +6,19 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from unet3d.report.curves import Curve
+from unet3d.report.figures import Curve
 from unet3d.text import join_first, pluralize
 
-MIN_VALIDATIONS = 3
-"""Consecutive validations before a class counts as never predicted or its Dice as low."""
-
-SILENT_FRACTION = 0.25
-"""Fraction of a run during which nothing is reported: small classes are learned late."""
-
-LOW_DICE = 0.05
-"""Below this Dice a class has not been learned."""
-
-LOW_LR_FRACTION = 0.25
-"""Below this fraction of the peak learning rate little more is learned."""
-
-RISE = 0.05
-"""A run that gains this much Dice in its last quarter ended too early."""
-
-FALL = 0.05
-"""Fraction by which the loss must have fallen by the end."""
-
-LEARNED_DICE = 0.5
-"""From this Dice on, a loss that does not fall was low from the start, as after init_from=."""
-
-DIVERGED = 10.0
-"""A loss that ends above this, and this many times as high as its lowest value, has diverged."""
-
-EARLY_FRACTION = 0.1
-"""A run that time ended before this fraction of its steps is no result yet."""
-
-PARTS = 64
-"""Points of a loss history at which pairs of them are merged."""
+MIN_VALIDATIONS = 3  # in a row, before a class counts as never predicted or its Dice as low
+SILENT_FRACTION = 0.25  # of a run, in which nothing is reported: small classes are learned late
+LOW_DICE = 0.05  # below it a class has not been learned
+LOW_LR_FRACTION = 0.25  # of the peak learning rate, below which little more is learned
+LATE_RISE = 0.05  # a run that gains this much Dice in its last quarter ended too early
+MIN_FALL = 0.05  # fraction by which the loss must have fallen by the end
+LEARNED_DICE = 0.5  # from here on, a loss that stays flat was low from the start (init_from=)
+DIVERGED = 10.0  # a loss above this, and this many times as high as its lowest value, has diverged
+EARLY_FRACTION = 0.1  # a run that time ended before this fraction of its steps is no result yet
+PARTS = 64  # points of a loss history at which pairs of them are merged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,25 +46,20 @@ class LossHistory(Curve):
             self.lowest = min(self.lowest, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain values, for a checkpoint."""
         return super().state_dict() | {"lowest": self.lowest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self.lowest = state["lowest"]
 
     def detect_plateau(self) -> tuple[float, float] | None:
-        """Return the medians of the first and last eighth if the loss has not fallen, else None.
-
-        None before PARTS batches, too: too few steps to judge.
-        """
-        if self.every == 1:
+        """Return the medians of the first and last eighth if the loss has not fallen, else None."""
+        if self.every == 1:  # fewer than PARTS batches are too few to judge
             return None
         means = [loss for _, loss in self.points]
         eighth = len(means) // 8
         first, last = median(means[:eighth]), median(means[-eighth:])
-        return (first, last) if first - last < FALL * abs(first) else None
+        return (first, last) if first - last < MIN_FALL * abs(first) else None
 
     def detect_divergence(self) -> tuple[float, float] | None:
         """Return the lowest loss and the median of the latest if it rose by magnitudes, else None.
@@ -106,7 +82,7 @@ def detect_late_rise(dice: Sequence[float]) -> tuple[float, float] | None:
         return None
     count, quarter = max(2, len(dice) // 8), len(dice) // 4
     end, before = dice[-count:], dice[-quarter - count : -quarter]
-    rose = median(end) - median(before) >= RISE and min(end) > max(before)
+    rose = median(end) - median(before) >= LATE_RISE and min(end) > max(before)
     return (median(before), median(end)) if rose else None
 
 
@@ -124,34 +100,25 @@ def find_absent_classes(
         present = set().union(*cases)
         return [name for name, labels in classes.items() if not present & set(labels)]
 
-    not_trained = find_absent(training)
-    not_validated = find_absent(validation) if validation else not_trained
-    warnings = []
-    if nowhere := [name for name in not_trained if name in not_validated]:
-        warnings.append(
-            f"no case has {join_first(nowhere)}, so it cannot be learned: check the label files, "
-            "or remove the class"
-        )
-    if only_validated := [name for name in not_trained if name not in not_validated]:
-        warnings.append(
-            f"no training case has {join_first(only_validated)}, so it cannot be learned: choose "
-            "another fold= or data.splits="
-        )
-    if only_trained := [name for name in not_validated if name not in not_trained]:
-        warnings.append(
-            f"no validation case has {join_first(only_trained)}, so its Dice is unknown and not "
-            "part of the mean: choose another fold= or data.splits="
-        )
-    return warnings
+    untrained = find_absent(training)
+    unvalidated = find_absent(validation) if validation else untrained
+    nowhere = [name for name in untrained if name in unvalidated]
+    only_validated = [name for name in untrained if name not in unvalidated]
+    only_trained = [name for name in unvalidated if name not in untrained]
+    resplit = "choose another fold= or data.splits="
+    unknown = f"its Dice is unknown and not part of the mean: {resplit}"
+    warnings = [
+        (nowhere, "no", "it cannot be learned: check the label files, or remove the class"),
+        (only_validated, "no training", f"it cannot be learned: {resplit}"),
+        (only_trained, "no validation", unknown),
+    ]
+    return [f"{no} case has {join_first(names)}, so {end}" for names, no, end in warnings if names]
 
 
 def format_never_predicted_warning(
     validations: Mapping[str, int], suggested: SuggestedOverrides
 ) -> str:
-    """Return the warning about classes without a predicted voxel.
-
-    `validations` holds the number of consecutive validations of each class.
-    """
+    """Return the warning about classes without a predicted voxel in so many validations."""
     counts = [f"{name} (for {pluralize(n, 'validation')})" for name, n in validations.items()]
     message = f"not one voxel of the validation set is predicted as {join_first(counts)}"
     return append_overrides(message, suggested.class_not_learned)

@@ -8,8 +8,9 @@ Read in ipyniivue 2.4.4, which has NiiVue 0.65.
 
 import base64
 import gzip
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
@@ -20,25 +21,17 @@ from urllib.parse import unquote
 
 import nibabel
 import numpy as np
-import torch
 from PIL import Image
-from torch.nn.functional import avg_pool3d
 
 from unet3d.report.slices import draw_case_slices, find_fullest_slices
 from unet3d.text import escape_unprintable, join_first
 from unet3d.types import Triple
 
-MARGIN_MM = 15
-"""What is shown around the labels."""
-
-WINDOW = (0.5, 99.5)
-"""Percentiles of the intensities that become black and white."""
-
-SAMPLE = 200_000
-"""Voxels from which these percentiles are computed."""
-
-COARSER = (1, 1.5, 2, 3, 4, 6)
-"""Sizes of a voxel that are tried, relative to the shortest side of the original one."""
+MARGIN_MM = 15  # shown around the labels
+WINDOW = (0.5, 99.5)  # percentiles of the intensities that become black and white
+SAMPLE = 200_000  # voxels from which these percentiles are computed
+COARSER = (1, 1.5, 2, 3, 4, 6)  # sizes of a voxel, relative to the shortest side of the original
+WHOLE = (slice(None),) * 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +58,10 @@ class CaseVolumes:
         labels = [layer.labels for layer in self.layers.values() if layer.labels.any()]
         return find_fullest_slices(labels[-1] if labels else np.zeros_like(self.image))
 
-    def map(
-        self,
-        change_image: Callable[[np.ndarray], np.ndarray],
-        change_labels: Callable[[np.ndarray], np.ndarray],
-    ) -> "CaseVolumes":
-        """Return the case with each volume changed."""
-        layers = {
-            name: replace(layer, labels=change_labels(layer.labels))
-            for name, layer in self.layers.items()
-        }
-        return replace(self, image=change_image(self.image), layers=layers)
+    def take(self, box: tuple[slice, ...]) -> "CaseVolumes":
+        """Return a part of the case."""
+        layers = {k: replace(v, labels=v.labels[box]) for k, v in self.layers.items()}
+        return replace(self, image=self.image[box], layers=layers)
 
 
 @cache
@@ -103,25 +89,19 @@ def embed_viewer(cases: Iterable[CaseVolumes], count: int, budget: int) -> dict[
     if niivue is None:
         return None
     budget -= len(niivue["packed"]) + 20_000  # and the script
-    packed, left_out = [], []
+    shown, left_out = [], []
     for number, case in enumerate(cases):
-        facts = pack_within(case, budget // (count - number))
-        if facts is None:
-            left_out.append(case.name)
+        for factor in COARSER:
+            packed = pack(coarsen(case, factor * min(case.spacing_mm)))
+            size = len(json.dumps(packed))
+            if size <= budget // (count - number):
+                shown.append(packed)
+                budget -= size
+                break
         else:
-            packed.append(facts)
-            budget -= measure(facts)
-    viewer = {"cases": packed, "niivue": niivue, "left_out": join_first(left_out)}
-    return viewer if packed else None
-
-
-def pack_within(case: CaseVolumes, budget: int) -> dict[str, Any] | None:
-    """Return the finest volumes that fit into `budget` bytes of a page; None if none do."""
-    for factor in COARSER:
-        packed = pack(coarsen(case, factor * min(case.spacing_mm)))
-        if measure(packed) <= budget:
-            return packed
-    return None
+            left_out.append(case.name)
+    viewer = {"cases": shown, "niivue": niivue, "left_out": join_first(left_out)}
+    return viewer if shown else None
 
 
 def pack(case: CaseVolumes) -> dict[str, Any]:
@@ -143,18 +123,12 @@ def pack(case: CaseVolumes) -> dict[str, Any]:
     }
 
 
-def measure(packed: Mapping[str, Any]) -> int:
-    """Return about how many bytes a packed case takes in a page."""
-    files = [packed["image"], *(layer["file"] for layer in packed["layers"])]
-    return sum(map(len, files)) + 2000
-
-
 def make_class_map(labels: np.ndarray, classes: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """Return each voxel's class index, 0 for none; where classes overlap, the one of fewer labels.
+    """Return the index of each voxel's class, from 1; 0 for none.
 
-    The first class has the index 1.
+    Where classes overlap, it is that of the class with the fewest labels.
     """
-    highest = max(max(members) for members in classes.values())
+    highest = max((max(members) for members in classes.values()), default=0)
     indices = np.zeros(highest + 2, np.min_scalar_type(len(classes)))
     indexed = enumerate(classes.values(), start=1)
     for index, members in sorted(indexed, key=lambda item: -len(item[1])):
@@ -174,26 +148,24 @@ def to_bytes(image: np.ndarray) -> np.ndarray:
     return result
 
 
-def draw_case(case: CaseVolumes, box: Sequence[slice] = (slice(None),) * 3) -> bytes:
+def draw_case(case: CaseVolumes, box: Sequence[slice] = WHOLE) -> bytes:
     """Return slices of a part of a case as a PNG."""
-    legend: list[tuple[str, str]] = []  # text and color of each class that the case has
+    legend: dict[tuple[str, str], int] = {}  # text and color of each class that the case has
     layers = {}
     for name, layer in case.layers.items():
-        indices = np.zeros(len(layer.classes) + 1, np.uint16)
-        for number in np.unique(layer.labels[layer.labels > 0]):
-            shown = layer.classes[number - 1]
+        numbers = np.zeros(len(layer.classes) + 1, np.uint16)
+        for index in np.unique(layer.labels[layer.labels > 0]):
+            shown = layer.classes[index - 1]
             text = f"{shown['name']}: {shown['note']}" if shown["note"] else shown["name"]
             entry = (escape_unprintable(text), shown["color"])
-            if entry not in legend:
-                legend.append(entry)
-            indices[number] = legend.index(entry) + 1
-        layers[name] = indices[layer.labels]
+            numbers[index] = legend.setdefault(entry, len(legend) + 1)
+        layers[name] = numbers[layer.labels]
     picture = draw_case_slices(
         case.image,
         layers,
         spacing_mm=case.spacing_mm,
         slices=case.slices,
-        legend=legend,
+        legend=list(legend),
         box=box,
         title=escape_unprintable(case.title),
     )
@@ -206,7 +178,7 @@ def find_label_box(case: CaseVolumes) -> tuple[slice, ...]:
     """Return the part around all labels, with a margin; everything if there is no label."""
     foreground = np.any([layer.labels > 0 for layer in case.layers.values()], axis=0)
     if not foreground.any():
-        return (slice(None),) * 3
+        return WHOLE
     box = []
     for filled, mm in zip(foreground.nonzero(), case.spacing_mm, strict=True):
         margin = round(MARGIN_MM / mm)
@@ -214,31 +186,20 @@ def find_label_box(case: CaseVolumes) -> tuple[slice, ...]:
     return tuple(box)
 
 
-def crop(case: CaseVolumes) -> CaseVolumes:
-    """Return the part around all labels."""
-    box = find_label_box(case)
-    return case.map(lambda image: image[box], lambda labels: labels[box])
-
-
 def coarsen(case: CaseVolumes, voxel_mm: float) -> CaseVolumes:
     """Return volumes whose voxels are about `voxel_mm` long where they are shorter now.
 
-    Of each block of voxels this is the mean intensity, and the label in the middle; an incomplete
-    block at the end is left out.
+    Blocks of voxels become their mean and the label in their middle, but for incomplete ones.
     """
-    shape = case.image.shape
-    steps = [max(1, round(voxel_mm / mm)) for mm in case.spacing_mm]
-    steps = [min(step, n) for step, n in zip(steps, shape, strict=True)]
+    sides = zip(case.image.shape, case.spacing_mm, strict=True)
+    steps = [min(n, max(1, round(voxel_mm / mm))) for n, mm in sides]
+    sizes = [n // step for n, step in zip(case.image.shape, steps, strict=True)]
     if steps == [1, 1, 1]:
         return case
-    middle = tuple(
-        slice(step // 2, n // step * step, step) for step, n in zip(steps, shape, strict=True)
-    )
-
-    def average(image: np.ndarray) -> np.ndarray:
-        means = avg_pool3d(torch.from_numpy(image.copy()).float()[None], steps)[0]
-        return means.round().byte().numpy()
-
-    coarser = case.map(average, lambda labels: labels[middle])
+    covered = tuple(slice(n * step) for n, step in zip(sizes, steps, strict=True))
+    middle = tuple(slice(step // 2, s.stop, step) for step, s in zip(steps, covered, strict=True))
+    d, h, w = steps
+    blocks = case.image[covered].reshape(sizes[0], d, sizes[1], h, sizes[2], w)
+    image = blocks.mean((1, 3, 5), dtype=np.float32).round().astype(np.uint8)
     spacing = [mm * step for mm, step in zip(case.spacing_mm, steps, strict=True)]
-    return replace(coarser, spacing_mm=spacing)
+    return replace(case.take(middle), image=image, spacing_mm=spacing)

@@ -15,9 +15,8 @@ from unet3d.data.layouts.dataset_json import LabelNames
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.loading.datasets import CachedVolume
 from unet3d.errors import Interrupted, RunError, UsageError, describe_os_error, summarize_error
-from unet3d.evaluation.evaluate import run_evaluation
+from unet3d.evaluation.evaluate import CasePair, Evaluation, run_evaluation
 from unet3d.evaluation.options import build_metrics, select_class_metrics
-from unet3d.evaluation.score_cases import CasePair, Evaluation
 from unet3d.files import read_report, write_text
 from unet3d.inference.ensemble import Ensemble, load_ensemble
 from unet3d.inference.postprocess import keep_largest_component
@@ -160,7 +159,7 @@ def write_page(run: TrainingRun, report: Mapping[str, Any], log: Log) -> None:
         # Here, so that runs start as soon.
         from unet3d.evaluation.page import embed_worst_cases, read_result
         from unet3d.report.page import render_page
-        from unet3d.report.run_page import describe_run
+        from unet3d.report.run_report import describe_run
 
         curves = run.callbacks.curves.list_points()
         write_report({"curves": curves}, run.folder / "curves.json", indent=None)

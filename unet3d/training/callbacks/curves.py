@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.report.curves import Curve
+from unet3d.report.figures import Curve
 from unet3d.training.module import SegmentationModule
 from unet3d.training.schedules import get_rate
 

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.errors import UsageError
-from unet3d.report.lr_curve import LRCurve
+from unet3d.report.figures import LRCurve
 from unet3d.training.lightning_internals import is_optimizer_step
 from unet3d.training.module import SegmentationModule
 

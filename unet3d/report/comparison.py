@@ -1,15 +1,25 @@
-"""Compare runs in a table and as JSON: scores, memory, time, and the settings that differ."""
+"""Compare runs in a table, as JSON and in a page: scores, memory, time, settings that differ."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from unet3d.errors import UsageError
 from unet3d.report.evaluation import format_score
+from unet3d.report.figures import Points, add_legend, plot_curves, to_svg
+from unet3d.report.page import render_page
 from unet3d.report.run_report import replace_nan, select_headline_metrics
-from unet3d.text import join_first, pluralize
+from unet3d.report.slices import get_palette
+from unet3d.text import escape_mathtext, join_first, pluralize
+from unet3d.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DATA_KEYS = ("data.layout.", "data.num_classes", "data.regions", "data.splits", "fold")
 """Beginnings of the keys that decide on which cases a run is evaluated."""
@@ -18,14 +28,13 @@ AGAINST_BEST = (
     "against best: the mean difference of Dice from the best run in the same cases, with its 95% "
     "bootstrap interval"
 )
-
 PARETO = (
     "Pareto-optimal in Dice, peak memory and step time: no other run of the same data is better in "
     "one of them and as good in the others"
 )
-
-OBJECTIVES = {"dice": -1, "peak_mib": 1, "step_seconds": 1}
-"""Metrics to compare runs by; less of metric x sign is better."""
+OBJECTIVES = {"dice": -1, "peak_mib": 1, "step_seconds": 1}  # less of metric x sign is better
+CURVES = {"val/dice": "mean Dice of validations", "train/loss": "training loss"}
+MAX_CURVES = 30  # runs whose curves are drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +56,6 @@ class RunSummary:
 
     @property
     def headline_metrics(self) -> dict[str, float]:
-        """Return the run's headline metrics."""
         return select_headline_metrics(self.report)
 
     @property
@@ -94,45 +102,35 @@ def describe_data_sets(runs: Sequence[RunSummary]) -> list[str]:
     groups = group_by_data(runs)
     if len(groups) < 2:
         return []
-    lines = [
-        f"not ranked together: these runs were scored on {len(groups)} different sets of cases"
-    ]
+    count = len(groups)
+    lines = [f"not ranked together: these runs were scored on {count} different sets of cases"]
     for same in groups:
-        first, names = same[0], list(same[0].cases)
-        about = [
-            f"{k}={v}" for k, v in first.differs.items() if k == "data" or k.startswith(DATA_KEYS)
-        ]
-        about.append(f"cases {join_first(names, 2)}" if names else "not evaluated")
+        settings, cases = same[0].differs.items(), list(same[0].cases)
+        about = [f"{k}={v}" for k, v in settings if k == "data" or k.startswith(DATA_KEYS)]
+        about.append(f"cases {join_first(cases, 2)}" if cases else "not evaluated")
         lines.append(f"{join_first([str(run.folder) for run in same])}: {', '.join(about)}")
     return lines
 
 
 def find_pareto_optimal(runs: Sequence[RunSummary]) -> list[bool]:
-    """Return, for each run, whether it is Pareto-optimal in Dice, peak memory and step time.
-
-    It is compared with runs of the same data.
-    """
-    costs = [
-        [sign * run.headline_metrics.get(key, float("inf")) for key, sign in OBJECTIVES.items()]
-        for run in runs
-    ]
-    pairs = list(zip(runs, costs, strict=True))
-    return [
-        not any(
-            all(o <= c for o, c in zip(other_cost, cost, strict=True)) and other_cost != cost
-            for other, other_cost in pairs
-            if other.data == run.data
-        )
-        for run, cost in pairs
-    ]
+    """Return whether each run is Pareto-optimal among the runs of the same data."""
+    data = np.array([run.data for run in runs])
+    costs = np.array(
+        [
+            [sign * run.headline_metrics.get(k, inf) for k, sign in OBJECTIVES.items()]
+            for run in runs
+        ]
+    )
+    others = costs[:, None]  # (other, run, objective)
+    is_better = (others <= costs).all(-1) & (others < costs).any(-1) & (data[:, None] == data)
+    return (~is_better.any(0)).tolist()
 
 
 def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
     """Return a header and one row per run."""
     classes = collect_keys([run.dice for run in runs])
     keys = collect_keys([run.differs for run in runs])
-    is_paired = any(run.against_best for run in runs)
-    paired = ["against best [95 %]"] if is_paired else []
+    paired = ["against best [95 %]"] if any(run.against_best for run in runs) else []
     header = ("run", *keys, "Dice [95 %]", *paired, *classes, "HD95 mm", "peak MiB", "s/step",
             "parameters", "steps", "")  # fmt: skip
     rows = [header]
@@ -148,7 +146,7 @@ def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
                 *(run.differs.get(key, "-") for key in keys),
                 format_score(metrics.get("dice"))
                 + (f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else ""),
-                *([format_difference(run.against_best)] if is_paired else []),
+                *([format_difference(run.against_best)] if paired else []),
                 *(format_score(run.dice.get(name, {}).get("mean")) for name in classes),
                 format_score(metrics.get("hd95_mm"), 2),
                 format_score(metrics.get("peak_mib"), 0),
@@ -166,8 +164,7 @@ def format_difference(difference: Mapping[str, float] | None) -> str:
     if difference is None:
         return "-"
     low, high = difference["low"], difference["high"]
-    interval = "" if isnan(low) else f" [{low:+.4f}, {high:+.4f}]"
-    return f"{difference['mean']:+.4f}{interval}"
+    return f"{difference['mean']:+.4f}" + ("" if isnan(low) else f" [{low:+.4f}, {high:+.4f}]")
 
 
 def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
@@ -189,3 +186,72 @@ def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
         }
         for run, best in zip(runs, find_pareto_optimal(runs), strict=True)
     ]
+
+
+def render_comparison(
+    runs: Sequence[RunSummary],
+    *,
+    curves: Sequence[Mapping[str, Points]],
+    problems: Sequence[str],
+    command: str,
+) -> str:
+    """Return the page of a comparison; `curves` holds those of each run."""
+    groups = group_by_data(runs)
+    subtitle = pluralize(len(runs), "run")
+    if len(groups) == 1 < len(runs):
+        subtitle += f", {sum(find_pareto_optimal(runs))} of them Pareto-optimal"
+    notes = [f"{PARETO}. A line is the front of such runs."] if len(groups) < len(runs) else []
+    notes += [AGAINST_BEST] if any(run.against_best for run in runs) else []
+    drawn = list(zip(runs, curves, get_palette(len(runs)), strict=True))[:MAX_CURVES]
+    charts = {}
+    for key, label in CURVES.items():
+        if lines := [(run.label, points[key], c) for run, points, c in drawn if points.get(key)]:
+            charts[label] = to_svg(plot_curves(lines, label))
+    return render_page(
+        "comparison.html",
+        title="Runs compared",
+        subtitle=subtitle,
+        problems=problems,
+        data_sets=describe_data_sets(runs),
+        costs=to_svg(plot_runs(runs)) if any(run.has_costs for run in runs) else None,
+        rows=make_comparison_rows(runs),
+        left=1 + len(runs[0].differs),
+        notes=notes,
+        curves=charts,
+        max_curves=MAX_CURVES,
+        command=command,
+        runs=runs,
+        packages=collect_keys([run.report.get("versions", {}) for run in runs]),
+    )
+
+
+def plot_runs(runs: Sequence[RunSummary]) -> "Figure":
+    """Plot Dice against peak memory and against step time; runs of the same data have a front."""
+    from matplotlib.figure import Figure
+
+    colors = get_palette(len(runs))
+    drawn = {run.folder: color for run, color in zip(runs, colors, strict=True) if run.has_costs}
+    if not drawn:
+        raise UsageError("cannot draw a figure: no run has Dice, peak memory and step time")
+    figure = Figure(figsize=(11, 4.6 + 0.2 * len(drawn)), layout="constrained")
+    panels = {"peak_mib": "peak memory of a step (GiB)", "step_seconds": "step time (s)"}
+    for axes, (key, label) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        for same in group_by_data([run for run in runs if run.has_costs]):
+            points = []
+            for run in same:
+                x = run.headline_metrics[key] / (GIB / MIB if key == "peak_mib" else 1)
+                points.append((x, run.headline_metrics["dice"]))
+                style = {"color": drawn[run.folder], "label": escape_mathtext(run.label)}
+                axes.plot(*points[-1], "o", markersize=8, **style)
+                if run.interval is not None:
+                    axes.plot([x, x], run.interval, linewidth=1.5, alpha=0.5, color=style["color"])
+            xs, dice = zip(*sorted(points), strict=True)
+            front = np.maximum.accumulate(dice)
+            axes.step(xs, front, where="post", color="grey", linewidth=1, zorder=0)
+        axes.set_xlabel(label)
+        axes.set_xlim(0, 1.06 * axes.dataLim.x1)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("mean Dice")
+    add_legend(figure)
+    figure.suptitle(f"{len(drawn)} runs; a line is the Pareto front of those of the same data")
+    return figure

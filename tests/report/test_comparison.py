@@ -6,11 +6,11 @@ import pytest
 
 from tests.report.helpers.reports import make_report
 from unet3d.evaluation.comparison import find_runs
-from unet3d.report.comparison_page import plot_runs
-from unet3d.report.run_comparison import (
+from unet3d.report.comparison import (
     comparison_to_dict,
     find_pareto_optimal,
     make_comparison_rows,
+    plot_runs,
 )
 
 
@@ -47,12 +47,8 @@ def test_a_run_without_evaluation_shows_its_last_validation(write_reports):
 
 
 def test_a_run_is_pareto_optimal_unless_another_is_as_good_in_all_and_better_in_one(write_reports):
-    root = write_reports(
-        best=make_report(0.9, 200, 2.0),
-        small=make_report(0.8, 100, 2.0),
-        worse=make_report(0.8, 150, 2.0),
-        same=make_report(0.9, 200, 2.0),
-    )
+    costs = {"best": (0.9, 200), "small": (0.8, 100), "worse": (0.8, 150), "same": (0.9, 200)}
+    root = write_reports(**{name: make_report(*cost, 2.0) for name, cost in costs.items()})
     runs, _ = find_runs([root])
     optimal = zip(runs, find_pareto_optimal(runs), strict=True)
     assert {run.folder.name for run, best in optimal if best} == {"best", "small", "same"}
