@@ -8,6 +8,7 @@ import torch
 from unet3d import machine
 from unet3d.errors import UsageError
 from unet3d.machine import (
+    CUDA_CONTEXT_BYTES,
     ProcessRank,
     detect_launcher,
     get_available_bytes,
@@ -16,7 +17,7 @@ from unet3d.machine import (
     read_meminfo,
     read_process_rank,
 )
-from unet3d.units import CUDA_CONTEXT_BYTES, GIB
+from unet3d.text import GIB
 
 
 def test_a_cpu_without_fast_bf16_falls_back_to_float32_with_a_reason(monkeypatch):

@@ -13,7 +13,7 @@ from unet3d.__main__ import main
 from unet3d.commands.check import CheckConfig
 from unet3d.config.compose import compose_config
 from unet3d.config.fields import read_settings
-from unet3d.config.help import READS
+from unet3d.config.keys import READS
 from unet3d.data.config import read_data
 
 HEAVY = ("torch", "lightning", "monai", "nibabel", "scipy", "matplotlib")

@@ -2,13 +2,13 @@
 
 import pytest
 
-from unet3d.config.comments import (
+from unet3d.config.compose import Composition, get_config_dir
+from unet3d.config.keys import (
     collect_keys,
     list_option_help,
     list_parent_files,
     read_keys,
 )
-from unet3d.config.compose import Composition, get_config_dir
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from unet3d.errors import UsageError
 from unet3d.evaluation import options
 from unet3d.memory.step.config import WindowConfig
 from unet3d.model.config import read_network, read_saved_network
+from unet3d.text import GIB
 from unet3d.training.config import read_training
-from unet3d.units import GIB
 
 PARSERS = {
     "check": lambda c: read_settings(CheckConfig, c.config, data=read_data(c.config)),

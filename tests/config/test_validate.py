@@ -4,7 +4,7 @@ import pytest
 
 from tests.config.helpers.configs import with_values
 from unet3d.config.compose import compose_config
-from unet3d.config.validate import (
+from unet3d.config.keys import (
     check_config,
     find_option_with,
     list_known_keys,

@@ -9,8 +9,8 @@ from unet3d.commands.doctor import format_doctor_report
 from unet3d.doctor.benchmark import describe_machine
 from unet3d.doctor.inspect import check_triton, inspect_machine, inspect_run
 from unet3d.memory import oom_advice
+from unet3d.text import GIB
 from unet3d.training import machine_checks
-from unet3d.units import GIB
 
 SMALL = ["model.depth=2", "model.width=4", "model.convs_per_level=1"]
 """A network whose step is estimated quickly."""

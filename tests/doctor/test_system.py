@@ -1,7 +1,7 @@
 import torch
 
 from unet3d.doctor import system
-from unet3d.units import GIB
+from unet3d.text import GIB
 
 
 def test_a_systems_resources_are_plausible(monkeypatch):

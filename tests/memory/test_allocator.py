@@ -2,7 +2,7 @@ import pytest
 
 from unet3d.memory.allocator import CachingAllocator, replay
 from unet3d.memory.allocator_settings import VARIABLES, parse_allocator_settings
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 
 def allocate_in(settings, *sizes_mib):

@@ -12,7 +12,7 @@ import unet3d
 from tests.memory.helpers.oracle import measure
 from unet3d.errors import UsageError
 from unet3d.memory.any_network import ModelStep, sum_means
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 CUBE = (1, 1, 32, 32, 32)
 

@@ -15,7 +15,7 @@ from unet3d.memory.allocator import replay
 from unet3d.memory.cuda_libraries import assume_cudnn, get_cublas_bytes, get_cudnn_version
 from unet3d.memory.estimate import simulate_cuda_step
 from unet3d.memory.trace import Trace
-from unet3d.units import GIB, MIB
+from unet3d.text import GIB, MIB
 
 HALF = {"dtype": torch.float16}
 

@@ -10,8 +10,8 @@ from unet3d.config.compose import compose_config
 from unet3d.machine import Precision
 from unet3d.memory.step.gradient_buckets import fill_buckets
 from unet3d.memory.step.training_step import NullListener, TrainingStep, make_step_factory
+from unet3d.text import MIB
 from unet3d.training.config import read_training
-from unet3d.units import MIB
 
 
 def make_factory(*overrides):

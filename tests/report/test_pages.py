@@ -14,7 +14,7 @@ from unet3d.report.evaluation import describe_evaluation
 from unet3d.report.page import MAX_BYTES, embed_pictures, render_page
 from unet3d.report.run_comparison import RunSummary
 from unet3d.report.run_page import describe_run
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 ATTACK = "<script>alert(1)</script>"
 MACHINE = {"system": f"Linux {ATTACK}", "processor": "CPU"}

@@ -1,13 +1,13 @@
 import shutil
 from pathlib import Path
 
+from unet3d.text import GIB, MIB
 from unet3d.training.machine_checks import (
     check_disk,
     check_shm,
     check_torch_build,
     check_writable,
 )
-from unet3d.units import GIB, MIB
 
 
 def test_a_small_dev_shm_stops_a_run_with_workers_and_says_what_to_do():

@@ -4,6 +4,7 @@ import torch
 from unet3d.commands.train import build_training
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import Precision
+from unet3d.text import MIB
 from unet3d.training import machine_checks as machine
 from unet3d.training.preflight import (
     check_cudnn,
@@ -11,7 +12,6 @@ from unet3d.training.preflight import (
     estimate_checkpoint_bytes,
 )
 from unet3d.training.run import summarize_run
-from unet3d.units import MIB
 
 
 def test_a_checkpoint_is_as_large_as_estimated(composed, tmp_path):

@@ -26,9 +26,9 @@ from unet3d.doctor.inspect import (
 from unet3d.doctor.system import DiskSpace
 from unet3d.files import write_output
 from unet3d.machine import resolve_device
+from unet3d.text import format_bytes
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.training.machine_checks import Problem
-from unet3d.units import format_bytes
 
 UNKNOWN = "unknown"
 

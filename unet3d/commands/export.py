@@ -27,7 +27,7 @@ from unet3d.export.program import (
     to_plain_operators,
     write_torch_export,
 )
-from unet3d.files import name_file, read_report, shorten_name
+from unet3d.files import name_file, read_report
 from unet3d.inference.accumulate import Network
 from unet3d.inference.ensemble import (
     TrainedNetwork,
@@ -40,8 +40,8 @@ from unet3d.inference.write_labels import choose_decision
 from unet3d.machine import Precision
 from unet3d.nnunet import model_folder as nnunet_folder
 from unet3d.report.model_card import make_model_card
+from unet3d.text import MIB
 from unet3d.types import Triple
-from unet3d.units import MIB
 
 ENDINGS = {"onnx": ".onnx", "torch_export": ".pt2", "nnunet": "", "bundle": ""}
 """The ending of a file in each format; without one, a folder."""
@@ -111,8 +111,7 @@ def export(
         measure_window_memory([forward], shape, CPU)  # refuses such patches
     first = networks[0]
     patches, source = load_sample_patches(input, first.metadata, first.patch_size, allow_targets)
-    prefix = f".{shorten_name(output.name, 240)}-"
-    with TemporaryDirectory(prefix=prefix, dir=output.parent) as folder, name_file(output):
+    with TemporaryDirectory(prefix=".", dir=output.parent) as folder, name_file(output):
         draft = Path(folder) / output.name
         kind = write(format, networks, draft)
         parity = verify_export(format, draft, forwards, first, patches, source)

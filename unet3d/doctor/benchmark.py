@@ -29,7 +29,7 @@ from unet3d.memory.step.training_step import (
 )
 from unet3d.memory.strategies import list_strategies
 from unet3d.peak_memory import MemoryRecord
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 SCHEMA = "unet3d-benchmark-1"
 """Name and version of the file's format."""

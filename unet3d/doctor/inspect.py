@@ -33,10 +33,10 @@ from unet3d.memory.oom_advice import format_oom_warning
 from unet3d.memory.step.build import complete_step
 from unet3d.memory.strategies import FUSED_STRATEGIES, get_device_bytes, resolve_strategy
 from unet3d.planning.suggest import find_largest_batch
+from unet3d.text import GIB, format_bytes
 from unet3d.training.config import TrainConfig
 from unet3d.training.machine_checks import Problem, check_writable
 from unet3d.training.preflight import count_local_processes, find_problems
-from unet3d.units import GIB, format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from unet3d.memory.allocator_settings import AllocatorSettings, get_allocator_settings
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 UNIT = 512
 SMALL = MIB

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.allocator import replay
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.peak_memory import MemoryRecord
-from unet3d.units import CUDA_CONTEXT_BYTES
 
 LARGEST_BATCH = 2**14 - 1
 NEARBY = 16

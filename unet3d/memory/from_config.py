@@ -20,7 +20,7 @@ from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
 from unet3d.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.parallel import map_in_processes
-from unet3d.units import GIB, format_bytes
+from unet3d.text import GIB, format_bytes
 
 LARGEST_BATCH_BYTES = 64 * GIB
 """Bytes of a network's input and output; a step takes many times as much."""

@@ -5,13 +5,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unet3d.checkpointing.recompute import find_blocks
 from unet3d.errors import UsageError
-from unet3d.machine import Precision, get_available_bytes
+from unet3d.machine import CUDA_CONTEXT_BYTES, Precision, get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
 from unet3d.memory.step.build import build_network
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
 from unet3d.types import HasRetention
-from unet3d.units import CUDA_CONTEXT_BYTES
 
 LARGEST_TILE_MIB = 256
 """Larger tiles launch hardly fewer kernels: most maps are one tile then."""

@@ -14,9 +14,8 @@ from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import TrainingStep, make_step_factory
 from unet3d.planning.planner import OTHER_FACTOR, TrainingPlan
 from unet3d.planning.topology import round_up_to_multiple
-from unet3d.text import pluralize
+from unet3d.text import format_bytes, pluralize
 from unet3d.types import Triple
-from unet3d.units import format_bytes
 
 LIMIT_SECONDS = 10.0
 """A step that is expected to take longer is not run."""

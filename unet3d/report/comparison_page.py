@@ -18,8 +18,7 @@ from unet3d.report.run_comparison import (
     make_comparison_rows,
 )
 from unet3d.report.slices import get_palette
-from unet3d.text import escape_mathtext, pluralize
-from unet3d.units import GIB, MIB
+from unet3d.text import GIB, MIB, escape_mathtext, pluralize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

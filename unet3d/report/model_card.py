@@ -5,8 +5,7 @@ from typing import Any
 
 from unet3d.report.page import ENVIRONMENT
 from unet3d.report.run_report import get_step_memory
-from unet3d.text import pluralize
-from unet3d.units import MIB
+from unet3d.text import MIB, pluralize
 
 
 def make_model_card(

@@ -15,7 +15,7 @@ from unet3d.report.run_report import (
     select_headline_metrics,
 )
 from unet3d.report.slices import get_class_colors
-from unet3d.units import MIB, format_bytes
+from unet3d.text import MIB, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,8 +12,7 @@ from typing import Any
 
 from unet3d import __version__
 from unet3d.files import atomic_write
-from unet3d.text import format_columns, pluralize
-from unet3d.units import MIB
+from unet3d.text import MIB, format_columns, pluralize
 
 PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from unet3d.files import find_existing_dir
-from unet3d.units import GIB, format_bytes
+from unet3d.text import GIB, format_bytes
 
 SHM = Path("/dev/shm")
 

@@ -15,10 +15,10 @@ from unet3d.memory.oom_advice import check_memory
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.strategies import list_leaner_strategies, resolve_strategy
 from unet3d.memory.tables import summarize_compiled
+from unet3d.text import format_bytes
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.run import TrainingRun
-from unet3d.units import format_bytes
 
 
 def estimate_run_memory(

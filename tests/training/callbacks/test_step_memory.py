@@ -5,8 +5,8 @@ import pytest
 
 from unet3d.commands.train import build_training
 from unet3d.peak_memory import MemoryRecord, PeakMeter
+from unet3d.text import MIB
 from unet3d.training.callbacks.step_memory import StepMemory
-from unet3d.units import MIB
 
 
 class RecordMetrics(pl.Callback):

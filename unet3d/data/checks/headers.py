@@ -13,7 +13,7 @@ from unet3d.data.case import Case
 from unet3d.data.findings import Finding
 from unet3d.data.formats.volume_format import FIX_2D, NOT_2D, UnreadableFileError, VolumeHeader
 from unet3d.data.formats.volumes import find_format, read_header
-from unet3d.units import format_bytes
+from unet3d.text import format_bytes
 
 MIN_SIZE = 4
 """A volume with fewer voxels along an axis is a slice, or its axes are mixed up."""

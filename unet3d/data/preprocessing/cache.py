@@ -36,8 +36,8 @@ from unet3d.data.preprocessing.resampling import (
 )
 from unet3d.data.preprocessing.statistics import Statistics, to_tuples
 from unet3d.errors import UsageError
+from unet3d.text import MIB, format_bytes
 from unet3d.types import IGNORE_LABEL
-from unet3d.units import MIB, format_bytes
 
 POINTS_PER_CLASS = 2000
 """Voxels of each class that are stored as centers for sampling patches."""

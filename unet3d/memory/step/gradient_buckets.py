@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 FIRST_BUCKET = MIB
 BUCKET = 25 * MIB
