@@ -29,7 +29,6 @@ from unet3d.config.compose import (
     format_records,
     get_config_dir,
     has_current_time,
-    make_search_path,
     quote_override,
     read_choices,
 )
@@ -124,10 +123,11 @@ def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[li
     words = [arg for arg in args if "=" in arg and not arg.startswith("-")]
     parsed = OverridesParser.create().parse_overrides(words)
     fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
-    own = compose_with_hydra([*make_search_path(config_dirs), *fixed], "train").hydra
-    folder, has_time = Path(own.sweep.dir), has_current_time(own, "sweep")
+    config = compose_with_hydra(fixed, "train", config_dirs)
+    folder, has_time = Path(config.hydra.sweep.dir), has_current_time(config.hydra, "sweep")
     markers = () if "resume=auto" in args else SWEEP_MARKERS
-    with hold_folder(folder, markers=markers, has_time=has_time, log=print, inputs={}) as found:
+    inputs = {"init_from": Path(str(config.init_from)) if config.init_from else None}
+    with hold_folder(folder, markers=markers, has_time=has_time, log=print, inputs=inputs) as found:
         name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
         yield [*args, name] if has_time else [*args]
 

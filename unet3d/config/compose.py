@@ -92,21 +92,28 @@ def list_options(group: str) -> list[str]:
     return sorted(p.stem for p in (get_config_dir() / group).glob("[!_]*.yaml"))
 
 
-def compose_with_hydra(overrides: Sequence[str], command: str) -> DictConfig:
+def compose_with_hydra(
+    overrides: Sequence[str], command: str, user_dirs: Sequence[Path] = ()
+) -> DictConfig:
     """Compose a command's config and Hydra's own, within a running Hydra or without one."""
+    words = [*(f"hydra.searchpath=['file://{path.resolve()}']" for path in user_dirs), *overrides]
     running, folder = GlobalHydra.instance().is_initialized(), str(get_config_dir())
     with nullcontext() if running else initialize_config_dir(folder, version_base="1.3"):
-        return compose(command, overrides=list(overrides), return_hydra_config=True)
+        return compose(command, overrides=words, return_hydra_config=True)
 
 
-def compose_config(overrides: Sequence[str], command: str) -> ComposedConfig:
-    """Compose a command's config."""
-    return compose_with_folder(overrides, command)[0]
+def compose_config(
+    overrides: Sequence[str], command: str, user_dirs: Sequence[Path] = ()
+) -> ComposedConfig:
+    """Compose a command's config; `user_dirs` has a folder with the user's options, or nothing."""
+    return compose_with_folder(overrides, command, user_dirs)[0]
 
 
-def compose_with_folder(overrides: Sequence[str], command: str) -> tuple[ComposedConfig, Path]:
+def compose_with_folder(
+    overrides: Sequence[str], command: str, user_dirs: Sequence[Path] = ()
+) -> tuple[ComposedConfig, Path]:
     """Compose a command's config; also return the folder of the run."""
-    config = compose_with_hydra(overrides, command)
+    config = compose_with_hydra(overrides, command, user_dirs)
     composition = Composition(
         command=command,
         choices=read_choices(config.hydra.runtime.choices, overrides),
@@ -226,13 +233,3 @@ def quote_override(override: str, *, sweep: bool) -> str:
     # Hydra reads backslashes as escapes before a quote only, also before the one that we add.
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'")
     return f"{key}='{escaped}'"
-
-
-def make_search_path(folders: Sequence[Path]) -> list[str]:
-    r"""Return the override with which Hydra finds options in these folders, if there are any.
-
-    >>> print(*make_search_path([Path("/it's/conf")]))
-    hydra.searchpath=['file:///it\'s/conf']
-    """
-    urls = [f"file://{folder.resolve()}".replace("'", "\\'") for folder in folders]
-    return ["hydra.searchpath=[" + ",".join(f"'{url}'" for url in urls) + "]"] if urls else []

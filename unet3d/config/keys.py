@@ -31,7 +31,6 @@ from unet3d.config.compose import (
     get_config_dir,
     list_config_groups,
     list_options,
-    make_search_path,
     quote_override,
     split_options,
     to_yaml_literal,
@@ -137,7 +136,7 @@ def compose_call(
         raise UsageError(f"config_dir: no folder {config_dir.absolute()}")
     user_dirs = find_user_config_dirs(config_dir)
     try:
-        composed, folder = compose_with_folder([*make_search_path(user_dirs), *args], command)
+        composed, folder = compose_with_folder(args, command, user_dirs)
         check_config(composed, user_dirs)
     except CONFIG_ERRORS as error:
         raise UsageError(format_config_error(error, command, args)) from error
@@ -317,7 +316,7 @@ def format_command_help(
     command: str, about: str, overrides: Sequence[str], user_dirs: Sequence[Path]
 ) -> str:
     """Return the command's own keys, then what it takes of train, as these overrides make them."""
-    composed = compose_config([*overrides, *make_search_path(user_dirs)], command)
+    composed = compose_config(overrides, command, user_dirs)
     config_dirs = [get_config_dir(), *user_dirs]
     known, groups = collect_keys(composed.composition, config_dirs), list_config_groups()
     choices = {g: o for g, o in sorted(composed.composition.choices.items()) if g in groups}
