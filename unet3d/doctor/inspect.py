@@ -180,18 +180,18 @@ class MachineReport:
     disks: dict[str, DiskSpace]  # by what is written there
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RunEstimate:
     """What the configured run would be on this machine; None: unknown."""
 
     overrides: list[str]
-    device: str | None
-    processes: int | None
-    precision: Precision | None
-    peak: int | None  # estimated bytes of a step
-    available: int | None  # bytes of the device
+    device: str | None = None
+    processes: int | None = None
+    precision: Precision | None = None
+    peak: int | None = None  # estimated bytes of a step
+    available: int | None = None  # bytes of the device
     batch_size: int
-    largest_batch: int | None  # estimated to fit in a GPU
+    largest_batch: int | None = None  # estimated to fit in a GPU
 
 
 def inspect_machine(settings: TrainConfig, folder: Path) -> MachineReport:
@@ -204,19 +204,22 @@ def inspect_run(
     settings: TrainConfig, folder: Path, report: MachineReport
 ) -> tuple[RunEstimate, list[Problem]]:
     """Return the run, and what limits it; what stops it comes first."""
+    run = RunEstimate(
+        overrides=list(settings.composition.overrides), batch_size=settings.data.batch_size
+    )
     problems = list[Problem]()
     step, requested = settings.step, settings.step.accelerator
-    device = processes = precision = peak = available = largest = None
     with collect_errors(problems):
-        device = resolve_device(requested)
-        precision = resolve_precision(step.precision, device)
+        run.device = resolve_device(requested)
+        run.precision = resolve_precision(step.precision, run.device)
     with collect_errors(problems):
         read_process_rank(settings.trainer.launch)
-        processes = count_local_processes(settings)
+        run.processes = count_local_processes(settings)
+    device, precision = run.device, run.precision
     if device is not None and precision is not None:
         cuda = device == "cuda"
         first = int(requested.partition(":")[2] or 0)  # of cuda:N
-        available = get_available_device_bytes(device, report.gpus[first:][:processes])
+        run.available = get_available_device_bytes(device, report.gpus[first:][: run.processes])
         with collect_errors(problems):
             # auto is estimated for a GPU
             step = complete_step(replace(step, accelerator=device))
@@ -225,30 +228,21 @@ def inspect_run(
                 replace(settings, step=step),
                 precision,
                 device=device,
-                processes=processes or 1,
+                processes=run.processes or 1,
                 folder=folder,
                 is_fused=step.strategy in FUSED_STRATEGIES,
             )
-            peak = get_device_bytes(estimate_memory(step, validates=False))
-            if available is not None:
-                lines = format_oom_warning(estimate_memory(step), step, available)
+            run.peak = get_device_bytes(estimate_memory(step, validates=False))
+            if run.available is not None:
+                lines = format_oom_warning(estimate_memory(step), step, run.available)
                 is_fatal = settings.memory.if_too_large == "error"
                 problems += [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []
-                largest = find_largest_batch(step, available) if cuda else None
+                largest = find_largest_batch(step, run.available) if cuda else None
+                run.largest_batch = None if largest is None else largest[0]
         problems += find_performance_problems(
             settings.data, precision, device, report, requested=requested
         )
-    estimate = RunEstimate(
-        overrides=list(settings.composition.overrides),
-        device=device,
-        processes=processes,
-        precision=precision,
-        peak=peak,
-        available=available,
-        batch_size=settings.data.batch_size,
-        largest_batch=None if largest is None else largest[0],
-    )
-    return estimate, sorted(problems, key=lambda problem: not problem.is_fatal)
+    return run, sorted(problems, key=lambda problem: not problem.is_fatal)
 
 
 @contextmanager
