@@ -3,15 +3,15 @@
 import os
 import stat
 
-from unet3d.kernel_cache import create_kernel_folder, get_kernel_cache, set_compiler_caches
+from unet3d.files import create_kernel_folder, set_compiler_caches
 
 
 def test_a_cache_in_a_folder_of_another_user_has_the_name_of_ours(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert get_kernel_cache() == tmp_path / "cache" / "unet3d"
+    assert create_kernel_folder("cpp") == tmp_path / "cache" / "unet3d" / "cpp"
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     uid = os.geteuid()
-    assert get_kernel_cache() == tmp_path / "cache" / f"unet3d-{uid}"
+    assert create_kernel_folder("cpp") == tmp_path / "cache" / f"unet3d-{uid}" / "cpp"
 
 
 def test_compilers_keep_code_in_closed_folders_unless_a_variable_names_others(

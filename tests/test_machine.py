@@ -1,13 +1,12 @@
 """Devices, precisions, memory and ranks of this machine."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from unet3d import machine
 from unet3d.errors import UsageError
 from unet3d.machine import (
+    CUDA_CONTEXT_BYTES,
     ProcessRank,
     detect_launcher,
     get_available_bytes,
@@ -16,21 +15,17 @@ from unet3d.machine import (
     read_meminfo,
     read_process_rank,
 )
-from unet3d.units import CUDA_CONTEXT_BYTES, GIB
+from unet3d.text import GIB
 
 
-def test_a_cpu_without_fast_bf16_falls_back_to_float32_with_a_reason(monkeypatch):
-    monkeypatch.setattr(machine, "has_fast_bf16", lambda: False)
-    for requested in ("16", "bf16"):
-        resolved = machine.resolve_precision(requested, "cpu")
-        assert (resolved.requested, resolved.used) == (requested, "32")
-        assert "no fast" in resolved.reason
-
-
-def test_a_cpu_with_fast_bf16_uses_it_for_half_precision(monkeypatch):
+def test_a_cpu_computes_half_precision_in_bf16_or_says_why_not(monkeypatch):
     monkeypatch.setattr(machine, "has_fast_bf16", lambda: True)
     assert machine.resolve_precision(16, "cpu").lightning == "bf16-mixed"
     assert machine.resolve_precision("bf16", "cpu") == machine.Precision("bf16", "bf16")
+    monkeypatch.setattr(machine, "has_fast_bf16", lambda: False)
+    resolved = machine.resolve_precision("bf16", "cpu")
+    assert resolved.used == "32"
+    assert "no fast" in resolved.reason
 
 
 def test_a_torch_without_onednn_has_no_fast_bf16(monkeypatch):
@@ -40,14 +35,10 @@ def test_a_torch_without_onednn_has_no_fast_bf16(monkeypatch):
     assert not machine.has_fast_bf16()
 
 
-def test_true_fp16_is_rejected_on_a_cpu():
-    with pytest.raises(UsageError, match="needs a GPU"):
-        machine.resolve_precision("16-true", "cpu")
-
-
-def test_an_unknown_precision_is_rejected_with_the_valid_ones():
-    with pytest.raises(UsageError, match="32, 16, bf16"):
-        machine.resolve_precision(64, "cpu")
+@pytest.mark.parametrize(("name", "message"), [("16-true", "needs a GPU"), (64, "32, 16, bf16")])
+def test_a_precision_that_no_cpu_has_is_rejected(name, message):
+    with pytest.raises(UsageError, match=message):
+        machine.resolve_precision(name, "cpu")
 
 
 def test_a_missing_gpu_is_rejected(monkeypatch):
@@ -87,11 +78,6 @@ def test_rocm_says_what_runs_slowly(monkeypatch):
     assert machine.describe_missing_kernels("cuda") is None
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert machine.describe_missing_kernels("cuda").startswith("ROCm: poolings and fused blocks")
-
-
-def test_without_proc_meminfo_nothing_is_known(tmp_path):
-    assert read_meminfo(tmp_path / "none") == {}
-    assert read_cgroups(tmp_path, tmp_path / "none") == []
 
 
 @pytest.mark.parametrize(
@@ -158,35 +144,20 @@ def test_version_1_has_a_mount_per_controller(group, tmp_path):
     assert read_cgroups(mount, own) == [(1000, 250)]
 
 
-def torchrun(rank=3, local=1, world=4, per_node=2):
-    return {
-        "TORCHELASTIC_RUN_ID": "none",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(per_node),
-    }
+def launched(names, ranks, **others):
+    return dict(zip(names, ranks.split(), strict=True)) | others
 
 
-JOB_SCRIPT = {  # started by sbatch: SLURM makes it task 0, outside of any step
-    "SLURM_JOB_ID": "17",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NTASKS": "4",
-    "SLURM_NTASKS_PER_NODE": "2",
-}
+JOB_SCRIPT = launched(machine.SLURM_NAMES, "0 0 4 2")  # sbatch's: task 0, outside of any step
+SRUN = launched(machine.SLURM_NAMES, "3 1 4 2", SLURM_STEP_NUM_TASKS="4")
+TORCHRUN = launched(machine.TORCHRUN_NAMES, "3 1 4 2", TORCHELASTIC_RUN_ID="none")
+SINGLE = (
+    launched(machine.SLURM_NAMES, "0 0 1 2", SLURM_STEP_NUM_TASKS="1"),
+    launched(machine.TORCHRUN_NAMES, "0 0 1 1", TORCHELASTIC_RUN_ID="none"),
+)
 
 
-def srun(rank=3, local=1, world=4):
-    return JOB_SCRIPT | {
-        "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": str(local),
-        "SLURM_NTASKS": str(world),
-        "SLURM_STEP_NUM_TASKS": str(world),
-    }
-
-
-@pytest.mark.parametrize(("launch", "environ"), [("torchrun", torchrun()), ("slurm", srun())])
+@pytest.mark.parametrize(("launch", "environ"), [("torchrun", TORCHRUN), ("slurm", SRUN)])
 def test_ranks_are_read_from_the_launchers_environment(launch, environ):
     process = read_process_rank(launch, environ)
     assert process == ProcessRank(rank=3, local_rank=1, world_size=4, local_world_size=2)
@@ -195,10 +166,10 @@ def test_ranks_are_read_from_the_launchers_environment(launch, environ):
 @pytest.mark.parametrize(
     ("launch", "environ", "launcher"),
     [
-        ("local", torchrun(), "torchrun"),
-        ("local", srun(), "slurm"),
-        ("slurm", torchrun(), "torchrun"),
-        ("torchrun", srun(), "slurm"),
+        ("local", TORCHRUN, "torchrun"),
+        ("local", SRUN, "slurm"),
+        ("slurm", TORCHRUN, "torchrun"),
+        ("torchrun", SRUN, "slurm"),
     ],
 )
 def test_processes_that_would_each_train_alone_get_the_trainer_to_use(launch, environ, launcher):
@@ -207,11 +178,11 @@ def test_processes_that_would_each_train_alone_get_the_trainer_to_use(launch, en
 
 
 def test_torchrun_within_a_slurm_job_is_torchrun():
-    assert detect_launcher(JOB_SCRIPT | torchrun()) == "torchrun"
-    assert detect_launcher(srun() | torchrun()) == "torchrun"
+    assert detect_launcher(JOB_SCRIPT | TORCHRUN) == "torchrun"
+    assert detect_launcher(SRUN | TORCHRUN) == "torchrun"
 
 
-@pytest.mark.parametrize("environ", [{}, JOB_SCRIPT, srun(0, 0, 1), torchrun(0, 0, 1, 1)])
+@pytest.mark.parametrize("environ", [{}, JOB_SCRIPT, *SINGLE])
 def test_a_single_process_has_no_launcher(environ):
     assert detect_launcher(environ) is None
     assert read_process_rank("local", environ) == ProcessRank()
@@ -223,8 +194,10 @@ def test_a_job_script_without_its_launcher_is_rejected(launch, program):
         read_process_rank(launch, JOB_SCRIPT)
 
 
-def test_other_systems_have_a_name_without_proc(monkeypatch):
-    monkeypatch.setattr(machine, "CPUINFO", Path("/no/such"))
+def test_other_systems_have_a_name_without_proc(monkeypatch, tmp_path):
+    assert read_meminfo(tmp_path / "none") == {}
+    assert read_cgroups(tmp_path, tmp_path / "none") == []
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "none")
     monkeypatch.setattr(machine.platform, "freedesktop_os_release", lambda: {}["PRETTY_NAME"])
     monkeypatch.setattr(machine.platform, "processor", str)
     assert machine.get_cpu_model() is None

@@ -6,7 +6,7 @@ import torch
 from unet3d import nvml
 from unet3d import peak_memory as peak
 from unet3d.peak_memory import MemoryRecord, PeakMeter
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 CPU = torch.device("cpu")
 

@@ -38,10 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with SignalListener().listening() if arguments is None else nullcontext():
             code = answer(args)
-            if code is None:
-                from unet3d.app import run_app  # imports Hydra
-
-                code = run_app(args[0], args[1:])
             sys.stdout.flush()
             return code
     except Interrupted as stop:  # while a module is imported
@@ -52,15 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def answer(args: Sequence[str]) -> int | None:
-    """Answer --version, --help and an unknown command; return None if there is one to run."""
-    if list(args[:1]) == ["--version"]:
+def answer(args: Sequence[str]) -> int:
+    """Answer --version, --help or an unknown command, or start a command; return the exit code."""
+    command, *rest = args or ["--help"]
+    if command == "--version":
         print(__version__)
         return 0
-    if not args or args[0] in ("-h", "--help", "help"):
+    if command in ("-h", "--help", "help"):
         write_output(format_help(), None)
         return 0
-    command, *rest = args
     if command not in COMMANDS:
         near = get_close_matches(command, [*COMMANDS, "--help", "--version"], n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
@@ -69,11 +65,14 @@ def answer(args: Sequence[str]) -> int | None:
             file=sys.stderr,
         )
         return 2
-    if {"-h", "--help"} & set(rest):
-        from unet3d.app import print_help
+    from unet3d import app  # imports Hydra
 
-        return print_help(command, COMMANDS[command], rest)
-    return None
+    needs_help = {"-h", "--help"} & set(rest)
+    return (
+        app.print_help(command, COMMANDS[command], rest)
+        if needs_help
+        else app.run_app(command, rest)
+    )
 
 
 def format_help() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from unet3d.commands.train import train as run_training
 from unet3d.config.compose import replace_values, to_yaml_literal
-from unet3d.config.validate import compose_call
+from unet3d.config.keys import compose_call
 from unet3d.errors import UsageError
 from unet3d.evaluation.evaluate import EvaluationResult, run_evaluation
 from unet3d.evaluation.options import build_evaluation, read_config
@@ -22,8 +22,6 @@ from unet3d.training.results import TrainingResult
 from unet3d.training.run import join_run
 
 PathLike = str | Path
-
-PROGRESS_BAR = "trainer.enable_progress_bar"
 
 
 def train(
@@ -48,8 +46,8 @@ def train(
     given = list(overrides)
     if folder is not None:
         given.append(f"hydra.run.dir={folder}")
-    if not any(text.startswith(PROGRESS_BAR) for text in given):
-        given.append(f"{PROGRESS_BAR}=false")
+    if not any(text.startswith("trainer.enable_progress_bar") for text in given):
+        given.append("trainer.enable_progress_bar=false")
     if any(".json" in text for text in given if text.startswith("experiment=")):
         given = expand_plans(given, log)
     directory = None if config_dir is None else Path(config_dir).expanduser()
@@ -130,8 +128,8 @@ def evaluate(
         "allow_targets": allow_targets,
     }
     values = {key: to_plain(value) for key, value in values.items()}
-    required = [f"{key}=null" for key in ("predictions", "references", "output")]
     chosen = [f"metrics=[{','.join(metrics)}]"] if metrics else []
+    required = ["predictions=null", "references=null", "output=null"]
     composed, _ = compose_call("evaluate", [*required, *chosen])
     settings = read_config(replace_values(composed, values))
     given = [f"{k}={to_yaml_literal(v)}" for k, v in values.items() if v is not None and v != []]

@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import hydra
-from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser  # Hydra 1.3.8; the only list of its flags
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -25,25 +24,24 @@ from omegaconf import DictConfig, OmegaConf
 from unet3d.config.compose import (
     ComposedConfig,
     Composition,
-    find_local_config_dir,
+    compose_with_hydra,
+    find_user_config_dirs,
     format_records,
     get_config_dir,
     has_current_time,
-    make_search_path,
     quote_override,
     read_choices,
 )
-from unet3d.config.help import format_command_help
-from unet3d.config.validate import CONFIG_ERRORS, check_config, format_config_error
+from unet3d.config.keys import CONFIG_ERRORS, check_config, format_command_help, format_config_error
 from unet3d.data.findings import InvalidDatasetError
 from unet3d.errors import (
+    ADVICE,
     DoesNotFitError,
     EstimatedOutOfMemoryError,
     Interrupted,
     RunError,
     UsageError,
     describe_os_error,
-    get_advice,
     lacks_memory,
     summarize_error,
 )
@@ -61,11 +59,11 @@ PATH_ERRORS = (
 def run_app(command: str, args: Sequence[str]) -> int:
     """Compose the config of `command` and run it, once or for each job of a sweep."""
     jobs = _Jobs(command)
-    report = report_errors(debug="debug=true" in args, command=command, args=args)
-    with report as outcome, jobs.prepare(args) as run_with_hydra:
-        run_with_hydra()
+    with report_errors(command, args, debug="debug=true" in args) as outcome:
+        jobs.start(args)
     if jobs.sweeping and jobs.codes:
-        jobs.print_summary()
+        succeeded = len(jobs.codes) - len(jobs.exceptions)
+        print("\n".join([f"\nsweep: {succeeded} of {len(jobs.codes)} done", *jobs.exceptions]))
     for folder in jobs.sweep_folders:
         import_command("compare").print_sweep_summary(folder)
     failures = [code for code in [outcome.code, *jobs.codes] if code]
@@ -76,10 +74,10 @@ def run_app(command: str, args: Sequence[str]) -> int:
 
 def print_help(command: str, about: str, args: Sequence[str]) -> int:
     """Print the help for the config that the arguments make."""
-    with report_errors(command=command, args=args) as outcome:
+    with report_errors(command, args) as outcome:
         flags = parse_flags(command, args)
         overrides = [quote_override(word, sweep=False) for word in flags.overrides]
-        folders = find_user_config_dirs(flags)
+        folders = find_user_config_dirs(flags.config_dir)
         write_output(format_command_help(command, about, overrides, folders), None)
     return outcome.code
 
@@ -95,11 +93,6 @@ def parse_flags(command: str, args: Sequence[str]) -> Namespace:
 
     parser.error = refuse
     return parser.parse_intermixed_args(list(args))
-
-
-def find_user_config_dirs(flags: Namespace) -> list[Path]:
-    """Return folders with the user's options: --config-dir, else conf/ in the working folder."""
-    return find_local_config_dir() if flags.config_dir is None else [Path(flags.config_dir)]
 
 
 def collect_files(command: str, words: Sequence[str]) -> list[str]:
@@ -122,15 +115,6 @@ def collect_files(command: str, words: Sequence[str]) -> list[str]:
     return [*others, f"image={quoted[0]}", *labels]
 
 
-def read_plans(words: Sequence[str]) -> Sequence[str]:
-    """Replace experiment=nnUNetPlans.json by what the plans say."""
-    if not any(word.lstrip("+").startswith("experiment=") and ".json" in word for word in words):
-        return words
-    from unet3d.nnunet.plans import expand_plans  # imports torch
-
-    return expand_plans(words, partial(print, file=sys.stderr))
-
-
 @contextmanager
 def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[list[str]]:
     """Hold the lock of a sweep's folder; yield the arguments with the folder that it has got."""
@@ -139,13 +123,11 @@ def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[li
     words = [arg for arg in args if "=" in arg and not arg.startswith("-")]
     parsed = OverridesParser.create().parse_overrides(words)
     fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
-    with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
-        overrides = [*make_search_path(config_dirs), *fixed]
-        config = compose("train", overrides=overrides, return_hydra_config=True)
-        folder, has_time = Path(config.hydra.sweep.dir), has_current_time(config.hydra, "sweep")
-    resumes = "resume='auto'" in args  # as quote_override writes it
-    markers = () if resumes else SWEEP_MARKERS
-    with hold_folder(folder, markers=markers, has_time=has_time, log=print) as found:
+    config = compose_with_hydra(fixed, "train", config_dirs)
+    folder, has_time = Path(config.hydra.sweep.dir), has_current_time(config.hydra, "sweep")
+    markers = () if "resume=auto" in args else SWEEP_MARKERS
+    inputs = {"init_from": Path(str(config.init_from)) if config.init_from else None}
+    with hold_folder(folder, markers=markers, has_time=has_time, log=print, inputs=inputs) as found:
         name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
         yield [*args, name] if has_time else [*args]
 
@@ -162,12 +144,16 @@ class _Jobs:
         self.codes: list[int] = []
         self.exceptions: list[str] = []  # jobs of a sweep that did not simply succeed
 
-    @contextmanager
-    def prepare(self, args: Sequence[str]) -> Generator[Callable[[], None]]:
-        """Yield what lets Hydra run the jobs that the arguments ask for."""
+    def start(self, args: Sequence[str]) -> None:
+        """Let Hydra run the jobs that the arguments ask for."""
         flags = parse_flags(self.command, args)
-        self.sweeping, self.config_dirs = flags.multirun, find_user_config_dirs(flags)
-        words = read_plans(collect_files(self.command, flags.overrides))
+        self.sweeping = flags.multirun
+        self.config_dirs = find_user_config_dirs(flags.config_dir)
+        words = collect_files(self.command, flags.overrides)
+        if any(word.lstrip("+").startswith("experiment=") and ".json" in word for word in words):
+            from unet3d.nnunet.plans import expand_plans  # imports torch
+
+            words = expand_plans(words, partial(print, file=sys.stderr))
         given = [arg for arg in args if arg not in flags.overrides]  # argparse wants them first
         given += [quote_override(word, sweep=self.sweeping) for word in words]
         if self.config_dirs and flags.config_dir is None:
@@ -177,9 +163,9 @@ class _Jobs:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
             own, sys.argv = sys.argv, [f"unet3d {self.command}", *prepared]  # which Hydra reads
             folder = str(get_config_dir())
-            run = hydra.main(version_base="1.3", config_path=folder, config_name=self.command)
+            main = hydra.main(version_base="1.3", config_path=folder, config_name=self.command)
             try:
-                yield run(self.run)
+                main(self.run)()
             except UsageError:
                 raise
             except (TypeError, ValueError) as error:  # such as flags that need another one
@@ -205,10 +191,10 @@ class _Jobs:
         composed = ComposedConfig(config=config, composition=composition)
         try:
             debug = bool(config.get("debug"))
-            with report_errors(debug=debug, sweeping=self.sweeping) as outcome:
+            with report_errors(self.command, (), debug=debug, sweeping=self.sweeping) as outcome:
                 check_config(composed, self.config_dirs)
                 module = import_command(self.command)
-                accelerator = str((config.get("trainer") or {}).get("accelerator"))
+                accelerator = str(OmegaConf.select(config, "trainer.accelerator"))
                 if accelerator.startswith("cuda:"):
                     import_module("unet3d.machine").select_gpu(accelerator)
                 outcome.code = module.main(composed, folder)
@@ -226,11 +212,6 @@ class _Jobs:
         self.codes.append(code)
         if code and os.getpid() != self.process:  # a launcher process returns only exceptions
             raise RunError(f"job {own.job.num} of the sweep failed with exit code {code}: {folder}")
-
-    def print_summary(self) -> None:
-        """Print how many jobs succeeded, and what happened to the others."""
-        succeeded = len(self.codes) - len(self.exceptions)
-        print("\n".join([f"\nsweep: {succeeded} of {len(self.codes)} done", *self.exceptions]))
 
 
 def import_command(command: str) -> ModuleType:
@@ -260,11 +241,7 @@ class Outcome:
 
 @contextmanager
 def report_errors(
-    *,
-    debug: bool = False,
-    command: str = "train",
-    args: Sequence[str] = (),
-    sweeping: bool = False,
+    command: str, args: Sequence[str], *, debug: bool = False, sweeping: bool = False
 ) -> Generator[Outcome]:
     """Print an error of the body as one line.
 
@@ -306,7 +283,7 @@ def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, UsageError | RunError):
         return text
-    if isinstance(error, OSError) and (error.filename is not None or get_advice(error)):
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in ADVICE):
         return describe_os_error(error)
     if lacks_memory(error):
         return (
@@ -316,21 +293,15 @@ def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
     return f"{type(error).__name__}: {text} (debug=true shows the traceback)"
 
 
-class Progress:
-    """A progress bar that is called with what is done and the total; only a terminal shows it."""
+@contextmanager
+def show_progress(unit: str) -> Generator[Callable[[int, int], None]]:
+    """Yield a function of what is done and the total; a terminal shows them as a progress bar."""
+    from tqdm import tqdm
 
-    def __init__(self, unit: str):
-        from tqdm import tqdm
+    with tqdm(unit=f" {unit}", unit_scale=True, disable=None, leave=False) as bar:
 
-        self.bar = tqdm(unit=f" {unit}", unit_scale=True, disable=None, leave=False)
+        def move(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def __call__(self, done: int, total: int) -> None:
-        """Move the bar."""
-        self.bar.total = total
-        self.bar.update(done - self.bar.n)
+        yield move

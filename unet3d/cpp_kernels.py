@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unet3d.kernel_cache import create_kernel_folder
+from unet3d.files import create_kernel_folder
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-EAGER_TYPES = (Tensor, torch.nn.Parameter)
-
 OPERATORS: dict[str, "CustomOp"] = {}
 """All operators by their qualified name."""
 
@@ -48,11 +46,7 @@ class CustomOp:
 
 def custom_op(name: str, *, mutates_args: Iterable[str] = ()) -> Callable[..., CustomOp]:
     """Return a decorator that defines an operator from its implementation."""
-
-    def define(body: Callable[..., Any]) -> CustomOp:
-        return CustomOp(name, body, mutates_args)
-
-    return define
+    return lambda body: CustomOp(name, body, mutates_args)
 
 
 def is_eager(args: Iterable[Any]) -> bool:
@@ -64,4 +58,4 @@ def is_eager(args: Iterable[Any]) -> bool:
     tensors = [x for x in args if isinstance(x, Tensor)]
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return False
-    return all(type(x) in EAGER_TYPES for x in tensors)
+    return all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)

@@ -1,4 +1,4 @@
-"""Exceptions with exit codes."""
+"""Exceptions with exit codes, and errors of others as one line."""
 
 from __future__ import annotations
 
@@ -63,29 +63,20 @@ NO_MEMORY = (
 
 def lacks_memory(error: BaseException) -> bool:
     """Return whether memory cannot be had; torch is not imported for it."""
-    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
-        return True
-    return any(sign in str(error) for sign in NO_MEMORY)
-
-
-def get_advice(error: OSError) -> str:
-    """Return what to do about an error of a file system; nothing if the error says it.
-
-    >>> get_advice(OSError(errno.EPERM, ""))
-    'change its permissions, or choose another folder'
-    """
-    return "" if error.errno is None else ADVICE.get(error.errno, "")
+    is_named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    return is_named or any(sign in str(error) for sign in NO_MEMORY)
 
 
 def describe_os_error(error: OSError, path: str | os.PathLike[str] | None = None) -> str:
     """Say in one line which file failed, how, and what to do.
 
-    >>> describe_os_error(OSError(errno.ENOENT, "No such file or directory", "a.nii"))
-    'a.nii: No such file or directory'
+    >>> describe_os_error(OSError(errno.EPERM, "Not permitted", "a.nii"))
+    'a.nii: Not permitted: change its permissions, or choose another folder'
     """
     file = error.filename if path is None else path
     name = None if file is None or isinstance(file, int) else escape_unprintable(os.fsdecode(file))
-    return ": ".join(filter(None, (name, error.strerror or str(error), get_advice(error))))
+    advice = ADVICE.get(error.errno or 0)
+    return ": ".join(filter(None, (name, error.strerror or str(error), advice)))
 
 
 def summarize_error(error: BaseException) -> str:

@@ -1,14 +1,13 @@
-"""Write files atomically, read JSON, and lock a folder for one process."""
+"""Write files atomically, read JSON, lock a folder, and find the folder of compiled kernels."""
 
 import json
 import os
 import shutil
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,11 +17,11 @@ from unet3d.errors import UsageError
 TRAINING_FILES = ("report.json", "curves.json")
 """What training writes, and no evaluation."""
 
-MAX_NAME_BYTES = 255
-"""What file systems allow."""
-
 LOCK, LOCK_OWNER = "run.lock", ".run.lock.owner"
 """The lock of a folder, and the text that names the process which holds it."""
+
+CACHE_VARIABLES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+"""Variables of compilers and their folders in ours."""
 
 
 def find_existing_dir(folder: Path) -> Path:
@@ -48,20 +47,9 @@ def name_file(path: Path) -> Generator[None]:
         raise cause from None
 
 
-def shorten_name(name: str, limit: int) -> str:
-    """Return a name of at most `limit` bytes with the same end; two long names stay two.
-
-    >>> shorten_name("a.nii", 20), shorten_name(100 * "a" + ".nii", 20)
-    ('a.nii', '541a37b6-aaaaaaa.nii')
-    """
-    encoded = os.fsencode(name)
-    if len(encoded) <= limit:
-        return name
-    prefix = blake2s(encoded, digest_size=4).hexdigest() + "-"
-    end = encoded[len(prefix) - limit :]
-    while end and 0x80 <= end[0] < 0xC0:  # the middle of a character
-        end = end[1:]
-    return prefix + os.fsdecode(end)
+def name_draft(path: Path) -> Path:
+    """Return an unused name beside a path, with the same ending: writers choose a format by it."""
+    return path.with_name(f".{uuid4().hex[:8]}-{path.name[-60:]}")  # at most 255 bytes
 
 
 @contextmanager
@@ -69,10 +57,9 @@ def atomic_write(path: Path) -> Generator[Path]:
     """Yield a temporary path; after the body, sync it to disk and move it to `path`.
 
     After a crash the file is the old one or the new one, never a part. If the body raises, the
-    temporary file is removed. Its name ends like the file's, because writers choose a format by it.
+    temporary file is removed.
     """
-    prefix = f".{os.getpid()}-"
-    draft = path.with_name(prefix + shorten_name(path.name, MAX_NAME_BYTES - len(prefix)))
+    draft = name_draft(path)
     try:
         with name_file(path):
             yield draft
@@ -84,12 +71,6 @@ def atomic_write(path: Path) -> Generator[Path]:
         if isinstance(error, OSError) and error.filename == str(draft):
             error.filename = str(path)
         raise
-    if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder to sync it
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -136,7 +117,7 @@ def create_folder(path: Path) -> Generator[Path]:
 
     If another process has created `path` in the meantime, that folder stays and ours is removed.
     """
-    draft = path.with_name(f".{shorten_name(path.name, 240)}-{uuid4().hex[:8]}")
+    draft = name_draft(path)
     draft.mkdir()
     try:
         with name_file(path):
@@ -157,11 +138,9 @@ def read_json(path: Path) -> Any:
 
 def read_report(folder: Path) -> dict[str, Any]:
     """Return report.json of a run's folder; nothing if it has none that can be read."""
-    try:
-        report = read_json(folder / "report.json")
-    except (OSError, ValueError):
-        return {}
-    return report if isinstance(report, dict) else {}
+    with suppress(OSError, ValueError):
+        return read_json(folder / "report.json")
+    return {}
 
 
 @contextmanager
@@ -202,3 +181,23 @@ def lock_folder(folder: Path) -> Generator[None]:
             yield
         finally:
             owner.unlink(missing_ok=True)
+
+
+def create_kernel_folder(name: str) -> Path:
+    """Create a folder of compiled kernels for this user alone, and return it.
+
+    Where several users share `$XDG_CACHE_HOME`, as in a container, each has a folder of their own.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    shared = hasattr(os, "geteuid") and find_existing_dir(base).stat().st_uid != os.geteuid()
+    folder = base / (f"unet3d-{os.geteuid()}" if shared else "unet3d") / name
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def set_compiler_caches(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let Triton and Inductor keep their code in our folder, unless variables name others."""
+    for variable, name in CACHE_VARIABLES.items():
+        if not environ.get(variable):
+            environ[variable] = str(create_kernel_folder(name))

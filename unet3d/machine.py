@@ -9,21 +9,23 @@ from pathlib import Path
 import torch
 
 from unet3d.errors import UsageError
-from unet3d.text import pluralize
-from unet3d.types import (
-    DEVICE,
-    DEVICE_NAMES,
-    LIGHTNING_PRECISIONS,
-    PRECISIONS,
-    find_precision,
-)
-from unet3d.units import CUDA_CONTEXT_BYTES, format_bytes
+from unet3d.text import MIB, format_bytes, pluralize
+from unet3d.types import DEVICE, DEVICE_NAMES, LIGHTNING_PRECISIONS, PRECISIONS, find_precision
 
 CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 NO_LIMIT = 2**60
 """Version 1 of control groups reports a huge number where no limit is set."""
+
+CUDA_CONTEXT_BYTES = 600 * MIB
+"""GPU memory that torch's allocator does not see: CUDA's context and cuDNN's kernels."""
+
+AUTOCAST_TYPES = {"16": torch.float16, "bf16": torch.bfloat16}
+"""Types of mixed precision, by the name that users type."""
+
+TRUE_HALF_TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
+"""Types of weights in pure half precision."""
 
 TORCHRUN_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """What Lightning's TorchElasticEnvironment reads, too; `unet3d train` sets them for its ranks."""
@@ -87,13 +89,6 @@ def has_fast_bf16() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-AUTOCAST_TYPES = {"16": torch.float16, "bf16": torch.bfloat16}
-"""Types of mixed precision, by the name that users type."""
-
-TRUE_HALF_TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
-"""Types of weights in pure half precision."""
-
-
 @dataclass(frozen=True)
 class Precision:
     """The requested and the used precision, as users write them, and why they differ."""
@@ -133,6 +128,11 @@ def resolve_precision(requested: object, device: str) -> Precision:
     return Precision(name, name)
 
 
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a file of Linux; none where it does not exist."""
+    return file.read_text("utf-8").splitlines() if file.exists() else []
+
+
 def get_available_bytes(device: torch.device) -> int | None:
     """Return what this process may take of a GPU, or the RAM that is still available.
 
@@ -155,11 +155,7 @@ def get_memory_limit() -> int | None:
 
 def read_meminfo(file: Path = MEMINFO) -> dict[str, int]:
     """Return the fields of /proc/meminfo in bytes; empty where it does not exist."""
-    try:
-        lines = file.read_text("utf-8").splitlines()
-    except OSError:
-        return {}
-    fields = [line.split() for line in lines]
+    fields = [line.split() for line in read_lines(file)]
     return {name.rstrip(":"): int(number) * 1024 for name, number, *unit in fields if unit}
 
 
@@ -187,12 +183,8 @@ def read_cgroups(mount: Path = CGROUPS, own: Path = OWN_CGROUP) -> list[tuple[in
 
 def list_memory_groups(mount: Path, own: Path) -> list[Path]:
     """Return this process's control group for memory, and the groups around it."""
-    try:
-        lines = own.read_text("utf-8").splitlines()
-    except OSError:
-        return []
     groups = []
-    for line in lines:  # 0::/slurm/job_17, or in version 1 4:memory:/slurm/job_17
+    for line in read_lines(own):  # 0::/slurm/job_17, or in version 1 4:memory:/slurm/job_17
         _, controllers, path = line.split(":", 2)
         if not controllers or "memory" in controllers.split(","):
             root = mount / "memory" if controllers else mount
@@ -231,22 +223,17 @@ def get_os_name() -> str:
 
 def get_cpu_model() -> str | None:
     """Return the model name of the CPU."""
-    try:
-        lines = CPUINFO.read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor() or None
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, None) or platform.processor() or None
+    lines = [line for line in read_lines(CPUINFO) if line.startswith("model name")]
+    return lines[0].partition(":")[2].strip() if lines else platform.processor() or None
 
 
 def count_usable_cores() -> int:
     """Return the number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")  # Windows and macOS do not
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ProcessRank:
     """The global and local rank of a process, and the number of processes."""
 
@@ -286,10 +273,4 @@ def read_process_rank(launch: str, environ: Mapping[str, str] = os.environ) -> P
     names = SLURM_NAMES if launch == "slurm" else TORCHRUN_NAMES
     if names[0] not in environ:
         return ProcessRank()
-    rank, local_rank, world_size, local_world_size = (int(environ.get(name, 1)) for name in names)
-    return ProcessRank(
-        rank=rank,
-        local_rank=local_rank,
-        world_size=world_size,
-        local_world_size=local_world_size,
-    )
+    return ProcessRank(*(int(environ.get(name, 1)) for name in names))

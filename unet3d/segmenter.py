@@ -22,9 +22,8 @@ from unet3d.inference.options import (
 )
 from unet3d.inference.predictor import Predictor, ScanTask
 from unet3d.inference.segment_scans import find_pending, segment_scans
-from unet3d.text import join_first, pluralize
+from unet3d.text import GIB, join_first, pluralize
 from unet3d.types import BACKENDS
-from unet3d.units import GIB
 
 PathLike = str | Path
 

@@ -1,10 +1,12 @@
-"""Format names, counts and tables for people to read."""
+"""Format names, bytes, counts and tables for people to read."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-MAX_NAME_LENGTH = 200
+MIB, GIB = 2**20, 2**30
+
+NAME_RULE = "names have 1 to 200 printable characters"
 
 
 def escape_unprintable(text: str, keep: str = "") -> str:
@@ -40,23 +42,13 @@ def escape_mathtext(text: str) -> str:
     return escape_unprintable(text, keep="\n").replace("$", r"\$")
 
 
-def format_cell(text: str) -> str:
-    """Return the text of a cell in one line that a spreadsheet does not compute.
-
-    >>> format_cell("=1+1"), format_cell("a=1")
-    ("'=1+1", 'a=1')
-    """
-    text = escape_unprintable(text)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
-
-
 def is_name(value: Any) -> bool:
     """Return whether a value can be the name of a class or a channel.
 
     >>> is_name("left lung"), is_name(""), is_name("a" + chr(10) + "b")
     (True, False, False)
     """
-    return isinstance(value, str) and 0 < len(value) <= MAX_NAME_LENGTH and value.isprintable()
+    return isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()
 
 
 def are_unique_names(values: Sequence[Any]) -> bool:
@@ -75,16 +67,12 @@ def format_columns(rows: Iterable[Sequence[str]], left: int = 1) -> str:
     layer  MiB
     head     7
     """
-    table = [list(map(str, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for row in table:
-        cells = [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    columns = []
+    for number, column in enumerate(zip(*rows, strict=True)):
+        cells = list(map(str, column))
+        width = max(map(len, cells))
+        columns.append([c.ljust(width) if number < left else c.rjust(width) for c in cells])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
 def flatten_keys(
@@ -121,3 +109,12 @@ def pluralize(count: int, noun: str) -> str:
     ('1 warning', '3 warnings')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_bytes(nbytes: float) -> str:
+    """Return bytes as text in GiB or MiB.
+
+    >>> format_bytes(3 * 2**29), format_bytes(2**24)
+    ('1.5 GiB', '16 MiB')
+    """
+    return f"{nbytes / GIB:.1f} GiB" if abs(nbytes) >= GIB else f"{nbytes / MIB:.0f} MiB"

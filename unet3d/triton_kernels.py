@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from unet3d.kernel_cache import set_compiler_caches
+from unet3d.files import set_compiler_caches
 from unet3d.simulated_cuda import get_device_type
 
 log = logging.getLogger(__name__)

@@ -118,18 +118,8 @@ DECODER_MODES = ("store_all", "store_last", "stream")
 class Retention:
     """Which convolution outputs a fused block stores for backward: one mode per level.
 
-    - store_all: every output
-    - store_last: the last output, and of residual blocks the last one of each; backward recomputes
-      the others
-    - store_later (encoders): as store_last, and every output after the first residual block
-    - offload (encoders): as store_last, in host memory once it is pooled; rows return when read
-    - recompute (encoders): the skip is dropped after the decoder has read it; the decoder's
-      backward recomputes all of it
-    - recompute_tiled (encoders): the same, but the decoder's backward recomputes it tile by tile
-    - stream: outputs before the last never exist as a whole: they are recomputed tile by tile where
-      they are read; in an encoder the last output too, once it is pooled
-
-    In levels of residual blocks, the last three drop or stream what the last block stores.
+    docs/explanation/fused-blocks.md says what each mode stores. In levels of residual blocks,
+    recompute, recompute_tiled and stream drop or stream what the last block stores.
     """
 
     encoders: tuple[str, ...]  # level 0 (full resolution) first; the last mode repeats

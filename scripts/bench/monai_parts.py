@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from scripts.bench.results import make_parser, run_child, write_results
 from unet3d.peak_memory import PeakMeter
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 CLASSES = 20
 SPACING_MM = (1.0, 1.0, 2.0)

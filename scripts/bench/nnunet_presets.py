@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from scripts.bench.nnunet_planner import PRESETS, plan_with_nnunet
 from scripts.bench.results import ROOT, make_parser, write_results
+from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.any_network import NetworkEstimate, estimate_memory
 from unet3d.nnunet.fused_network import use_fused_blocks
-from unet3d.units import CUDA_CONTEXT_BYTES
 
 VRAM = ROOT / "tests" / "memory" / "evidence" / "nnunet_vram.csv"
 

@@ -42,7 +42,7 @@ from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
 from unet3d.simulated_cuda import choose_foreach
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 PLAIN = "plain modules"
 STRATEGIES = (PLAIN, *FUSED_STRATEGIES, "offload", "blocks")

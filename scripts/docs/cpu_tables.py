@@ -18,7 +18,7 @@ from scripts.docs.tables import (
     read_result,
     read_times,
 )
-from unet3d.units import CUDA_CONTEXT_BYTES
+from unet3d.machine import CUDA_CONTEXT_BYTES
 
 POOLS = ("median", "max", "avg", "approx_median", "nn.MaxPool3d", "unfold and sort", "soft rank")
 PEAKS = "`checkpointing=` | allocated | reserved"

@@ -15,9 +15,8 @@ from pathlib import Path
 import yaml
 
 from unet3d.__main__ import COMMANDS
-from unet3d.config.comments import INTERNAL_KEYS
 from unet3d.config.compose import list_config_groups
-from unet3d.config.help import READS
+from unet3d.config.keys import INTERNAL_KEYS, READS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"

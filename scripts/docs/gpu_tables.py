@@ -24,7 +24,8 @@ from scripts.docs.tables import (
     read_times,
 )
 from scripts.gpu.steps import FORUM_RUN, GRID, PATCHES
-from unet3d.units import CUDA_CONTEXT_BYTES, MIB
+from unet3d.machine import CUDA_CONTEXT_BYTES
+from unet3d.text import MIB
 
 SHIPPED_COMPILED = ("nnU-Net PlainConvUNet",)
 """Networks that their project compiles on a GPU, with cudnn.benchmark; on a CPU it does not."""

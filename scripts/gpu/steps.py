@@ -21,7 +21,7 @@ from scripts.bench.step import (
 )
 from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
-from unet3d.machine import resolve_precision
+from unet3d.machine import CUDA_CONTEXT_BYTES, resolve_precision
 from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate, search_largest_batch
 from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_memory
 from unet3d.memory.step.config import StepConfig
@@ -32,8 +32,8 @@ from unet3d.memory.step.training_step import (
     make_step_factory,
 )
 from unet3d.peak_memory import MemoryRecord
+from unet3d.text import MIB
 from unet3d.training.config import read_training
-from unet3d.units import CUDA_CONTEXT_BYTES, MIB
 
 GRID = {
     "precision": ("16", "32", "bf16", "16-true"),

@@ -22,8 +22,8 @@ from unet3d.memory.from_config import estimate_memory
 from unet3d.model.fused import host_offload, tiling
 from unet3d.model.unet import UNet3D
 from unet3d.simulated_cuda import simulate_cuda
+from unet3d.text import MIB
 from unet3d.training.config import read_training
-from unet3d.units import MIB
 
 
 def build_strategy(name):

@@ -28,7 +28,7 @@ def home(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("typed", "override"),
     [
-        ("hydra.run.dir=~/run", "hydra.run.dir='/home/me/run'"),
+        ("hydra.run.dir=~/my run", "hydra.run.dir='/home/me/my run'"),
         ("recording=~/a.json", "recording=/home/me/a.json"),
         ("labels=[~/a,'~/b']", "labels=[/home/me/a,'/home/me/b']"),
         ("predictions=~/a,~/b", "predictions='/home/me/a,/home/me/b'"),

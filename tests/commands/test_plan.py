@@ -7,10 +7,11 @@ import yaml
 
 from tests.data.helpers.datasets import make_image, make_label, save_volume, write_nnunet
 from unet3d.__main__ import main
-from unet3d.config.validate import compose_call
+from unet3d.config.keys import compose_call
+from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.from_config import estimate_memory
+from unet3d.text import GIB
 from unet3d.training.config import read_training
-from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,10 @@ import yaml
 
 from unet3d.__main__ import main
 from unet3d.config.compose import compose_config
+from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.from_config import estimate_memory
+from unet3d.text import GIB
 from unet3d.training.config import read_training
-from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 
 NETWORK = ["model=unet_tiny", "model.depth=2", "data.patch_size=[64,64,64]", "precision=16"]
 

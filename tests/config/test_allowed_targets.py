@@ -2,7 +2,7 @@
 
 import pytest
 
-from unet3d.config.allowed_targets import LAYOUTS, NETWORKS, check_saved_config
+from unet3d.config.instantiate import LAYOUTS, NETWORKS, check_saved_config
 from unet3d.errors import UsageError
 
 

@@ -43,17 +43,13 @@ def test_arguments_that_follow_a_key_are_bound_with_it():
     assert factory.bind_references({}) == factory
 
 
-def test_objects_are_passed_as_they_are():
+def test_a_partial_is_called_later_or_with_objects_that_are_passed_as_they_are():
     weights = [nn.Parameter(torch.zeros(1))]
     optimizer = make_factory(_target_="torch.optim.SGD", _partial_=True, lr=0.5)(params=weights)
     assert optimizer.param_groups[0]["params"][0] is weights[0]
     assert optimizer.defaults["lr"] == 0.5
-
-
-def test_a_partial_without_objects_is_called_later():
     make_pool = make_factory(_target_="torch.nn.MaxPool3d", _partial_=True, stride=1)()
-    assert make_pool(2).kernel_size == 2
-    assert make_pool(3).stride == 1
+    assert (make_pool(2).kernel_size, make_pool(3).stride) == (2, 1)
 
 
 def test_nested_targets_are_built_too():

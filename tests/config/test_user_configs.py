@@ -3,7 +3,7 @@
 import pytest
 
 from unet3d.config.instantiate import read_factory
-from unet3d.config.validate import compose_call
+from unet3d.config.keys import compose_call
 from unet3d.errors import UsageError
 from unet3d.training.config import read_training
 

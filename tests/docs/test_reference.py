@@ -15,7 +15,7 @@ from unet3d.config.compose import (
     list_config_groups,
     list_options,
 )
-from unet3d.config.validate import iter_keys
+from unet3d.config.keys import collect_values
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,9 @@ def test_every_option_of_every_group_has_its_keys(options):
         for group, _, option in (word.partition("=") for word in words):
             assert re.search(rf"\| \[?`{option}`", options), option
             keys = [
-                f"{group}.{key}" for key in iter_keys(config[group]) if "_" not in (key[0], key[-1])
+                f"{group}.{key}"
+                for key in collect_values(config[group])
+                if "_" not in (key[0], key[-1])
             ]
             missing += [key for key in keys if f"| `{key}` |" not in options]
     own = get_section((ROOT / "docs" / "reference" / "commands.md").read_text(), "train")

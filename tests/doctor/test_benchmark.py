@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from unet3d.__main__ import main
-from unet3d.commands.doctor import DoctorConfig
-from unet3d.config.compose import compose_config
-from unet3d.config.fields import read_settings
+from unet3d.commands import doctor
 from unet3d.doctor import benchmark
-from unet3d.training.config import read_training
 
 TINY = [
     *("data.patch_size=[8,8,8]", "model.depth=2", "model.width=4", "data.batch_size=1"),
@@ -80,11 +77,16 @@ def test_wrong_gradients_are_a_failure_and_what_there_is_no_time_for_is_named(
     assert "gradients, fused: LESS ACCURATE than plain modules, relative error 1e-02" in shown
 
 
-def test_a_job_is_recognized_by_its_overrides():
-    def has_job(*overrides):
-        composed = compose_config(["benchmark=true", *overrides], "doctor")
-        training = read_training(composed)
-        return read_settings(DoctorConfig, composed.config, training=training).has_job
+def test_a_gpu_is_measured_with_a_job_that_fills_it_unless_another_one_is_given(monkeypatch):
+    measured = []
 
-    assert not has_job("seconds=10", "trainer.accelerator=cpu")
-    assert has_job("model=unet_tiny")
+    def record(step, *_, overrides, **__):
+        measured.append(overrides)
+        return {"rows": [], "skipped": []}
+
+    monkeypatch.setattr(doctor, "resolve_device", lambda accelerator: "cuda")
+    monkeypatch.setattr(doctor, "describe_machine", lambda device: {"gpu": "X"})
+    monkeypatch.setattr(doctor, "run_benchmark", record)
+    assert main(["doctor", "benchmark=true", "seconds=10"]) == 0
+    assert main(["doctor", "benchmark=true", "model=unet_tiny"]) == 0
+    assert measured == [doctor.BENCHMARK_JOB, ("benchmark=true", "model=unet_tiny")]

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -7,10 +8,17 @@ import torch
 from unet3d.__main__ import main
 from unet3d.commands.doctor import format_doctor_report
 from unet3d.doctor.benchmark import describe_machine
-from unet3d.doctor.inspect import check_triton, inspect_machine, inspect_run
+from unet3d.doctor.inspect import (
+    Software,
+    describe_missing_triton,
+    get_driver_version,
+    get_package_version,
+    inspect_machine,
+    inspect_run,
+)
 from unet3d.memory import oom_advice
+from unet3d.text import GIB
 from unet3d.training import preflight as machine_checks
-from unet3d.units import GIB
 
 SMALL = ["model.depth=2", "model.width=4", "model.convs_per_level=1"]
 """A network whose step is estimated quickly."""
@@ -56,8 +64,9 @@ def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
     assert message.startswith("other processes hold 20.0 GiB of GPU 0's 80.0 GiB")
     assert message.endswith(": 60.0 GiB are free (nvidia-smi lists them)")
     assert not [problem for problem in problems if problem.is_fatal]
-    text = format_doctor_report(report, run, problems)
-    assert "NVIDIA Fake, 60.0 GiB of 80.0 GiB free, sm_90" in text
+    text = format_doctor_report(asdict(report), problems)
+    assert "name NVIDIA Fake, total 80.0 GiB, free 60.0 GiB, capability 9, 0" in text
+    assert f"  - {message}" in text
     assert describe_machine(torch.device("cuda"))["gpu"] == "NVIDIA Fake"
 
 
@@ -102,10 +111,10 @@ def test_a_cpu_its_precision_and_a_missing_compiler_are_reported_with_the_reason
 def test_what_would_stop_the_run_comes_first_and_the_rest_is_still_reported(
     inspect, overrides, message
 ):
-    report, run, problems = inspect(*overrides)
+    _, run, problems = inspect(*overrides)
     assert problems[0].is_fatal
     assert message in problems[0].message
-    assert f"BLOCKER: {problems[0].message}" in format_doctor_report(report, run, problems)
+    assert f"BLOCKER: {problems[0].message}" in format_doctor_report({}, problems)
     assert any("CPU cores" in problem.message for problem in problems) or run.precision is None
 
 
@@ -122,7 +131,37 @@ def test_a_small_dev_shm_ends_the_doctor_with_code_1(tmp_path, monkeypatch, caps
 
 
 def test_missing_requirements_of_triton_are_reported():
-    assert check_triton("3.9", compiler="/usr/bin/gcc", headers=True) is None
-    assert "not installed" in check_triton(None, compiler="gcc", headers=True).message
-    message = check_triton("3.9", compiler=None, headers=False).message
+    def describe(installed, compiler, headers):
+        packages = {"triton": installed}
+        return describe_missing_triton(
+            Software(packages=packages, triton_compiler=compiler, python_headers=headers)
+        )
+
+    assert describe("3.9", "/usr/bin/gcc", True) is None
+    assert "not installed" in describe(None, "gcc", True)
+    message = describe("3.9", None, False)
     assert "a C compiler (gcc, or CC=...) and Python's headers" in message
+
+
+def test_what_is_installed_is_found_and_what_is_broken_or_missing_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 580.65.06\necho 580.65.06\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    found = Software()
+    assert (found.cudnn, found.driver) == ("9.10.2", "580.65.06")
+    assert found.cpu_compiler
+    assert found.packages["numpy"]
+
+    def fail():
+        raise RuntimeError("cuDNN version incompatibility")
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", fail)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    missing = Software(packages={})
+    assert missing.cudnn is missing.cpu_compiler is missing.triton_compiler is None
+    assert get_driver_version() is None
+    assert get_package_version("no-such-package") is None

@@ -9,7 +9,7 @@ from unet3d.inference.accumulate import list_flips
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, choose_plan
 from unet3d.inference.window_order import WindowSchedule
 from unet3d.inference.write_labels import Output, argmax_labels, segment
-from unet3d.units import GIB
+from unet3d.text import GIB
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import torch
 from unet3d.errors import RunError, UsageError
 from unet3d.inference import sharing
 from unet3d.inference.sharing import InferenceResult, run_in_processes
-from unet3d.units import GIB
+from unet3d.text import GIB
 
 
 def describe_share(share, ram):

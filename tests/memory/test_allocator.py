@@ -1,7 +1,7 @@
 import pytest
 
 from unet3d.memory.allocator import VARIABLES, CachingAllocator, parse_allocator_settings, replay
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 
 def allocate_in(settings, *sizes_mib):

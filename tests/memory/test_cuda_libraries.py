@@ -19,7 +19,7 @@ from unet3d.memory.cuda_libraries import (
 )
 from unet3d.memory.estimate import simulate_cuda_step
 from unet3d.memory.trace import Trace
-from unet3d.units import GIB, MIB
+from unet3d.text import GIB, MIB
 
 HALF = {"dtype": torch.float16}
 

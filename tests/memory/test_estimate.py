@@ -11,8 +11,8 @@ from unet3d.memory.from_config import estimate_memory, estimate_with_savings
 from unet3d.memory.plots import compute_kinds_over_time, plot_layers
 from unet3d.memory.tables import format_measured
 from unet3d.peak_memory import MemoryRecord
+from unet3d.text import MIB
 from unet3d.training.config import read_training
-from unet3d.units import MIB
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from scripts.gpu.steps import describe_errors
 from unet3d.config.compose import compose_config
 from unet3d.memory.cuda_libraries import get_backward_workspaces, get_forward_workspace
 from unet3d.memory.from_config import estimate_memory
+from unet3d.text import MIB
 from unet3d.training.config import read_training
-from unet3d.units import MIB
 
 PARTS = json.loads((BENCHMARKS / "nvidia-h100-80gb-hbm3.json").read_text())["parts"]
 FLOAT32 = "precision=32 checkpointing=fused model=unet_nnunet"

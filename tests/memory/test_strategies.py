@@ -1,7 +1,7 @@
 import pytest
 
 from unet3d.errors import UsageError
-from unet3d.machine import Precision
+from unet3d.machine import CUDA_CONTEXT_BYTES, Precision
 from unet3d.memory import from_config
 from unet3d.memory.from_config import (
     estimate_memory,
@@ -9,7 +9,6 @@ from unet3d.memory.from_config import (
     list_strategies,
     resolve_strategy,
 )
-from unet3d.units import CUDA_CONTEXT_BYTES
 
 FULL_PRECISION = Precision("32", "32")
 NAIVE = ["model=naive_small", "model.encoder=[4,8,8]", "model.decoder=[8,4]"]

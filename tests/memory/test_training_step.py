@@ -7,7 +7,7 @@ from unet3d.memory.from_config import estimate_memory, estimate_with_savings
 from unet3d.memory.step import training_step
 from unet3d.memory.step.training_step import REPEATING_OPTIMIZERS, TrainingStep
 from unet3d.memory.tables import get_compiled_range
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 SMALL = ("model.depth=2", "model.width=4")
 

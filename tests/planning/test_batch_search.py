@@ -7,6 +7,7 @@ import torch
 from unet3d.__main__ import main
 from unet3d.config.compose import format_overrides
 from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory import oom_advice
 from unet3d.memory.estimate import BatchExtrapolation
 from unet3d.memory.from_config import estimate_memory
@@ -19,7 +20,6 @@ from unet3d.memory.oom_advice import (
 from unet3d.planning import suggest
 from unet3d.planning.suggest import count_flops
 from unet3d.training.module import SegmentationModule
-from unet3d.units import CUDA_CONTEXT_BYTES
 
 GIB = 2**30
 

@@ -1,6 +1,7 @@
 import pytest
 
 from unet3d.errors import DoesNotFitError
+from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.from_config import estimate_memory
 from unet3d.peak_memory import MemoryRecord
 from unet3d.planning import experiment
@@ -11,7 +12,6 @@ from unet3d.planning.planner import (
     enlarge_tiles,
 )
 from unet3d.planning.topology import Levels
-from unet3d.units import CUDA_CONTEXT_BYTES
 
 PATCH = (128, 128, 128)
 LEVELS = Levels(pool_windows=((2, 2, 2),), kernels=((3, 3, 3),) * 2)

@@ -13,7 +13,7 @@ from unet3d.report.comparison import RunSummary, render_comparison
 from unet3d.report.evaluation import describe_evaluation
 from unet3d.report.page import MAX_BYTES, embed_pictures, make_model_card, render_page
 from unet3d.report.run_report import describe_run
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 ATTACK = "<script>alert(1)</script>"
 MACHINE = {"system": f"Linux {ATTACK}", "processor": "CPU"}

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from unet3d.report.run_report import describe_estimate, write_report
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 
 def test_a_report_is_standard_json(tmp_path):

@@ -7,9 +7,9 @@ import torch
 
 from unet3d.commands.train import build_training
 from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.text import GIB, MIB
 from unet3d.training import preflight
 from unet3d.training.preflight import check_cudnn, check_shm, check_torch_build, check_writable
-from unet3d.units import GIB, MIB
 
 
 def test_shared_memory_must_hold_the_batches_of_all_workers(monkeypatch):

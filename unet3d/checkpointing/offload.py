@@ -11,8 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from unet3d.checkpointing.per_level import PerLevelStrategy
 from unet3d.errors import UsageError
+from unet3d.text import MIB
 from unet3d.types import HasRetention
-from unet3d.units import MIB
 
 MAX_IN_FLIGHT = 2
 """Copies to the host that may be pending; the working stream waits for earlier ones."""

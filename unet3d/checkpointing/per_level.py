@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from unet3d.errors import UsageError
+from unet3d.text import MIB
 from unet3d.types import DECODER_MODES, ENCODER_MODES, HasRetention, Retention
-from unet3d.units import MIB
 
 
 class PerLevelStrategy:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from unet3d.app import Progress
+from unet3d.app import show_progress
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, read_settings
 from unet3d.data.case import Case
@@ -58,7 +58,7 @@ class DatasetCheckResult:
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Check everything, then print the findings."""
     settings = read_settings(CheckConfig, composed.config, data=read_data(composed.config))
-    with Progress("cases") as progress:
+    with show_progress("cases") as progress:
         report = check_dataset(
             settings.data,
             read_voxels=settings.read_voxels,

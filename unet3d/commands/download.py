@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from unet3d.app import Progress
+from unet3d.app import show_progress
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import read_settings
-from unet3d.config.validate import suggest_name
+from unet3d.config.keys import suggest_name
 from unet3d.data.layouts.download import download, extract, get_task_urls
 from unet3d.errors import UsageError
 
@@ -30,9 +30,9 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         print(f"{target} already exists: nothing to do")
         return 0
     archive = target.with_name(f"{settings.task}.tar.part")
-    with Progress("B downloaded") as progress:
+    with show_progress("B downloaded") as progress:
         download(url, md5, archive, progress)
-    with Progress("B unpacked") as progress:
+    with show_progress("B unpacked") as progress:
         extract(archive, target, progress)
     archive.unlink()
     print(f"{target}: train with data=decathlon data.root={target}")

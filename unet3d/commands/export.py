@@ -40,8 +40,8 @@ from unet3d.inference.write_labels import choose_decision
 from unet3d.machine import Precision
 from unet3d.nnunet import model_folder as nnunet_folder
 from unet3d.report.page import make_model_card
+from unet3d.text import MIB
 from unet3d.types import Triple
-from unet3d.units import MIB
 
 ENDINGS = {"onnx": ".onnx", "torch_export": ".pt2", "nnunet": "", "bundle": ""}
 """The ending of a file in each format; without one, a folder."""

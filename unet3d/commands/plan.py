@@ -26,8 +26,8 @@ from unet3d.planning.planner import (
     make_plan,
 )
 from unet3d.planning.suggest import BUDGET, get_budget_bytes
+from unet3d.text import format_bytes
 from unet3d.training.config import TrainConfig, read_training
-from unet3d.units import format_bytes
 
 PRESET_GIB = {"resenc_m": 8.5, "resenc_l": 21.1, "resenc_xl": 34.1}
 """GPU memory that nnU-Net's documentation states for its presets: 9.1, 22.7 and 36.6 GB."""

@@ -40,8 +40,8 @@ from unet3d.inference.predictor import Predictor, PreparedScan
 from unet3d.inference.segment_scans import find_pending, segment_scans
 from unet3d.inference.sharing import InferenceResult, count_processes, run_in_processes
 from unet3d.memory.step.config import WindowConfig
+from unet3d.text import GIB
 from unet3d.types import BACKENDS
-from unet3d.units import GIB
 
 
 def _are_axes(value: Any) -> bool:

@@ -20,17 +20,17 @@ from unet3d.commands.train import train
 from unet3d.config.compose import ComposedConfig, compose_config, format_overrides, to_yaml_literal
 from unet3d.config.fields import integer, is_number, number, read, read_settings
 from unet3d.errors import DoesNotFitError, RunError, UsageError, need_packages, summarize_error
+from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import get_device_bytes
 from unet3d.memory.from_config import estimate_memory
 from unet3d.memory.step.config import StepConfig
 from unet3d.report.run_report import write_report
 from unet3d.stop_signals import SignalListener
-from unet3d.text import format_columns, pluralize
+from unet3d.text import GIB, format_bytes, format_columns, pluralize
 from unet3d.training.callbacks.trials import TrialPruned, TrialReport
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.training.run_folder import TRAINING_MARKERS, open_run_folder, write_records
 from unet3d.training.trainer import check_search_monitor
-from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
 
 OWN_KEYS = "space trials startup budget_gib monitor mode prune prune_after".split()
 """Keys that `unet3d train` does not have."""

@@ -29,9 +29,8 @@ from unet3d.planning.suggest import (
     get_budget_bytes,
     search_configs,
 )
-from unet3d.text import format_columns
+from unet3d.text import GIB, format_columns
 from unet3d.training.config import TrainConfig, read_training
-from unet3d.units import GIB
 
 PRECISIONS = list_of(PRECISION, f"a list of {PRECISION.words}")
 STRATEGIES = list_of(

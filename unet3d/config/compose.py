@@ -1,11 +1,9 @@
-"""Compose a command's config with Hydra, and protect overrides from its grammar.
-
-Imports nothing that takes long.
-"""
+"""Compose a command's config with Hydra, and protect overrides from its grammar."""
 
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +29,8 @@ PATH_KEYS = (
 HOME = re.compile(r"(^|[\[,:'\"])~(?=/|$)")
 """The `~` of a path, or of a path in a list: shells leave it after `=`, and Hydra refuses it."""
 
-QUOTED_PATH = re.compile(
-    r"([\w.]+)='(?!(?i:null|true|false|inf|nan)')((?:\.{0,2}/|[A-Za-z_])[\w./-]*)'"
-)
-"""An override whose value is the same without its quotes."""
+PLAIN_PATH = re.compile(r"(\.{0,2}/|[A-Za-z_])[\w./-]*")
+"""A path that Hydra's grammar reads as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +52,12 @@ class Composition:
     def format_command(self, *more: str) -> str:
         """Return the command line, as a shell takes it, with more overrides at its end.
 
-        >>> words = ("a=[1,2]", "data.root='x/y'", "b='1'")
+        >>> words = ("a=[1,2]", "data.root=x/y", "b='1'")
         >>> print(Composition(command="train", choices={}, overrides=words).format_command("c=d"))
         unet3d train 'a=[1,2]' data.root=x/y 'b='"'"'1'"'"'' c=d
         """
         own = [word for word in self.overrides if not word.startswith("hydra.")]
-        bare = [QUOTED_PATH.sub(r"\1=\2", word) for word in own]
-        return shlex.join(["unet3d", self.command, *bare, *more])
+        return shlex.join(["unet3d", self.command, *own, *more])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +74,10 @@ def get_config_dir() -> Path:
     return next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())
 
 
-def find_local_config_dir() -> list[Path]:
-    """Return conf/ in the working folder, if it is there and is not ours."""
+def find_user_config_dirs(config_dir: str | Path | None) -> list[Path]:
+    """Return the folder of the user's options: the given one, else ./conf if there is one."""
+    if config_dir is not None:
+        return [Path(config_dir).absolute()]
     local = Path.cwd() / "conf"
     return [local] if local.is_dir() and local != get_config_dir() else []
 
@@ -95,26 +92,38 @@ def list_options(group: str) -> list[str]:
     return sorted(p.stem for p in (get_config_dir() / group).glob("[!_]*.yaml"))
 
 
-def compose_config(overrides: Sequence[str], command: str) -> ComposedConfig:
-    """Compose a command's config, within a running Hydra or without one."""
-    if GlobalHydra.instance().is_initialized():
-        return compose_with_folder(overrides, command)[0]
-    with initialize_config_dir(str(get_config_dir()), version_base="1.3"):
-        return compose_with_folder(overrides, command)[0]
+def compose_with_hydra(
+    overrides: Sequence[str], command: str, user_dirs: Sequence[Path] = ()
+) -> DictConfig:
+    """Compose a command's config and Hydra's own, within a running Hydra or without one."""
+    words = [*(f"hydra.searchpath=['file://{path.resolve()}']" for path in user_dirs), *overrides]
+    running, folder = GlobalHydra.instance().is_initialized(), str(get_config_dir())
+    with nullcontext() if running else initialize_config_dir(folder, version_base="1.3"):
+        return compose(command, overrides=words, return_hydra_config=True)
 
 
-def compose_with_folder(overrides: Sequence[str], command: str) -> tuple[ComposedConfig, Path]:
-    """Compose within Hydra as it was initialized; also return the folder of the run."""
-    config = compose(command, overrides=list(overrides), return_hydra_config=True)
-    choices = read_choices(config.hydra.runtime.choices, overrides)
-    folder = OmegaConf.select(config, "hydra.run.dir")
-    has_time = has_current_time(config.hydra, "run")
+def compose_config(
+    overrides: Sequence[str], command: str, user_dirs: Sequence[Path] = ()
+) -> ComposedConfig:
+    """Compose a command's config; `user_dirs` has a folder with the user's options, or nothing."""
+    return compose_with_folder(overrides, command, user_dirs)[0]
+
+
+def compose_with_folder(
+    overrides: Sequence[str], command: str, user_dirs: Sequence[Path] = ()
+) -> tuple[ComposedConfig, Path]:
+    """Compose a command's config; also return the folder of the run."""
+    config = compose_with_hydra(overrides, command, user_dirs)
+    composition = Composition(
+        command=command,
+        choices=read_choices(config.hydra.runtime.choices, overrides),
+        overrides=tuple(overrides),
+        folder_has_time=has_current_time(config.hydra, "run"),
+    )
+    folder = Path(str(OmegaConf.select(config, "hydra.run.dir")))
     with open_dict(config):
         del config["hydra"]
-    composition = Composition(
-        command=command, choices=choices, overrides=tuple(overrides), folder_has_time=has_time
-    )
-    return ComposedConfig(config=config, composition=composition), Path(str(folder))
+    return ComposedConfig(config=config, composition=composition), folder
 
 
 def has_current_time(hydra: Any, kind: str) -> bool:
@@ -134,8 +143,7 @@ def format_records(config: DictConfig, hydra: Any) -> dict[str, str]:
 def read_choices(choices: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:
     """Return the option of each group; Hydra leaves out groups with several, as in [a,b]."""
     lists = dict(override.split("=", 1) for override in overrides if "=[" in override)
-    groups = list_config_groups() if lists else []
-    return dict(choices) | {g: o for g, o in lists.items() if g in groups and o.startswith("[")}
+    return {**choices, **{group: lists[group] for group in list_config_groups() if group in lists}}
 
 
 def split_options(option: str) -> list[str]:
@@ -214,25 +222,14 @@ def quote_override(override: str, *, sweep: bool) -> str:
     >>> quote_override("data.root=/scans/my data (1)", sweep=False)
     "data.root='/scans/my data (1)'"
     """
-    key, equals, value = override.partition("=")
+    key, _, value = override.partition("=")
     if "~" in value:
         value = HOME.sub(lambda match: f"{match[1]}{Path('~').expanduser()}", value)
         override = f"{key}={value}"
-    is_path = key.lstrip("+") in PATH_KEYS and equals
-    if not is_path or value in ("", "null", "true", "false") or value[0] in "'\"":
+    if key.lstrip("+") not in PATH_KEYS or PLAIN_PATH.fullmatch(value) or value[:1] in "'\"":
         return override
     if value[0] + value[-1] in ("{}", "[]") or (sweep and "," in value):
         return override
     # Hydra reads backslashes as escapes before a quote only, also before the one that we add.
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'")
     return f"{key}='{escaped}'"
-
-
-def make_search_path(folders: Sequence[Path]) -> list[str]:
-    r"""Return the override with which Hydra finds options in these folders, if there are any.
-
-    >>> print(*make_search_path([Path("/it's/conf")]))
-    hydra.searchpath=['file:///it\'s/conf']
-    """
-    urls = [f"file://{folder.resolve()}".replace("'", "\\'") for folder in folders]
-    return ["hydra.searchpath=[" + ",".join(f"'{url}'" for url in urls) + "]"] if urls else []

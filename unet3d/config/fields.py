@@ -19,8 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from unet3d.config.comments import to_yaml_literal
-from unet3d.config.compose import expand_home, to_plain
+from unet3d.config.compose import expand_home, to_plain, to_yaml_literal
 from unet3d.config.instantiate import Factory, read_factories, read_factory
 from unet3d.errors import UsageError
 from unet3d.types import DEVICE, DEVICE_NAMES, PRECISIONS, Triple, find_precision
@@ -89,20 +88,12 @@ def read(config: DictConfig, key: str) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number; true and false are not.
-
-    >>> is_number(0.5), is_number(True), is_number(float("inf")), is_number("1")
-    (True, False, False, False)
-    """
+    """Return whether a value is a finite number; true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def is_text(value: Any) -> bool:
-    """Return whether a value can be a name or a path: text, or a number that stands for it.
-
-    >>> is_text("a b"), is_text(7), is_text(""), is_text(True), is_text(["a"])
-    (True, True, False, False, False)
-    """
+    """Return whether a value can be a name or a path: text, or a number that stands for it."""
     return bool(value) if isinstance(value, str) else is_number(value)
 
 
@@ -149,11 +140,12 @@ def word_or(word: str | bool | None, kind: Kind, stored: Any = None) -> Kind:
     )
 
 
-def list_of(kind: Kind, words: str) -> Kind:
-    """Return lists of one or more values."""
+def list_of(kind: Kind, words: str, length: int | None = None) -> Kind:
+    """Return lists of so many values, or of one or more; they are stored as tuples."""
 
     def accepts(value: Any) -> bool:
-        return isinstance(value, list) and bool(value) and all(map(kind.accepts, value))
+        has_length = isinstance(value, list) and len(value) == (length or len(value) or 1)
+        return has_length and all(map(kind.accepts, value))
 
     return Kind(words, accepts, lambda value: tuple(map(kind.convert, value)))
 
@@ -161,28 +153,24 @@ def list_of(kind: Kind, words: str) -> Kind:
 def one_or_list_of(kind: Kind, words: str = "") -> Kind:
     """Return single values and lists of one or more; both are stored as tuples."""
     several = list_of(kind, words)
-
-    def accepts(value: Any) -> bool:
-        return several.accepts(value) or kind.accepts(value)
-
-    def convert(value: Any) -> tuple[Any, ...]:
-        return several.convert(value if isinstance(value, list) else [value])
-
-    return Kind(words, accepts, convert)
+    return Kind(
+        words,
+        lambda value: several.accepts(value) or kind.accepts(value),
+        lambda value: several.convert(value if isinstance(value, list) else [value]),
+    )
 
 
 def mapping_of(kind: Kind, words: str) -> Kind:
     """Return mappings from one or more names to values."""
-
-    def accepts(value: Any) -> bool:
-        return isinstance(value, dict) and bool(value) and all(map(kind.accepts, value.values()))
-
-    return Kind(words, accepts, lambda value: {str(k): kind.convert(v) for k, v in value.items()})
+    return Kind(
+        words,
+        lambda v: isinstance(v, dict) and bool(v) and all(map(kind.accepts, v.values())),
+        lambda value: {str(k): kind.convert(v) for k, v in value.items()},
+    )
 
 
 def _to_seconds(duration: str) -> float:
-    days, hours, minutes, seconds = map(int, duration.split(":"))
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    return sum(int(n) * s for n, s in zip(duration.split(":"), (86400, 3600, 60, 1.0), strict=True))
 
 
 def format_duration(seconds: float) -> str:
@@ -204,14 +192,16 @@ def _list_paths(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _expand_pattern(pattern: str) -> list[Path]:
-    path = Path(pattern)
-    if path.exists() or not set(pattern) & set("*?["):
-        return [path]
-    matches = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-    if not matches:
-        raise UsageError(f"no file matches {pattern}")
-    return matches
+def _expand_patterns(value: Any) -> tuple[Path, ...]:
+    paths: list[Path] = []
+    for path in map(Path, map(str, _list_paths(value))):
+        if path.exists() or not set(str(path)) & set("*?["):
+            paths.append(path)
+        elif matches := sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor)))):
+            paths += matches
+        else:
+            raise UsageError(f"no file matches {path}")
+    return tuple(paths)
 
 
 BOOL = Kind("true or false", lambda value: isinstance(value, bool))
@@ -220,18 +210,14 @@ PATH = Kind("a path", is_text, lambda value: Path(str(value)))
 PATHS = Kind(
     "a path or a list of paths",
     lambda value: bool(value) and all(map(is_text, _list_paths(value))),
-    lambda value: tuple(path for part in _list_paths(value) for path in _expand_pattern(str(part))),
+    _expand_patterns,
 )
 NAMES = Kind(
     "a list of names",
     lambda value: isinstance(value, list) and all(map(is_text, value)),
     lambda value: tuple(map(str, value)),
 )
-SHAPE = Kind(
-    "three ints >= 1",
-    lambda v: isinstance(v, list) and len(v) == 3 and all(map(integer(">= 1").accepts, v)),
-    tuple,
-)
+SHAPE = list_of(integer(">= 1"), "three ints >= 1", length=3)
 LABEL = Kind("a label", lambda value: type(value) is int)
 REGIONS = mapping_of(one_or_list_of(LABEL), "names with their labels, as in {whole:[1,2],core:[2]}")
 PATTERNS = mapping_of(one_or_list_of(TEXT), "patterns of case names")

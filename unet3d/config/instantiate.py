@@ -1,18 +1,28 @@
-"""Call what a `_target_` names: the one place where configs become code."""
+"""Call what a `_target_` names: the one place where configs become code.
+
+A user's own config may name anything; a checkpoint or a bundle, which may be a stranger's, only
+classes of some packages.
+"""
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pkgutil import resolve_name
 from typing import Any
 
 import hydra.utils
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from unet3d.config.allowed_targets import import_target
 from unet3d.config.compose import Config, compose_config, get_config_dir, to_plain
 from unet3d.errors import UsageError, lacks_memory, summarize_error
+
+NETWORKS = ("unet3d.model", "unet3d.pool", "monai.networks", "torch.nn")
+"""Packages of the classes that a saved network may consist of."""
+
+LAYOUTS = ("unet3d.data.layouts",)
+"""Packages of the classes that list the cases of a dataset."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,15 @@ def read_factory(config: Config, key: str) -> Factory:
     return Factory(key, to_plain(node), references)
 
 
+def read_factories(config: Config, key: str) -> dict[str, Factory]:
+    """Read a node whose entries have a `_target_` each; entries of null are left out."""
+    node = OmegaConf.select(config, key, default=OmegaConf.create())
+    if not isinstance(node, DictConfig) or "_target_" in node:
+        raise UsageError(f"{key} must have names below it, and a _target_ below each of them")
+    names = [str(name) for name in node if node[name] is not None]
+    return {name: read_factory(config, f"{key}.{name}") for name in names}
+
+
 def read_option(group: str, name: str) -> Factory:
     """Read an option of a group as it is without the command line."""
     node = OmegaConf.load(get_config_dir() / group / f"{name}.yaml")
@@ -88,10 +107,51 @@ def read_option(group: str, name: str) -> Factory:
     return Factory(group, to_plain(node))
 
 
-def read_factories(config: Config, key: str) -> dict[str, Factory]:
-    """Read a node whose entries have a `_target_` each; entries of null are left out."""
-    node = OmegaConf.select(config, key, default=OmegaConf.create())
-    if not isinstance(node, DictConfig) or "_target_" in node:
-        raise UsageError(f"{key} must have names below it, and a _target_ below each of them")
-    names = [str(name) for name in node if node[name] is not None]
-    return {name: read_factory(config, f"{key}.{name}") for name in names}
+def check_saved_config(
+    values: Any, key: str, *, packages: Sequence[str], allow_targets: Sequence[str]
+) -> None:
+    """Refuse a part of a saved config that would run other code than that of these packages."""
+    for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+        path = f"{key}.{name}"
+        if name == "_target_":
+            _check_target(path, value, packages, allow_targets)
+        elif isinstance(value, dict | list | tuple):
+            check_saved_config(value, path, packages=packages, allow_targets=allow_targets)
+        elif isinstance(value, str) and "${" in value:  # Hydra would resolve it to anything
+            raise UsageError(f"{path} is {value[:80]!r}: it must not hold ${{")
+
+
+def _check_target(
+    key: str, name: Any, packages: Sequence[str], allow_targets: Sequence[str]
+) -> None:
+    """Refuse a name outside of the packages, which is not even imported.
+
+    `torch.nn.modules.conv.torch.hub.load` starts like an allowed name: where a class is defined
+    counts, too.
+    """
+    described = str(name)
+    if isinstance(name, str) and _is_inside(name, (*packages, *allow_targets)):
+        target = import_target(key, name)
+        home = getattr(target, "__module__", None) or "nowhere"
+        is_ours = inspect.isclass(target) and _is_inside(home, packages)
+        is_callable = inspect.isclass(target) or inspect.isfunction(target)
+        if is_ours or (is_callable and _is_inside(home, allow_targets)):
+            return
+        described = f"{name} (defined in {home})"
+    raise UsageError(
+        f"{key} names {described}: a file may only name classes of {', '.join(packages)}; "
+        "allow_targets=[my_package] adds a package that you trust"
+    )
+
+
+def _is_inside(name: str, packages: Sequence[str]) -> bool:
+    """Return whether a dotted name is one of the packages or lies in one."""
+    return f"{name}.".startswith(tuple(f"{package}." for package in packages))
+
+
+def import_target(key: str, name: Any) -> Any:
+    """Return what a `_target_` names."""
+    try:
+        return resolve_name(name)
+    except Exception as error:  # a module may raise anything when it is imported
+        raise UsageError(f"{key}: cannot import {name}: {summarize_error(error)}") from error

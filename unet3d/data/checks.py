@@ -18,8 +18,7 @@ from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader,
 from unet3d.data.formats.volumes import FIX_2D, NOT_2D, find_format, read_header, read_volume
 from unet3d.data.preprocessing.channels import find_border_value
 from unet3d.data.preprocessing.pipeline import AUTO, Background, count_nonfinite, repeat_per_channel
-from unet3d.text import join_first
-from unet3d.units import format_bytes
+from unet3d.text import format_bytes, join_first
 
 MIN_SIZE = 4  # a volume with fewer voxels along an axis is a slice, or its axes are mixed up
 

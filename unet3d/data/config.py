@@ -35,11 +35,7 @@ ORIENTATION = Kind(
     "one of L R, one of P A and one of I S, such as RAS",
     lambda value: isinstance(value, str) and sorted(value) in ORIENTATIONS,
 )
-SPACING = Kind(
-    "three numbers above 0",
-    lambda v: isinstance(v, list) and len(v) == 3 and all(map(number("above 0").accepts, v)),
-    lambda value: tuple(map(float, value)),
-)
+SPACING = list_of(number("above 0"), "three numbers above 0", length=3)
 BACKGROUND = one_or_list_of(
     Kind("a number or auto", lambda value: value == "auto" or is_number(value)),
     "a number, auto, or a list with one of these per channel",

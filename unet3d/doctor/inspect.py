@@ -1,28 +1,33 @@
 """Inspect this machine, and find what limits the configured run on it."""
 
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+import torch.cuda.nccl
 
+from unet3d.cpp_kernels import find_compiler
 from unet3d.data.config import DataConfig
-from unet3d.doctor.system import (
-    DiskSpace,
-    Gpu,
-    Software,
-    System,
-    get_disk_space,
-    inspect_software,
-    inspect_system,
-    list_gpus,
-)
 from unet3d.errors import UsageError, summarize_error
+from unet3d.files import find_existing_dir
 from unet3d.machine import (
     Precision,
+    count_usable_cores,
     describe_missing_kernels,
     get_available_bytes,
+    get_cpu_model,
+    get_memory_limit,
+    get_os_name,
+    has_fast_bf16,
+    read_meminfo,
     read_process_rank,
     resolve_device,
     resolve_precision,
@@ -32,63 +37,193 @@ from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_memory, resolve
 from unet3d.memory.oom_advice import format_oom_warning
 from unet3d.memory.step.build import complete_step
 from unet3d.planning.suggest import find_largest_batch
+from unet3d.text import GIB, format_bytes
 from unet3d.training.config import TrainConfig
-from unet3d.training.preflight import Problem, check_writable, count_local_processes, find_problems
-from unet3d.units import GIB, format_bytes
+from unet3d.training.preflight import (
+    SHM,
+    Problem,
+    check_writable,
+    count_local_processes,
+    find_problems,
+)
+
+PACKAGES = (
+    *("lightning", "hydra-core", "monai", "tensorboard", "nibabel", "numpy", "scipy", "matplotlib"),
+    *("triton",),
+)
+
+
+def get_cudnn_version() -> str | None:
+    """Return cuDNN's version with dots: 91002 is 9.10.2; None if torch does not take it."""
+    try:
+        number = torch.backends.cudnn.version()
+    except RuntimeError:
+        return None
+    return None if number is None else f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
+
+
+def get_nccl_version() -> str | None:
+    """Return NCCL's version with dots."""
+    is_built_in = torch.distributed.is_nccl_available()
+    return ".".join(map(str, torch.cuda.nccl.version())) if is_built_in else None
+
+
+def get_driver_version() -> str | None:
+    """Return the version of NVIDIA's driver; None without one."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(ended.stdout.splitlines()), None)
+
+
+def find_program(command: str | None) -> str | None:
+    """Return the path of a command's program; None if it is not found."""
+    return None if command is None else shutil.which(command.split()[0])
+
+
+def find_triton_compiler() -> str | None:
+    """Return the C compiler that Triton runs to build its launchers."""
+    return find_program(os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None))
+
+
+def get_package_version(name: str) -> str | None:
+    """Return the version of an installed package; None if it is missing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskSpace:
+    """Total and free bytes of the file system of a folder."""
+
+    folder: str
+    total: int
+    free: int
+
+
+def get_disk_space(folder: Path) -> DiskSpace:
+    """Return the disk space where a folder is or would be created."""
+    usage = shutil.disk_usage(find_existing_dir(folder))
+    return DiskSpace(folder=str(folder), total=usage.total, free=usage.free)
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """Resources of this machine, in bytes unless they are counts; what is unknown is None."""
+
+    name: str = field(default_factory=get_os_name)
+    cpu_model: str | None = field(default_factory=get_cpu_model)
+    cores: int = field(default_factory=count_usable_cores)  # that this process may use
+    threads: int = field(default_factory=torch.get_num_threads)
+    fast_bf16: bool = field(default_factory=has_fast_bf16)
+    ram: int | None = field(default_factory=lambda: read_meminfo().get("MemTotal"))
+    ram_free: int | None = field(default_factory=lambda: get_available_bytes(torch.device("cpu")))
+    ram_limit: int | None = field(default_factory=get_memory_limit)  # of a container or batch job
+    shm: DiskSpace | None = field(
+        default_factory=lambda: get_disk_space(SHM) if SHM.is_dir() else None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """Versions and paths of programs on this machine; what is missing is None."""
+
+    python: str = platform.python_version()
+    torch: str = torch.__version__
+    cuda: str | None = field(default_factory=lambda: torch.version.cuda)  # torch is built for it
+    rocm: str | None = field(default_factory=lambda: torch.version.hip)
+    cudnn: str | None = field(default_factory=get_cudnn_version)
+    nccl: str | None = field(default_factory=get_nccl_version)  # for distributed runs on GPUs
+    driver: str | None = field(default_factory=get_driver_version)  # NVIDIA's
+    cpu_compiler: str | None = field(default_factory=lambda: find_program(find_compiler()))
+    triton_compiler: str | None = field(default_factory=find_triton_compiler)
+    python_headers: bool = (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
+    packages: dict[str, str | None] = field(
+        default_factory=lambda: {name: get_package_version(name) for name in PACKAGES}
+    )
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU that torch finds."""
+
+    index: int
+    name: str
+    total: int
+    free: int
+    capability: tuple[int, int]
+
+    @property
+    def held_by_others(self) -> int:
+        """Return what others hold, ignoring the little that a driver and a screen take."""
+        used = self.total - self.free
+        return used if used > GIB else 0
+
+
+def list_gpus() -> list[Gpu]:
+    """Return the GPUs that torch finds; none if their driver is broken."""
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        gpus.append(Gpu(index, properties.name, total, free, (properties.major, properties.minor)))
+    return gpus
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineReport:
     """Hardware, software and disks."""
 
-    system: System
-    software: Software
-    gpus: list[Gpu]
+    system: System = field(default_factory=System)
+    software: Software = field(default_factory=Software)
+    gpus: list[Gpu] = field(default_factory=list_gpus)
     disks: dict[str, DiskSpace]  # by what is written there
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RunEstimate:
     """What the configured run would be on this machine; None: unknown."""
 
     overrides: list[str]
-    device: str | None
-    processes: int | None
-    precision: Precision | None
-    peak: int | None  # estimated bytes of a step
-    available: int | None  # bytes of the device
+    device: str | None = None
+    processes: int | None = None
+    precision: Precision | None = None
+    peak: int | None = None  # estimated bytes of a step
+    available: int | None = None  # bytes of the device
     batch_size: int
-    largest_batch: int | None  # estimated to fit in a GPU
+    largest_batch: int | None = None  # estimated to fit in a GPU
 
 
 def inspect_machine(settings: TrainConfig, folder: Path) -> MachineReport:
-    """Inspect everything."""
+    """Inspect hardware, software, and the disks that the run would write to."""
     folders = {"runs": folder, "preprocessed volumes": settings.data.cache}
-    return MachineReport(
-        system=inspect_system(),
-        software=inspect_software(),
-        gpus=list_gpus(),
-        disks={what: get_disk_space(folder) for what, folder in folders.items()},
-    )
+    return MachineReport(disks={what: get_disk_space(path) for what, path in folders.items()})
 
 
 def inspect_run(
     settings: TrainConfig, folder: Path, report: MachineReport
 ) -> tuple[RunEstimate, list[Problem]]:
     """Return the run, and what limits it; what stops it comes first."""
+    run = RunEstimate(
+        overrides=list(settings.composition.overrides), batch_size=settings.data.batch_size
+    )
     problems = list[Problem]()
     step, requested = settings.step, settings.step.accelerator
-    device = processes = precision = peak = available = largest = None
     with collect_errors(problems):
-        device = resolve_device(requested)
-        precision = resolve_precision(step.precision, device)
+        run.device = resolve_device(requested)
+        run.precision = resolve_precision(step.precision, run.device)
     with collect_errors(problems):
         read_process_rank(settings.trainer.launch)
-        processes = count_local_processes(settings)
+        run.processes = count_local_processes(settings)
+    device, precision = run.device, run.precision
     if device is not None and precision is not None:
         cuda = device == "cuda"
         first = int(requested.partition(":")[2] or 0)  # of cuda:N
-        available = get_available_device_bytes(device, report.gpus[first:][:processes])
+        run.available = get_available_device_bytes(device, report.gpus[first:][: run.processes])
         with collect_errors(problems):
             # auto is estimated for a GPU
             step = complete_step(replace(step, accelerator=device))
@@ -97,31 +232,21 @@ def inspect_run(
                 replace(settings, step=step),
                 precision,
                 device=device,
-                processes=processes or 1,
+                processes=run.processes or 1,
                 folder=folder,
                 is_fused=step.strategy in FUSED_STRATEGIES,
             )
-            peak = get_device_bytes(estimate_memory(step, validates=False))
-        if peak is not None and available is not None:
-            with collect_errors(problems):
-                lines = format_oom_warning(estimate_memory(step), step, available)
+            run.peak = get_device_bytes(estimate_memory(step, validates=False))
+            if run.available is not None:
+                lines = format_oom_warning(estimate_memory(step), step, run.available)
                 is_fatal = settings.memory.if_too_large == "error"
                 problems += [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []
-                largest = find_largest_batch(step, available) if cuda else None
+                largest = find_largest_batch(step, run.available) if cuda else None
+                run.largest_batch = None if largest is None else largest[0]
         problems += find_performance_problems(
             settings.data, precision, device, report, requested=requested
         )
-    estimate = RunEstimate(
-        overrides=list(settings.composition.overrides),
-        device=device,
-        processes=processes,
-        precision=precision,
-        peak=peak,
-        available=available,
-        batch_size=settings.data.batch_size,
-        largest_batch=None if largest is None else largest[0],
-    )
-    return estimate, sorted(problems, key=lambda problem: not problem.is_fatal)
+    return run, sorted(problems, key=lambda problem: not problem.is_fatal)
 
 
 @contextmanager
@@ -138,99 +263,60 @@ def collect_errors(problems: list[Problem]) -> Generator[None]:
 
 def get_available_device_bytes(device: str, gpus: Sequence[Gpu]) -> int | None:
     """Return what a process may take: of GPUs in use by others, what is free."""
-    free = [gpu.free for gpu in gpus if count_bytes_held_by_others(gpu)]
+    free = [gpu.free for gpu in gpus if gpu.held_by_others]
     available = get_available_bytes(torch.device(device))
     return None if available is None else min([*free, available])
 
 
-def count_bytes_held_by_others(gpu: Gpu) -> int:
-    """Return what others hold of a GPU, ignoring the little that a driver and a screen take."""
-    used = gpu.total - gpu.free
-    return used if used > GIB else 0
-
-
 def find_performance_problems(
-    data: DataConfig,
-    precision: Precision,
-    device: str,
-    report: MachineReport,
-    *,
-    requested: str,
+    data: DataConfig, precision: Precision, device: str, report: MachineReport, *, requested: str
 ) -> list[Problem]:
     """Return what would make a run slower or smaller than it could be.
 
     `requested` is the user's trainer.accelerator, which is auto by default.
     """
-    cores, workers = report.system.cores, data.num_workers
-    missing, problems = describe_missing_kernels(device), list[Problem]()
-    if missing is not None:
-        problems.append(Problem(missing))
-    elif device == "cpu":
-        problems += find_cpu_problems(requested, report)
-    if device == "cuda":
-        problems += find_gpu_problems(report)
-    if precision.used != precision.requested:
-        problems.append(
-            Problem(f"precision={precision.requested} runs as {precision.used}: {precision.reason}")
-        )
-    if workers > cores:
-        problems.append(
-            Problem(
-                f"data.num_workers={workers} exceeds the {cores} available cores: lower it to "
-                f"{cores}"
+    cores, software = report.system.cores, report.software
+    messages = [describe_missing_kernels(device)]
+    if device == "cpu":
+        reason = "trainer.accelerator=cpu" if requested == "cpu" else "no GPU found"
+        messages.append(f"{reason}: training runs on {cores} CPU cores")
+        if software.cpu_compiler is None:
+            messages.append(
+                "no C++ compiler (install g++, or set CXX): pooling layers and fused blocks run in "
+                "plain PyTorch, slowly"
             )
+    if device == "cuda":
+        messages.append(describe_missing_triton(software))
+        for gpu in report.gpus:
+            held, total, free = map(format_bytes, (gpu.held_by_others, gpu.total, gpu.free))
+            if gpu.held_by_others:
+                messages.append(
+                    f"other processes hold {held} of GPU {gpu.index}'s {total}: {free} are free "
+                    "(nvidia-smi lists them)"
+                )
+    if precision.used != precision.requested:
+        messages.append(
+            f"precision={precision.requested} runs as {precision.used}: {precision.reason}"
         )
+    if data.num_workers > cores:
+        messages.append(
+            f"data.num_workers={data.num_workers} exceeds the {cores} available cores: lower it to "
+            f"{cores}"
+        )
+    problems = [Problem(message) for message in messages if message is not None]
     cache = check_writable(data.cache)
     return problems if cache is None else [*problems, cache]
 
 
-def find_cpu_problems(requested: str, report: MachineReport) -> list[Problem]:
-    """Return why no GPU is used, and what the CPU does not support."""
-    reason = "trainer.accelerator=cpu" if requested == "cpu" else "no GPU found"
-    problems = [Problem(f"{reason}: training runs on {report.system.cores} CPU cores")]
-    if report.software.cpu_compiler is None:
-        problems.append(
-            Problem(
-                "no C++ compiler (install g++, or set CXX): pooling layers and fused blocks run in "
-                "plain PyTorch, slowly"
-            )
-        )
-    return problems
-
-
-def find_gpu_problems(report: MachineReport) -> list[Problem]:
-    """Return what else uses the GPUs, and what their kernels are missing."""
-    software = report.software
-    triton = check_triton(
-        software.packages["triton"],
-        compiler=software.triton_compiler,
-        headers=software.python_headers,
-    )
-    problems = [] if triton is None else [triton]
-    for gpu in report.gpus:
-        held = count_bytes_held_by_others(gpu)
-        if held:
-            total, free = format_bytes(gpu.total), format_bytes(gpu.free)
-            problems.append(
-                Problem(
-                    f"other processes hold {format_bytes(held)} of GPU {gpu.index}'s {total}: "
-                    f"{free} are free (nvidia-smi lists them)"
-                )
-            )
-    return problems
-
-
-def check_triton(installed: str | None, *, compiler: str | None, headers: bool) -> Problem | None:
-    """Check that Triton can compile the GPU kernels of pooling layers and fused blocks."""
+def describe_missing_triton(software: Software) -> str | None:
+    """Say what the GPU kernels of pooling layers and fused blocks need; None: nothing."""
+    installed = software.packages["triton"]
     if installed is None:
-        return Problem(
+        return (
             "Triton is not installed: pooling layers and fused blocks run slowly, in plain torch; "
             "install triton"
         )
-    missing = [] if compiler else ["a C compiler (gcc, or CC=...)"]
-    missing += [] if headers else ["Python's headers (python3-dev)"]
-    if not missing:
-        return None
-    return Problem(
-        f"Triton {installed} compiles kernels on first use: install " + " and ".join(missing)
-    )
+    missing = [] if software.triton_compiler else ["a C compiler (gcc, or CC=...)"]
+    missing += [] if software.python_headers else ["Python's headers (python3-dev)"]
+    names = " and ".join(missing)
+    return f"Triton {installed} compiles kernels on first use: install {names}" if names else None

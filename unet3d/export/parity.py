@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unet3d.config.allowed_targets import LAYOUTS, check_saved_config
-from unet3d.config.instantiate import Factory
+from unet3d.config.instantiate import LAYOUTS, Factory, check_saved_config
 from unet3d.data.layouts.scans import find_scans
 from unet3d.data.loading.datasets import crop_padded
 from unet3d.data.preprocessing.pipeline import Preprocessing

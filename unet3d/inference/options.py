@@ -10,7 +10,7 @@ from unet3d.data.layouts.scans import ScanFiles
 from unet3d.errors import UsageError
 from unet3d.inference.ensemble import Ensemble
 from unet3d.inference.predictor import Predictor, ScanTask
-from unet3d.units import format_bytes
+from unet3d.text import format_bytes
 
 
 def resolve_flip_axes(

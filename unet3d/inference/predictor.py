@@ -28,8 +28,7 @@ from unet3d.inference.networks import measure_window_memory, open_network
 from unet3d.inference.window_order import WindowSchedule
 from unet3d.inference.write_labels import Output, choose_decision, segment
 from unet3d.machine import Precision, get_available_bytes, get_free_bytes
-from unet3d.text import pluralize
-from unet3d.units import MIB, format_bytes
+from unet3d.text import MIB, format_bytes, pluralize
 
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a case may take."""

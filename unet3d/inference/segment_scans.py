@@ -21,8 +21,7 @@ from unet3d.data.preprocessing.pipeline import PreprocessedScan
 from unet3d.errors import UsageError
 from unet3d.files import read_json, write_text
 from unet3d.inference.predictor import Predictor, PreparedScan, ScanTask
-from unet3d.text import join_first, pluralize
-from unet3d.units import format_bytes
+from unet3d.text import format_bytes, join_first, pluralize
 
 T = TypeVar("T")
 

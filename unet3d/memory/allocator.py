@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 UNIT = 512
 SMALL = MIB

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode
 from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import UsageError
-from unet3d.machine import AUTOCAST_TYPES
+from unet3d.machine import AUTOCAST_TYPES, CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import (
     BatchExtrapolation,
     MemoryEstimate,
@@ -25,8 +25,8 @@ from unet3d.memory.plots import plot_timeline
 from unet3d.memory.tables import format_peaks, format_short
 from unet3d.memory.trace import Trace
 from unet3d.simulated_cuda import choose_foreach
+from unet3d.text import GIB
 from unet3d.types import DEVICE, find_precision
-from unet3d.units import CUDA_CONTEXT_BYTES, GIB
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 aten = torch.ops.aten
 

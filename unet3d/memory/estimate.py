@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unet3d.custom_ops import OPERATORS
 from unet3d.errors import UsageError, summarize_error
+from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.autocast import use_cuda_autocast_rules
 from unet3d.memory.cuda_libraries import COLUMNS, follow_cudnn
@@ -24,7 +25,6 @@ from unet3d.peak_memory import MemoryRecord
 from unet3d.simulated_cuda import simulate_cuda
 from unet3d.triton_kernels import Launch, collect_launches
 from unet3d.types import has_blocks
-from unet3d.units import CUDA_CONTEXT_BYTES
 
 LARGEST_BATCH = 2**14 - 1
 

@@ -9,11 +9,11 @@ from torch import nn
 
 from unet3d.config.compose import Composition, format_overrides
 from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError, UsageError
-from unet3d.machine import get_available_bytes
+from unet3d.machine import CUDA_CONTEXT_BYTES, get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate, get_device_bytes
 from unet3d.memory.from_config import estimate_memory, list_leaner_strategies
 from unet3d.memory.step.config import StepConfig
-from unet3d.units import CUDA_CONTEXT_BYTES, format_bytes
+from unet3d.text import format_bytes
 
 Fix = tuple[dict[str, Any], int]
 """Changed values, and what a step is estimated to reserve with them."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unet3d.memory.estimate import KINDS, MemoryEstimate
-from unet3d.units import MIB, format_bytes
+from unet3d.text import MIB, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

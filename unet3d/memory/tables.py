@@ -6,8 +6,7 @@ from typing import Any
 
 from unet3d.memory.estimate import KINDS, Layer, MemoryEstimate
 from unet3d.peak_memory import MemoryRecord
-from unet3d.text import format_columns
-from unet3d.units import MIB, format_bytes
+from unet3d.text import MIB, format_bytes, format_columns
 
 PERMANENT = ("parameters", "gradients", "optimizer state", "averaged weights")
 """Kinds whose bytes depend on the number of parameters alone."""

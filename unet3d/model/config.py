@@ -4,10 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unet3d.config.allowed_targets import NETWORKS, check_saved_config
 from unet3d.config.compose import Composition, Config
 from unet3d.config.fields import BOOL
-from unet3d.config.instantiate import Factory, read_factory, read_option
+from unet3d.config.instantiate import (
+    NETWORKS,
+    Factory,
+    check_saved_config,
+    read_factory,
+    read_option,
+)
 from unet3d.errors import UsageError
 
 

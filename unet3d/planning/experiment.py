@@ -26,9 +26,8 @@ from unet3d.planning.planner import (
     limit_batch,
 )
 from unet3d.planning.topology import MAX_PATCH_VOXELS, round_up_to_multiple
-from unet3d.text import pluralize
+from unet3d.text import format_bytes, pluralize
 from unet3d.types import Triple
-from unet3d.units import format_bytes
 
 MAX_STEPS = 50_000
 """Optimizer steps of a planned run."""

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unet3d.config.fields import number, word_or
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.machine import Precision, get_available_bytes
+from unet3d.machine import CUDA_CONTEXT_BYTES, Precision, get_available_bytes
 from unet3d.memory.estimate import (
     LARGEST_BATCH,
     BatchExtrapolation,
@@ -25,8 +25,8 @@ from unet3d.memory.step.training_step import make_step_factory
 from unet3d.memory.trace import Trace
 from unet3d.parallel import map_in_processes
 from unet3d.peak_memory import MemoryRecord
+from unet3d.text import GIB, format_bytes
 from unet3d.types import Triple
-from unet3d.units import CUDA_CONTEXT_BYTES, GIB, format_bytes
 
 BUDGET = word_or("auto", number("above 0"))
 

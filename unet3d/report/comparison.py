@@ -15,8 +15,7 @@ from unet3d.report.figures import Points, add_legend, plot_curves, to_svg
 from unet3d.report.page import render_page
 from unet3d.report.run_report import replace_nan, select_headline_metrics
 from unet3d.report.slices import get_palette
-from unet3d.text import escape_mathtext, join_first, pluralize
-from unet3d.units import GIB, MIB
+from unet3d.text import GIB, MIB, escape_mathtext, join_first, pluralize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ import numpy as np
 from unet3d.files import atomic_write
 from unet3d.report.figures import to_svg
 from unet3d.report.slices import get_class_colors
-from unet3d.text import escape_mathtext, format_cell, join_first, pluralize
+from unet3d.text import escape_mathtext, join_first, pluralize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,12 +26,12 @@ SCORE_LABELS = {"dice": "Dice", "iou": "IoU", "hd95_mm": "HD95 mm", "surface_dic
 def write_csv(cases: Cases, path: Path) -> None:
     """Write one row per case and class; NaN becomes an empty cell."""
     rows = [(case, *entry) for case, classes in cases.items() for entry in classes.items()]
-    with atomic_write(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
+    with atomic_write(path) as draft, draft.open("w", -1, "utf-8", "backslashreplace", "") as file:
         writer = csv.writer(file)
-        writer.writerow(["case", "class", *map(format_cell, rows[0][2])])
+        writer.writerow(["case", "class", *rows[0][2]])
         for case, name, scores in rows:
             cells = ["" if math.isnan(v) else v for v in scores.values()]
-            writer.writerow([format_cell(case), format_cell(name), *cells])
+            writer.writerow([case, name, *cells])
 
 
 def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -17,8 +17,7 @@ from unet3d.files import atomic_write
 from unet3d.report.evaluation import make_score_cards, make_scores
 from unet3d.report.figures import Points, plot_curves, to_svg
 from unet3d.report.slices import get_class_colors
-from unet3d.text import format_columns, pluralize
-from unet3d.units import MIB, format_bytes
+from unet3d.text import MIB, format_bytes, format_columns, pluralize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

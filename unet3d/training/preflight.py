@@ -44,12 +44,11 @@ from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
 from unet3d.memory.tables import summarize_compiled
 from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
-from unet3d.text import pluralize
+from unet3d.text import GIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.run_folder import Log
 from unet3d.triton_kernels import compile_kernels
 from unet3d.types import HasHeads, HasRetention
-from unet3d.units import GIB, format_bytes
 
 if TYPE_CHECKING:
     from unet3d.training.datamodule import VolumeDataModule

@@ -5,7 +5,7 @@ import pytest
 
 from unet3d.commands.train import build_training
 from unet3d.peak_memory import MemoryRecord, PeakMeter
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 
 class RecordMetrics(pl.Callback):

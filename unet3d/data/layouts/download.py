@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 from unet3d.errors import RunError, UsageError
 from unet3d.files import name_file
-from unet3d.units import MIB
+from unet3d.text import MIB
 
 TIMEOUT_SECONDS = 30  # time without a byte after which the connection counts as lost
 Progress = Callable[[int, int], None]  # called with (done, total)

@@ -32,8 +32,8 @@ from unet3d.data.preprocessing.pipeline import PREPROCESSING_VERSION, Preprocess
 from unet3d.data.preprocessing.statistics import Statistics, to_tuples
 from unet3d.errors import UsageError
 from unet3d.files import atomic_write, create_folder, lock_file, name_file, read_json
+from unet3d.text import MIB, format_bytes
 from unet3d.types import IGNORE_LABEL
-from unet3d.units import MIB, format_bytes
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.plots import plot_layers, plot_timeline
+from unet3d.text import MIB
 from unet3d.training.loggers import FINAL_METRICS, close_logger, log_image
-from unet3d.units import MIB
 
 CHARTS = {
     "Quality": {

@@ -9,8 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.peak_memory import MemoryRecord, PeakMeter
+from unet3d.text import MIB
 from unet3d.training.loggers import log_values
-from unet3d.units import MIB
 
 
 class StepMemory(Callback):

@@ -1,0 +1,369 @@
+"""The keys of a command, as the config files have them: check them, and list them as help.
+
+Keys that nothing reads, values of the wrong type and missing values are refused in one line.
+"""
+
+import re
+import shutil
+import textwrap
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from unet3d.config.compose import (
+    ComposedConfig,
+    Composition,
+    compose_config,
+    compose_with_folder,
+    find_user_config_dirs,
+    get_config_dir,
+    list_config_groups,
+    list_options,
+    quote_override,
+    split_options,
+    to_yaml_literal,
+)
+from unet3d.errors import UsageError
+from unet3d.text import flatten_keys
+
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+
+KINDS = {dict: "a mapping of keys", list: "a list", str: "text", bool: "true or false"}
+"""Words for the types of values in YAML; others are numbers."""
+
+FOOTER = """--cfg job prints the composed config; debug=true shows tracebacks
+in zsh, quote words with brackets: 'data.patch_size=[64,64,64]'"""
+
+RUN_FOOTER = """hydra.run.dir=FOLDER sets the run folder
+-m key=a,b: one run per value, and one per combination of several such lists
+YAML files in ./conf/GROUP/ add options to that group"""
+
+POSITIONAL = {"compare": ["RUN ..."], "view": ["IMAGE [LABELS ...]"]}
+"""The words without a key that a command takes."""
+
+READS = {"check": ("data", "experiment", "debug")}
+"""The config groups and keys of train that a command reads, if it does not read all."""
+
+INTERNAL_KEYS = ("_target_", "_partial_")
+"""Keys that select code: for authors of options, not for their users."""
+
+
+class KnownKey(NamedTuple):
+    """A key of the config files: the value that it has there, and the comment behind it."""
+
+    value: Any
+    comment: str
+
+
+def collect_keys(composition: Composition, config_dirs: Sequence[Path]) -> dict[str, KnownKey]:
+    """Return the keys of a command and of its options.
+
+    Of several files that have a key, the last value and the last comment win.
+    """
+    train, own = (get_config_dir() / f"{name}.yaml" for name in ("train", composition.command))
+    files = [(path, "") for path in ((train, own) if "train" in _read_defaults(own) else (own,))]
+    keys: dict[str, KnownKey] = {}
+    for group, option in composition.choices.items():
+        if group == "experiment":  # it sets keys of others
+            continue
+        keys[group] = KnownKey({}, "")
+        for name in split_options(str(option)):
+            files += [(path, f"{group}.") for path in list_parent_files(group, name, config_dirs)]
+    for path, prefix in files:
+        for name, key in read_keys(path, prefix).items():
+            keys[name] = KnownKey(key.value, key.comment or keys.get(name, key).comment)
+    return keys
+
+
+def list_parent_files(group: str, option: str, config_dirs: Sequence[Path]) -> Iterator[Path]:
+    """Yield an option's file, after the files that it extends."""
+    paths = [folder / group / f"{option}.yaml" for folder in config_dirs]
+    path = next((p for p in reversed(paths) if p.is_file()), None)
+    if path is not None:
+        for name in _read_defaults(path):
+            if name.startswith("/"):
+                other, _, name = name.strip("/").rpartition("/")
+                yield from list_parent_files(other, name, config_dirs)
+            elif name not in ("_self_", option):
+                yield from list_parent_files(group, name, config_dirs)
+        yield path
+
+
+def read_keys(path: Path, prefix: str = "") -> dict[str, KnownKey]:
+    """Return the keys of a file with dots, after a prefix."""
+    text = path.read_text("utf-8")
+    lines, loader = text.splitlines(), yaml.SafeLoader(text)
+    keys: dict[str, KnownKey] = {}
+
+    def visit(node: yaml.Node | None, prefix: str) -> None:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            comment = re.search(r"\s#\s*(.+)$", lines[key.start_mark.line])
+            plain = loader.construct_object(value, deep=True)
+            keys[f"{prefix}{key.value}"] = KnownKey(plain, comment[1] if comment else "")
+            visit(value, f"{prefix}{key.value}.")
+
+    visit(loader.get_single_node(), prefix)
+    return keys
+
+
+def _read_defaults(path: Path) -> list[str]:
+    content = yaml.safe_load(path.read_text("utf-8"))
+    defaults = content.get("defaults", []) if isinstance(content, dict) else []
+    return [name for name in defaults if isinstance(name, str)]
+
+
+def compose_call(
+    command: str, overrides: Sequence[str], config_dir: Path | None = None
+) -> tuple[ComposedConfig, Path]:
+    """Return the checked config and the folder of the run; an error is a UsageError.
+
+    `config_dir` holds options of the user's, by default those in conf/ in the working folder.
+    """
+    args = [quote_override(text, sweep=False) for text in overrides]
+    if config_dir is not None and not config_dir.is_dir():
+        raise UsageError(f"config_dir: no folder {config_dir.absolute()}")
+    user_dirs = find_user_config_dirs(config_dir)
+    try:
+        composed, folder = compose_with_folder(args, command, user_dirs)
+        check_config(composed, user_dirs)
+    except CONFIG_ERRORS as error:
+        raise UsageError(format_config_error(error, command, args)) from error
+    return composed, folder
+
+
+def check_config(composed: ComposedConfig, user_dirs: Sequence[Path]) -> None:
+    """Refuse unknown keys, arguments of a `_target_` of another type than their defaults, and gaps.
+
+    It does not matter where they were written. Whoever reads a value of a command checks it.
+    """
+    known = collect_keys(composed.composition, [get_config_dir(), *user_dirs])
+    defaults = {key: value for key, (value, _) in known.items()}
+    for key, value in collect_values(composed.config).items():
+        parent, _, name = key.rpartition(".")
+        default, is_argument = defaults.get(key), f"{parent}._target_" in known
+        is_mapping, is_auto = isinstance(default, dict), parent == "trainer" and value == "auto"
+        if (is_argument or is_mapping) and not (is_auto or may_replace(value, default)):
+            example = "" if is_mapping else f", as in {key}={default}"
+            raise UsageError(f"{key} must be {name_kind(default)}{example}, got {value!r}")
+        is_class = isinstance(value, dict) and "_target_" in value  # a callback, or the like
+        if key in known or is_argument or is_class:  # a class refuses arguments it does not have
+            continue
+        if not parent or isinstance(defaults.get(parent), dict):
+            siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == parent]
+            kind = "key" if parent else "key or group"
+            raise UsageError(f"no {kind} {key!r}{suggest_name(name, siblings)}")
+    check_missing_keys(composed, known)
+
+
+def check_missing_keys(composed: ComposedConfig, known: Mapping[str, KnownKey]) -> None:
+    """Name every mandatory key without a value in one line; describe a single one."""
+    nodes = {"": composed.config}
+    if composed.composition.command in ("check", "plan", "train"):  # which read a dataset
+        nodes["data."] = composed.config.data
+    keys = [f"{p}{k}" for p, node in nodes.items() for k in node if OmegaConf.is_missing(node, k)]
+    if not keys:
+        return
+    names = " and ".join(filter(None, [", ".join(keys[:-1]), keys[-1]]))
+    message = f"{names} must be given: {' '.join(f'{key}=...' for key in keys)}"
+    if len(keys) == 1 and keys[0] in known:
+        message += f" ({known[keys[0]].comment})"
+    raise UsageError(message)
+
+
+def format_config_error(error: Exception, command: str, args: Sequence[str]) -> str:
+    """Name the key or the option, and what was probably meant."""
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        # Hydra does not list the options of a group that is given several.
+        options = [o for o in error.options or list_options(group) if not o.startswith("_")]
+        hint = suggest_name(option, options)
+        if hint == "." and group == "experiment":
+            hint = f": unet3d plan name={option} writes conf/experiment/{option}.yaml."
+        return f"no option {group}={option}{hint} Options: {', '.join(options)}."
+    match = re.search(r"Could not override '([^']+)'", str(error))
+    if isinstance(error, ConfigCompositionException) and match:
+        key = match[1]
+        option = find_option_with(key)
+        if option is not None:
+            return f"no key {key!r} here: it is one of {option}"
+        keys = list_known_keys(command, args, key)
+        hint = suggest_name(key, (k for k in keys if "._" not in k and k != key))
+        return f"no key or group {key!r}" + (
+            f": unet3d {command} --help lists all keys" if hint == "." else hint
+        )
+    if isinstance(error, OverrideParseException):
+        return f"cannot parse {error.override!r}: quote special characters, as in key=\"'a, b'\""
+    text = re.sub(r"\s+full_key:.*", "", str(error), flags=re.DOTALL)  # OmegaConf's details
+    key = getattr(error, "full_key", None)
+    return " ".join(f"{key}: {text}".split() if key else text.split())
+
+
+def list_known_keys(command: str, args: Sequence[str], bad_key: str) -> Iterator[str]:
+    """Yield every key and group of the config as the other overrides make it."""
+    groups = list_config_groups()
+    yield from groups
+    choices = [a for a in args if a.split("=")[0] in groups and a.split("=")[0] != bad_key]
+    GlobalHydra.instance().clear()
+    try:
+        yield from collect_values(compose_config(choices, command).config)
+    except HydraException:  # another override is wrong, too
+        return
+
+
+def find_option_with(key: str) -> str | None:
+    """Return an option of the key's group that has the key, as `group=option`."""
+    group, _, rest = key.partition(".")
+    for option in list_options(group) if rest and group in list_config_groups() else ():
+        if rest in read_keys(get_config_dir() / group / f"{option}.yaml"):
+            return f"{group}={option}"
+    return None
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Return the known names that were probably meant, as the end of a sentence.
+
+    Of keys with dots, the last parts are compared, since that is what people remember: they are
+    the same, or have all words of the name, or differ from it by a typing error.
+
+    >>> suggest_name("lr", ["logger", "optimizer.lr", "model.layers"])
+    '; did you mean optimizer.lr?'
+    """
+    group, _, last = name.rpartition(".")
+    names = list(dict.fromkeys(known))
+    for candidates in ([k for k in names if group and k.startswith(f"{group}.")], names):
+        parts = {candidate: candidate.rpartition(".")[2] for candidate in candidates}
+        longer = [p for p in parts.values() if set(last.split("_")) <= set(p.split("_"))]
+        near = [last] if last in longer else get_close_matches(last, longer, cutoff=0)
+        near = near or get_close_matches(last, parts.values(), cutoff=0.75)
+        ranks = {k: (k.count("."), near.index(p)) for k, p in parts.items() if p in near}
+        if ranks:
+            meant = [key for key, rank in ranks.items() if rank == min(ranks.values())]
+            return f"; did you mean {' or '.join(meant)}?"
+    return "."
+
+
+def collect_values(config: DictConfig | dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of all keys with dots, also of those that hold others; resolve nothing.
+
+    >>> collect_values(OmegaConf.create({"a": {"b": "${c}"}}))
+    {'a': {'b': '${c}'}, 'a.b': '${c}'}
+    """
+    plain: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
+    values: dict[str, Any] = {}
+    for key, value in plain.items():
+        values[f"{prefix}{key}"] = value
+        values |= collect_values(value, f"{prefix}{key}.") if isinstance(value, dict) else {}
+    return values
+
+
+def name_kind(value: Any) -> str:
+    """Say which values are of the kind of this one."""
+    return KINDS.get(type(value), "a number")
+
+
+def may_replace(value: Any, default: Any) -> bool:
+    """Return whether a value may replace a default: lists and null replace numbers and text, too.
+
+    >>> may_replace([3, 3, 1], 3), may_replace(2, 0.5), may_replace("2", 0.5), may_replace(1, True)
+    (True, True, False, False)
+    """
+    if any(isinstance(x, str) and x.startswith("${") for x in (value, default)):  # it follows a key
+        return True
+    is_open = value is None or isinstance(value, list) or isinstance(default, str)
+    is_simple = not isinstance(default, bool | dict) and not isinstance(value, dict)
+    return default is None or (is_open and is_simple) or name_kind(value) == name_kind(default)
+
+
+def list_option_help(
+    group: str, choice: str, config_dirs: Sequence[Path]
+) -> Iterator[tuple[str, str]]:
+    """Yield a group's options, the selected one with a star, and the first comment of each."""
+    paths = (p for d in config_dirs for p in sorted((d / group).glob("[!_]*.yaml")))
+    for name, path in {path.stem: path for path in paths}.items():
+        star = "*" if name in split_options(choice) else " "
+        lines = path.read_text("utf-8").splitlines()
+        first = next((line for line in lines if not line.startswith("# @")), "")
+        yield f"{star} {group}={name}", first.lstrip("# ") if first.startswith("#") else ""
+
+
+def list_key_values(config: DictConfig) -> dict[str, str]:
+    """Return values as a command line has them by dotted key; those that follow a key are left out.
+
+    >>> list_key_values(OmegaConf.create({"a": {"b": [1, None], "c": "???", "_target_": "x"}}))
+    {'a.b': '[1,null]', 'a.c': '...'}
+    """
+    plain: Any = OmegaConf.to_container(config)
+    return {
+        key: "..." if value == "???" else to_yaml_literal(value)
+        for key, value in flatten_keys(plain)
+        if key.rpartition(".")[2] not in INTERNAL_KEYS and not str(value).startswith("${")
+    }
+
+
+def format_command_help(
+    command: str, about: str, overrides: Sequence[str], user_dirs: Sequence[Path]
+) -> str:
+    """Return the command's own keys, then what it takes of train, as these overrides make them."""
+    composed = compose_config(overrides, command, user_dirs)
+    config_dirs = [get_config_dir(), *user_dirs]
+    known, groups = collect_keys(composed.composition, config_dirs), list_config_groups()
+    choices = {g: o for g, o in sorted(composed.composition.choices.items()) if g in groups}
+    own = yaml.safe_load((get_config_dir() / f"{command}.yaml").read_text("utf-8"))
+    width = min(shutil.get_terminal_size((100, 0)).columns, 120)
+
+    def format_options(names: Sequence[str]) -> str:
+        rows = [row for name in names for row in list_option_help(name, choices[name], config_dirs)]
+        return "config groups: group=option (* = selected)\n" + wrap_two_columns(rows, width)
+
+    def format_keys(names: Container[str], heading: str) -> str:
+        values = list_key_values(composed.config).items()
+        keys = [(key, value) for key, value in values if key.split(".")[0] in names]
+        keys.sort(key=lambda pair: (pair[1] != "...", pair[0].split(".")[0] not in own))
+        rows = [(f"{k}={v}", known[k].comment if k in known else "") for k, v in keys]
+        return f"{heading}\n{wrap_two_columns(rows, width)}"
+
+    required = [f"{key}=..." for key, value in own.items() if value == "???"]
+    words = ["usage: unet3d", command, *POSITIONAL.get(command, required), "[key=value ...]"]
+    parts, heading = [" ".join(words), about], "keys: key=value (... = required)"
+    if command == "train":
+        parts += [format_options(list(choices)), format_keys(composed.config, heading)]
+        return "\n\n".join([*parts, f"{RUN_FOOTER}\n{FOOTER}"])
+    parts.append(format_keys([*own], heading))
+    if command in READS:
+        read = READS[command]
+        parts.append(format_options([name for name in choices if name in read]))
+        parts.append(format_keys(read, "keys of unet3d train that it reads (... = required)"))
+    elif "train" in own["defaults"]:
+        selected = " ".join(f"{group}={option}" for group, option in choices.items())
+        parts.append(
+            "every option and key of unet3d train is accepted, too (unet3d train --help)\n"
+            + textwrap.fill(f"config groups: {selected}", width, break_on_hyphens=False)
+        )
+    return "\n\n".join([*parts, FOOTER])
+
+
+def wrap_two_columns(rows: Sequence[tuple[str, str]], width: int) -> str:
+    """Format two columns and wrap the second; a long name gets a line of its own."""
+    left = min(max(len(name) for name, _ in rows), 38)
+    width, indent = max(width, left + 34), " " * (left + 4)
+    lines = []
+    for name, text in rows:
+        label = f"  {name:{left}}  "
+        if len(name) > left:
+            lines.append(f"  {name}")
+            label = indent
+        wrapped = textwrap.wrap(text, width, initial_indent=label, subsequent_indent=indent)
+        lines += wrapped or [label.rstrip()]
+    return "\n".join(filter(None, lines))
