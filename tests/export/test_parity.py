@@ -13,7 +13,7 @@ from unet3d.export.parity import (
     load_sample_patches,
     select_varied_patches,
 )
-from unet3d.inference.write_labels import argmax_labels
+from unet3d.inference.sliding_window import argmax_labels
 
 
 @pytest.fixture
