@@ -2,8 +2,10 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import nibabel
@@ -89,7 +91,14 @@ def run_alone(bundle: Path, code: str, *words: object, without: str = "torch") -
 
 
 SCRIPT = "runpy.run_path('scripts/predict.py', run_name='__main__')"
-MONAI = "runpy.run_module('monai.bundle', run_name='__main__')"
+
+
+def run_here(bundle: Path, monkeypatch, *words: object) -> None:
+    """Run the script of a bundle in this process, where onnxruntime is missing."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setattr(sys, "argv", ["predict.py", *map(str, words)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    runpy.run_path(str(bundle / "scripts" / "predict.py"), run_name="__main__")
 
 
 def test_the_script_needs_numpy_nibabel_and_onnxruntime(exported, scan, tmp_path):
@@ -98,31 +107,37 @@ def test_the_script_needs_numpy_nibabel_and_onnxruntime(exported, scan, tmp_path
 
 
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
-def test_the_script_runs_with_torch_where_onnxruntime_is_missing(exported, scan, tmp_path):
-    run_alone(exported[0], SCRIPT, scan, tmp_path / "labels.nii.gz", without="onnxruntime")
+def test_the_script_runs_with_torch_where_onnxruntime_is_missing(
+    exported, scan, tmp_path, monkeypatch
+):
+    run_here(exported[0], monkeypatch, scan, tmp_path / "labels.nii.gz")
     check_labels(tmp_path / "labels.nii.gz", exported)
 
 
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
-def test_the_script_refuses_channels_on_different_grids(exported, scan, tmp_path):
+def test_the_script_refuses_channels_on_different_grids(exported, scan, tmp_path, monkeypatch):
     image = nibabel.load(scan)
     other = tmp_path / "b.nii.gz"
     nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), -image.affine), other)
-    command = [sys.executable, "scripts/predict.py", scan, other, tmp_path / "c.nii"]
-    ran = subprocess.run(command, cwd=exported[0], capture_output=True, text=True, check=False)
-    assert ran.returncode != 0
-    assert ran.stderr.startswith(f"{other} has another grid than {scan}: resample it onto that")
+    with pytest.raises(SystemExit, match=f"^{other} has another grid than {scan}: resample it"):
+        run_here(exported[0], monkeypatch, scan, other, tmp_path / "c.nii")
 
 
-@pytest.mark.parametrize("exported", ["regions"], indirect=True)
-def test_monai_runs_the_bundle(exported, scan, tmp_path):
-    words = ["run", "--config_file", "configs/inference.json"]
-    folders = ["--dataset_dir", scan.parent, "--output_dir", tmp_path]
-    run_alone(exported[0], MONAI, *words, *folders, without="onnxruntime")
-    check_labels(tmp_path / "a.nii.gz", exported)
+def run_monai(bundle: Path, monkeypatch, **folders: Path) -> None:
+    """Run the bundle as `python -m monai.bundle run` does, where its scripts are `scripts`."""
+    from monai.bundle import run
+
+    file = bundle / "scripts" / "__init__.py"
+    spec = spec_from_file_location("scripts", file, submodule_search_locations=[str(file.parent)])
+    monkeypatch.setitem(sys.modules, "scripts", module := module_from_spec(spec))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(bundle)
+    spec.loader.exec_module(module)
+    run(config_file="configs/inference.json", **{key: str(path) for key, path in folders.items()})
 
 
-def test_an_ensemble_of_networks_with_two_channels_is_one_bundle(tmp_path, small):
+@pytest.mark.filterwarnings("ignore")
+def test_an_ensemble_of_networks_with_two_channels_is_one_bundle(tmp_path, small, monkeypatch):
     root = write_nnunet(tmp_path / "nnunet", 5)
     words = ["data=nnunet", f"data.root={root}", "data.normalize=[ct,zscore]", *small[1:], *TINY]
     words = [word for word in words if "data.layout" not in word]
@@ -137,9 +152,7 @@ def test_an_ensemble_of_networks_with_two_channels_is_one_bundle(tmp_path, small
     labels = np.asarray(nibabel.load(tmp_path / "labels.nii.gz").dataobj)
     assert len(np.unique(expected)) > 1
     assert (labels != expected).mean() < 1e-4
-    words = ["run", "--config_file", "configs/inference.json"]
-    folders = ["--dataset_dir", root / "imagesTr", "--output_dir", tmp_path / "monai"]
-    run_alone(bundle, MONAI, *words, *folders, without="onnxruntime")
+    run_monai(bundle, monkeypatch, dataset_dir=root / "imagesTr", output_dir=tmp_path / "monai")
     written = sorted((tmp_path / "monai").iterdir())
     labels = np.asarray(nibabel.load(written[1]).dataobj)
     assert (labels != expected).mean() < 1e-4
@@ -172,19 +185,25 @@ def test_a_model_file_that_cannot_be_used_is_refused(exported, tmp_path):
 
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
 def test_a_bundle_is_downloaded_from_the_hub(exported, scan, tmp_path):
-    def predict(name: str, output: str) -> subprocess.CompletedProcess:
-        words = [f"checkpoint=hf://{name}", f"input={scan}", f"output={tmp_path / output}"]
-        command = [sys.executable, "-m", "unet3d", "predict", *words]
-        environment = os.environ | {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache")}
-        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-
+    code = (
+        "import unet3d\n"
+        f"unet3d.load('hf://lab/shapes', device='cpu').predict_file({str(scan)!r}, 'a.nii')\n"
+        "try:\n"
+        "    unet3d.load('hf://lab/nothing')\n"
+        "except ValueError as error:\n"
+        "    print(error)\n"
+    )
     with serve_hub("lab/shapes", exported[0]) as (address, downloaded):
-        first = predict("lab/shapes", "first")
-        assert first.returncode == 0, first.stderr
-        assert "HTTP" not in first.stdout
-        assert sorted(downloaded) == ["bundle.json", "models/network_0.safetensors"]
-        missing = predict("lab/nothing", "missing")
-    assert missing.returncode == 2
-    assert missing.stderr.startswith("unet3d: hf://lab/nothing cannot be downloaded: ")
-    labels = nibabel.load(tmp_path / "first" / "a.nii.gz")
+        environment = {"HF_ENDPOINT": address, "HF_HOME": "cache", "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            env=os.environ | environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+    assert ended.stdout.startswith("hf://lab/nothing cannot be downloaded: "), ended.stderr
+    assert ended.stdout.count("\n") == 1  # requests are not logged
+    assert sorted(downloaded) == ["bundle.json", "models/network_0.safetensors"]
+    labels = nibabel.load(tmp_path / "a.nii")
     np.testing.assert_array_equal(np.asarray(labels.dataobj), np.asarray(exported[1].dataobj))

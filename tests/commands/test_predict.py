@@ -235,8 +235,6 @@ def test_processes_share_the_scans_and_give_the_files_of_one(
     assert captured.out.count("UNet3D, ") == 1
     assert "4 of 5 scans segmented" in captured.out
     assert "1 failed:\n  c: " in captured.err
-    assert predict(**words, output=tmp_path / "shared", devices=2) == 1
-    assert "4 already segmented, skipped" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -250,7 +248,6 @@ def test_processes_share_the_scans_and_give_the_files_of_one(
         ({"output": "out.nii"}, "is one file, but there are 2 scans"),
         ({"output": "file"}, "must be a folder"),
         ({"output": "b.nii", "output_format": "tif"}, "output=b.nii names a format"),
-        ({"devices": 2, "checkpoint": "none.ckpt"}, "no checkpoint at"),
     ],
     ids=str,
 )
