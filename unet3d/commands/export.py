@@ -74,7 +74,12 @@ def export(
 
     They are compared on patches of the scans of `input`, by default of the training dataset.
     """
-    check_output(output)
+    if output.is_dir() and output.suffix:
+        raise UsageError(f"{output} is a folder: name a file in it")
+    if output.exists() and not output.suffix:
+        raise UsageError(f"{output} exists: name a new folder")
+    if not output.parent.is_dir():
+        raise UsageError(f"{output}: the folder {output.parent.absolute()} does not exist")
     formats.require_packages(f"the format {format}", formats.REQUIRED_PACKAGES[format])
     members = load_members(checkpoints, allow_targets)
     if patch_size is not None:
@@ -105,16 +110,6 @@ def export(
     if ensemble.precision != "32":
         shapes += f" in float32 (trained with precision={ensemble.precision})"
     return f"{' and '.join(names)}, {kind}, {shapes}; on {source} {parity}"
-
-
-def check_output(output: Path) -> None:
-    """Refuse what cannot become the file, or the folder, before anything is computed."""
-    if output.is_dir() and output.suffix:
-        raise UsageError(f"{output} is a folder: name a file in it")
-    if output.exists() and not output.suffix:
-        raise UsageError(f"{output} exists: name a new folder")
-    if not output.parent.is_dir():
-        raise UsageError(f"{output}: the folder {output.parent.absolute()} does not exist")
 
 
 def write(format: str, members: Sequence[TrainedNetwork], ensemble: Ensemble, path: Path) -> str:

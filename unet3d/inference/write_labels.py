@@ -80,13 +80,13 @@ class LabelWriter:
                 "the network's output is NaN or infinite; try precision=32; if the error persists, "
                 "the weights are corrupted or training diverged"
             )
-        own = logits.permute(0, *(axis + 1 for axis in self.order))  # (K, rows, columns, length)
+        tiled = logits.permute(0, *(axis + 1 for axis in self.order))  # (K, rows, columns, length)
         rows, columns, lengthwise = self.axes
         upper, left = self.last_rows.get(tile.columns), self.last_columns.pop(tile.rows, None)
 
         def get_row(index: int) -> Tensor:
             """(K, columns, length), after the column to the left if there is one."""
-            values = own[:, index - tile.rows[0]] if index >= tile.rows[0] else upper
+            values = tiled[:, index - tile.rows[0]] if index >= tile.rows[0] else upper
             assert values is not None
             if left is None:
                 return values
@@ -105,9 +105,9 @@ class LabelWriter:
                 target[...] = output.decide(row).cpu().numpy()
         if not columns.is_identity and tile.columns[1] < self.columns[1]:
             above = [] if upper is None else [upper[:, None, -1]]
-            self.last_columns[tile.rows] = torch.cat([*above, own[:, :, -1]], 1)
+            self.last_columns[tile.rows] = torch.cat([*above, tiled[:, :, -1]], 1)
         if not rows.is_identity:
-            self.last_rows[tile.columns] = own[:, -1].clone()
+            self.last_rows[tile.columns] = tiled[:, -1].clone()
 
 
 def segment(

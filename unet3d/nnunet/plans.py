@@ -96,7 +96,7 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
             *TRAINER,
         ]
         dataset = NnUnet(str(path.parent))
-        facts = dataset.describe()
+        description = dataset.describe()
         if root is not None:
             reader = plans.get("image_reader_writer", "SimpleITKIO")
             if reader not in READERS:
@@ -106,9 +106,9 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
                 raise UsageError(f"{root / 'imagesTr'} holds no images")
             orientation = READERS[reader] or read_orientation(images[0])
             overrides += [f"data.root={root}", f"data.orientation={orientation}"]
-        elif facts.regions is None:  # enough for an estimate
-            overrides += [f"data.in_channels={len(facts.channels)}"]
-            overrides += [f"data.num_classes={len(facts.classes)}"]
+        elif description.regions is None:  # enough for an estimate
+            overrides += [f"data.in_channels={len(description.channels)}"]
+            overrides += [f"data.num_classes={len(description.classes)}"]
         training_cases = max(1, round(0.8 * dataset.content["numTraining"]))
         patches = math.ceil(STEPS_PER_EPOCH * sizes["batch_size"] / training_cases)
         steps_per_epoch = math.ceil(patches * training_cases / sizes["batch_size"])

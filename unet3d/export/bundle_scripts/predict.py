@@ -73,11 +73,11 @@ class Pipeline:
             inside, missing = schedule.locate_window(window)
             batch = np.pad(image[(slice(None), *inside)], [(0, 0), *missing])[None]
             pairs = zip(missing, patch, strict=True)
-            own = tuple(slice(before, side - after) for (before, after), side in pairs)
+            valid = tuple(slice(before, side - after) for (before, after), side in pairs)
             for network in networks:
                 output = network(batch)[0]
-                logits[(slice(None), *inside)] += weights[own] * output[(slice(None), *own)]
-                total[inside] += weights[own]
+                logits[(slice(None), *inside)] += weights[valid] * output[(slice(None), *valid)]
+                total[inside] += weights[valid]
         return logits / total
 
     def postprocess(self, logits: np.ndarray, grid: FileGrid) -> np.ndarray:
@@ -102,19 +102,25 @@ class Pipeline:
         return labels
 
 
+def read_pipeline(bundle: str | Path) -> dict[str, Any]:
+    """Return the part of bundle.json that describes the pipeline."""
+    return json.loads(Path(bundle).read_text("utf-8"))["pipeline"]
+
+
 def load_networks(folder: Path) -> list[Network]:
     """Load the networks of the bundle, for onnxruntime if it is installed, else for torch."""
     try:
         import onnxruntime
     except ImportError:
         return [load_torch(path) for path in sorted(folder.glob("*.pt2"))]
+    return [load_onnx(onnxruntime, path) for path in sorted(folder.glob("*.onnx"))]
 
-    def load_onnx(path: Path) -> Network:
-        available = onnxruntime.get_available_providers()
-        session = onnxruntime.InferenceSession(str(path), providers=available)
-        return lambda patch: np.asarray(session.run(["logits"], {"image": patch})[0])
 
-    return [load_onnx(path) for path in sorted(folder.glob("*.onnx"))]
+def load_onnx(onnxruntime: Any, path: Path) -> Network:
+    """Load a network for onnxruntime, on the devices that it has."""
+    available = onnxruntime.get_available_providers()
+    session = onnxruntime.InferenceSession(str(path), providers=available)
+    return lambda patch: np.asarray(session.run(["logits"], {"image": patch})[0])
 
 
 def load_torch(path: Path) -> Network:
@@ -122,12 +128,7 @@ def load_torch(path: Path) -> Network:
     import torch
 
     module = torch.export.load(path).module()
-
-    def run(patch: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            return module(torch.from_numpy(patch)).numpy()
-
-    return run
+    return torch.inference_mode()(lambda patch: module(torch.from_numpy(patch)).numpy())
 
 
 def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, Any]:
@@ -148,21 +149,25 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, Any]:
     return np.moveaxis(arrays[0], -1, 0) if arrays[0].ndim == 4 else np.stack(arrays), first
 
 
+def write_labels(file: Path, labels: np.ndarray, like: Any) -> None:
+    """Write labels with the affines of the image."""
+    header = like.header.copy()
+    header.set_data_dtype(np.uint8)
+    header.set_slope_inter(1, 0)
+    nibabel.save(type(like)(labels, None, header), file)
+
+
 def main() -> None:
     """Segment the scan of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
     parser.add_argument("scan", nargs="+", type=Path, help="NIfTI file, or one per channel")
     parser.add_argument("labels", type=Path, help="NIfTI file to write")
     args = parser.parse_args()
-    settings = json.loads((ROOT / "bundle.json").read_text("utf-8"))["pipeline"]
-    channels, image = read_channels(args.scan)
+    settings, (channels, image) = read_pipeline(ROOT / "bundle.json"), read_channels(args.scan)
     if len(channels) != len(settings["channels"]):
         parser.error(f"the scan has {len(channels)} channels: give {settings['channels']}")
     labels = Pipeline(settings).segment(channels, image.affine, load_networks(ROOT / "models"))
-    header = image.header.copy()  # with the affines of the scan
-    header.set_data_dtype(np.uint8)
-    header.set_slope_inter(1, 0)
-    nibabel.save(type(image)(labels, None, header), args.labels)
+    write_labels(args.labels, labels, image)
 
 
 if __name__ == "__main__":
