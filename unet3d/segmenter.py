@@ -72,7 +72,13 @@ class Segmenter:
         channels = array[None] if array.ndim == 3 else array
         if channels.ndim != 4 or not channels.size:
             raise UsageError(f"an image is (D, H, W) or (C, D, H, W), got {list(array.shape)}")
-        prepared = self._predictor.prepare_array(channels, _make_affine(spacing_mm, affine))
+        if (spacing_mm is None) == (affine is None):
+            raise UsageError("predict needs spacing_mm or affine, one of them")
+        if spacing_mm is not None:
+            if len(spacing_mm) != 3 or not all(0 < mm < np.inf for mm in spacing_mm):
+                raise UsageError(f"spacing_mm must be three numbers > 0, got {list(spacing_mm)}")
+            affine = np.diag([*map(float, spacing_mm), 1.0])
+        prepared = self._predictor.prepare_array(channels, np.asarray(affine, np.float64))
         return self._predictor.segment(prepared)
 
     def predict_file(self, image: PathLike | Sequence[PathLike], output: PathLike) -> Path:
@@ -200,13 +206,3 @@ def load(
     if flip_axes is None and not ensemble.mirroring_axes:
         warnings.warn(f"flip_axes=None: {ensemble.describe_mirroring()}", stacklevel=2)
     return Segmenter(predictor, paths, allow_targets)
-
-
-def _make_affine(spacing_mm: Sequence[float] | None, affine: np.ndarray | None) -> np.ndarray:
-    if (spacing_mm is None) == (affine is None):
-        raise UsageError("predict needs spacing_mm or affine, one of them")
-    if spacing_mm is not None:
-        if len(spacing_mm) != 3 or not all(0 < mm < np.inf for mm in spacing_mm):
-            raise UsageError(f"spacing_mm must be three numbers > 0, got {list(spacing_mm)}")
-        return np.diag([*map(float, spacing_mm), 1.0])
-    return np.asarray(affine, np.float64)

@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 from unet3d.app import get_exit_code
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.fields import integer, read_settings, word_or
+from unet3d.config.fields import integer, one_of, read_settings, word_or
+from unet3d.data.formats.volumes import OUTPUT_FORMATS
 from unet3d.data.layouts.scans import describe_ignored, find_scans
 from unet3d.errors import UsageError, summarize_error
 from unet3d.inference.ensemble import load_ensemble
@@ -30,7 +31,7 @@ class PredictConfig(PredictorConfig):
     checkpoints: Annotated[tuple[Path, ...], "checkpoint"]
     input: Path
     output: Path
-    output_format: str  # auto, or the name of a format
+    output_format: Annotated[str, one_of(("auto", *OUTPUT_FORMATS))]
     save_probabilities: bool
     overwrite: bool
     devices: Annotated[int | None, word_or("auto", integer(">= 1"))]  # processes; None: one per GPU

@@ -143,13 +143,7 @@ class OnnxSession:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
         options.intra_op_num_threads = torch.get_num_threads()
-        try:
-            self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
-        except Exception as error:
-            raise RunError(
-                f"onnxruntime {version('onnxruntime')} cannot load {path.name}: "
-                f"{find_root_cause(error)}"
-            ) from error
+        self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
 
     def __call__(self, batch: Tensor) -> Tensor:
         """(B, C, D, H, W) -> logits (B, K, D, H, W)."""

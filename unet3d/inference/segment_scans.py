@@ -49,10 +49,6 @@ def plan_outputs(
     output_format: str = "auto",
 ) -> list[ScanTask]:
     """Return where each scan's results go, and make the folder for them."""
-    if output_format not in ("auto", *OUTPUT_FORMATS):
-        raise UsageError(
-            f"output_format must be auto, {', '.join(OUTPUT_FORMATS)}, got {output_format!r}"
-        )
     is_file = bool(split_suffix(output)[1])
     is_other_file = output.exists() or re.fullmatch(r"\.[A-Za-z]{2,5}", output.suffix)
     if is_other_file and not is_file and not output.is_dir():
@@ -117,12 +113,11 @@ def find_cause(task: ScanTask, settings: Mapping[str, Any]) -> str | None:
         return FOREIGN
     if "labels" not in record:  # interrupted
         return ""
-    cause = next((CAUSES[key] for key in settings if record.get(key) != settings[key]), "")
-    if not cause:
-        try:
-            cause = "" if record.get("scan") == digest_scan(task.scan) else CAUSES["scan"]
-        except (OSError, UsageError):  # reading it says why
-            return ""
+    try:
+        origin = {**settings, "scan": digest_scan(task.scan)}
+    except (OSError, UsageError):  # reading it says why
+        return ""
+    cause = next((CAUSES[key] for key in origin if record.get(key) != origin[key]), "")
     file = task.probabilities
     if not cause and (file is None or (file.exists() and record.get("probabilities"))):
         return None
