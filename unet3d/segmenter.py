@@ -3,27 +3,21 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from unet3d.commands.export import export
-from unet3d.config.fields import PRECISION
+from unet3d.config.fields import DEVICE_KIND, PRECISION, Kind
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
-from unet3d.inference.ensemble import load_ensemble, resolve_checkpoint
-from unet3d.inference.networks import resolve_computation
-from unet3d.inference.options import (
-    describe_mirroring,
-    describe_networks,
-    plan_outputs,
-    resolve_flip_axes,
-)
+from unet3d.inference import options
+from unet3d.inference.ensemble import load_ensemble
 from unet3d.inference.predictor import Predictor, ScanTask
-from unet3d.inference.segment_scans import find_pending, segment_scans
-from unet3d.text import GIB, join_first, pluralize
-from unet3d.types import BACKENDS
+from unet3d.inference.segment_scans import find_pending, plan_outputs, segment_scans
+from unet3d.text import join_first, pluralize
 
 PathLike = str | Path
 
@@ -38,13 +32,12 @@ class Segmenter:
     def __init__(
         self, predictor: Predictor, checkpoints: Sequence[Path], allow_targets: Sequence[str]
     ):
-        self._predictor = predictor
-        self._checkpoints, self._allow_targets = tuple(checkpoints), tuple(allow_targets)
+        self._predictor, self._checkpoints = predictor, checkpoints
+        self._allow_targets = allow_targets
 
     def __repr__(self) -> str:
-        networks = describe_networks(self._predictor.ensemble)
         return (
-            f"Segmenter: {networks} on {self._predictor.device}; "
+            f"Segmenter: {self._predictor.ensemble} on {self._predictor.device}; "
             f"channels {', '.join(self.channels)}; classes {', '.join(self.classes)}"
         )
 
@@ -79,9 +72,13 @@ class Segmenter:
         channels = array[None] if array.ndim == 3 else array
         if channels.ndim != 4 or not channels.size:
             raise UsageError(f"an image is (D, H, W) or (C, D, H, W), got {list(array.shape)}")
-        if array.dtype.kind not in "iuf":
-            raise UsageError(f"an image has real numbers, got {array.dtype}")
-        prepared = self._predictor.prepare_array(channels, _make_affine(spacing_mm, affine))
+        if (spacing_mm is None) == (affine is None):
+            raise UsageError("predict needs spacing_mm or affine, one of them")
+        if spacing_mm is not None:
+            if len(spacing_mm) != 3 or not all(0 < mm < np.inf for mm in spacing_mm):
+                raise UsageError(f"spacing_mm must be three numbers > 0, got {list(spacing_mm)}")
+            affine = np.diag([*map(float, spacing_mm), 1.0])
+        prepared = self._predictor.prepare_array(channels, np.asarray(affine, np.float64))
         return self._predictor.segment(prepared)
 
     def predict_file(self, image: PathLike | Sequence[PathLike], output: PathLike) -> Path:
@@ -117,7 +114,7 @@ class Segmenter:
         """
         source = Path(images).expanduser()
         scans = find_scans(source, self.channels)
-        tasks = plan_outputs(scans, source, Path(output).expanduser(), save_probabilities=False)
+        tasks = plan_outputs(scans, source, Path(output).expanduser())
         settings = self._predictor.describe_settings()
         pending, notice = find_pending(tasks, settings, overwrite=overwrite)
         for warning in filter(None, (describe_ignored(source), notice)):
@@ -180,50 +177,32 @@ def load(
         skip_background: skip windows without a voxel brighter than this level in [0, 1), between
             the darkest (0) and the brightest voxels (1) of the scan; None computes all windows.
     """
-    paths = [checkpoint] if isinstance(checkpoint, str | Path) else list(checkpoint)
+    several = [checkpoint] if isinstance(checkpoint, str | Path) else checkpoint
+    paths = [Path(path).expanduser() for path in several]
     if not paths:
         raise UsageError("load needs a checkpoint or a run folder")
-    used = None if precision is None else PRECISION.parse(precision, "precision")
-    if backend not in BACKENDS:
-        raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if flip_axes is not None and not set(flip_axes) <= {0, 1, 2}:
-        raise UsageError(f"flip_axes are of 0, 1 and 2, got {list(flip_axes)}")
-    if skip_background is not None and not 0 <= skip_background < 1:
-        raise UsageError(f"skip_background must be in [0, 1), got {skip_background}")
-    if not 0 <= overlap < 1 or batch_size < 1 or (memory_gib is not None and memory_gib <= 0):
-        raise UsageError(
-            "load needs overlap in [0, 1), batch_size >= 1 and memory_gib > 0, got "
-            f"{overlap}, {batch_size} and {memory_gib}"
-        )
-    files = [resolve_checkpoint(Path(path).expanduser()) for path in paths]
-    ensemble = load_ensemble(files, allow_targets)
-    axes = resolve_flip_axes(flip_axes, ensemble, "flip_axes")
-    if flip_axes is None and not axes:
-        warnings.warn(f"flip_axes=None: {describe_mirroring(ensemble)}", stacklevel=2)
-    kind, used = resolve_computation(str(device), precision, backend, ensemble.precision)
-    predictor = Predictor(
-        ensemble,
-        device=kind,
-        precision=used,
-        overlap=overlap,
-        batch_size=batch_size,
-        flip_axes=axes,
-        keep_largest_component=keep_largest_component,
-        ram=None if memory_gib is None else int(memory_gib * GIB),
-        backend=backend,
-        skip_background=skip_background,
+
+    def parse(kind: Kind, name: str, value: Any) -> Any:
+        return None if value is None else kind.parse(value, name)
+
+    axes = None if flip_axes is None else list(flip_axes)
+    classes = None if keep_largest_component is None else tuple(keep_largest_component)
+    settings = options.PredictorConfig(
+        overlap=options.OVERLAP.parse(overlap, "overlap"),
+        batch_size=options.BATCH_SIZE.parse(batch_size, "batch_size"),
+        flip_axes=parse(options.AXES, "flip_axes", axes),
+        precision=parse(PRECISION, "precision", precision),
+        device=DEVICE_KIND.parse(str(device), "device"),
+        backend=options.BACKEND.parse(backend, "backend"),
+        skip_background=parse(options.LEVEL, "skip_background", skip_background),
+        memory_bytes=parse(options.MEMORY, "memory_gib", memory_gib),
+        keep_largest_component=classes,
+        allow_targets=tuple(allow_targets),
     )
-    return Segmenter(predictor, files, allow_targets)
-
-
-def _make_affine(spacing_mm: Sequence[float] | None, affine: np.ndarray | None) -> np.ndarray:
-    if (spacing_mm is None) == (affine is None):
-        raise UsageError("predict needs spacing_mm or affine, one of them")
-    if spacing_mm is not None:
-        if len(spacing_mm) != 3 or not all(0 < mm < np.inf for mm in spacing_mm):
-            raise UsageError(f"spacing_mm must be three numbers > 0, got {list(spacing_mm)}")
-        return np.diag([*map(float, spacing_mm), 1.0])
-    matrix = np.asarray(affine, np.float64)
-    if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or not np.linalg.det(matrix):
-        raise UsageError("affine must be an invertible matrix of 4 x 4 numbers")
-    return matrix
+    ensemble = load_ensemble(paths, allow_targets)
+    predictor = options.build_predictor(
+        ensemble, settings, ram=settings.memory_bytes, flip_option="flip_axes"
+    )
+    if flip_axes is None and not ensemble.mirroring_axes:
+        warnings.warn(f"flip_axes=None: {ensemble.describe_mirroring()}", stacklevel=2)
+    return Segmenter(predictor, paths, allow_targets)

@@ -24,7 +24,7 @@ from torch import nn
 from scripts.bench.inference import build_predictor, write_scan
 from scripts.bench.results import make_parser, write_results
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.export.program import to_plain_operators
+from unet3d.export.formats import to_plain_operators
 from unet3d.inference.predictor import Predictor
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d

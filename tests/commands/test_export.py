@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from unet3d.__main__ import main
-from unet3d.commands import export as export_checkpoint
-from unet3d.export import onnx_format
+from unet3d.export import formats
 from unet3d.inference.ensemble import load_ensemble
 
 pytestmark = pytest.mark.slow
@@ -102,8 +101,8 @@ def test_a_file_with_other_outputs_is_removed(checkpoint, scan, tmp_path, capsys
         copy.heads[0].bias = torch.nn.Parameter(copy.heads[0].bias + 0.1)
         return copy
 
-    exportable = export_checkpoint.to_plain_operators
-    monkeypatch.setattr(export_checkpoint, "to_plain_operators", other)
+    exportable = formats.to_plain_operators
+    monkeypatch.setattr(formats, "to_plain_operators", other)
     words = {"checkpoint": checkpoint("one"), "format": "torch_export", "input": scan}
     (tmp_path / "net.pt2").write_text("as it was")
     code, message, error = export(capsys, **words, output=tmp_path / "net.pt2")
@@ -120,7 +119,7 @@ def test_ctrl_c_leaves_no_file(checkpoint, scan, tmp_path, capsys, monkeypatch):
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(onnx_format, "write_onnx", interrupted)
+    monkeypatch.setattr(formats, "write_onnx", interrupted)
     words = {"checkpoint": checkpoint("one"), "output": tmp_path / "net.onnx", "input": scan}
     assert export(capsys, **words)[0] == 130
     assert list(tmp_path.iterdir()) == []

@@ -1,11 +1,13 @@
 """Bundles: what leaves is the whole pipeline, and runs without this package."""
 
 import json
-import os
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import nibabel
 import numpy as np
 import pytest
@@ -13,13 +15,11 @@ import pytest
 import unet3d
 from tests.commands.helpers.checkpoints import checkpoints
 from tests.data.helpers.datasets import write_nnunet
-from tests.export.helpers.hub import serve_hub
 from unet3d.__main__ import main
 from unet3d.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 TINY = ["model.width=4", "model.depth=2"]
 MARGIN = 1e-4
 """Probabilities that are closer may be in another order in another runtime."""
@@ -92,56 +92,66 @@ SCRIPT = "runpy.run_path('scripts/predict.py', run_name='__main__')"
 MONAI = "runpy.run_module('monai.bundle', run_name='__main__')"
 
 
+def run_here(bundle: Path, monkeypatch, *words: object) -> None:
+    """Run the script of a bundle in this process, where onnxruntime is missing."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setattr(sys, "argv", ["predict.py", *map(str, words)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    runpy.run_path(str(bundle / "scripts" / "predict.py"), run_name="__main__")
+
+
 def test_the_script_needs_numpy_nibabel_and_onnxruntime(exported, scan, tmp_path):
     run_alone(exported[0], SCRIPT, scan, tmp_path / "labels.nii.gz", without="torch")
     check_labels(tmp_path / "labels.nii.gz", exported)
 
 
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
-def test_the_script_runs_with_torch_where_onnxruntime_is_missing(exported, scan, tmp_path):
-    run_alone(exported[0], SCRIPT, scan, tmp_path / "labels.nii.gz", without="onnxruntime")
+def test_the_script_runs_with_torch_where_onnxruntime_is_missing(
+    exported, scan, tmp_path, monkeypatch
+):
+    run_here(exported[0], monkeypatch, scan, tmp_path / "labels.nii.gz")
     check_labels(tmp_path / "labels.nii.gz", exported)
 
 
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
-def test_the_script_refuses_channels_on_different_grids(exported, scan, tmp_path):
+def test_the_script_refuses_channels_on_different_grids(exported, scan, tmp_path, monkeypatch):
     image = nibabel.load(scan)
     other = tmp_path / "b.nii.gz"
     nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), -image.affine), other)
-    command = [sys.executable, "scripts/predict.py", scan, other, tmp_path / "c.nii"]
-    ran = subprocess.run(command, cwd=exported[0], capture_output=True, text=True, check=False)
-    assert ran.returncode != 0
-    assert ran.stderr.startswith(f"{other} has another grid than {scan}: resample it onto that")
+    with pytest.raises(SystemExit, match=f"^{other} has another grid than {scan}: resample it"):
+        run_here(exported[0], monkeypatch, scan, other, tmp_path / "c.nii")
 
 
-@pytest.mark.parametrize("exported", ["regions"], indirect=True)
-def test_monai_runs_the_bundle(exported, scan, tmp_path):
-    words = ["run", "--config_file", "configs/inference.json"]
-    folders = ["--dataset_dir", scan.parent, "--output_dir", tmp_path]
-    run_alone(exported[0], MONAI, *words, *folders, without="onnxruntime")
-    check_labels(tmp_path / "a.nii.gz", exported)
-
-
-def test_an_ensemble_of_networks_with_two_channels_is_one_bundle(tmp_path, small):
-    root = write_nnunet(tmp_path / "nnunet", 5)
+@pytest.fixture(scope="module")
+def ensemble(small, tmp_path_factory):
+    """Return a bundle of two networks with two channels, a scan, and its labels by predict."""
+    folder = tmp_path_factory.mktemp("ensemble")
+    root = write_nnunet(folder / "nnunet", 5)
     words = ["data=nnunet", f"data.root={root}", "data.normalize=[ct,zscore]", *small[1:], *TINY]
     words = [word for word in words if "data.layout" not in word]
-    make = checkpoints(tmp_path / "runs", words)
+    make = checkpoints(folder / "runs", words)
     members = [make(f"member {seed}", f"seed={seed}") for seed in (0, 1)]
     segmenter = unet3d.load(members, device="cpu")
-    bundle = segmenter.save(tmp_path / "bundle")
     files = [root / "imagesTr" / f"case_01_000{channel}.nii.gz" for channel in (0, 1)]
-    segmenter.predict_file(files, tmp_path / "expected.nii.gz")
+    labels = nibabel.load(segmenter.predict_file(files, folder / "labels.nii.gz"))
+    return segmenter.save(folder / "bundle"), files, np.asarray(labels.dataobj)
+
+
+def test_an_ensemble_of_networks_with_two_channels_is_one_bundle(ensemble, tmp_path):
+    bundle, files, expected = ensemble
     run_alone(bundle, SCRIPT, *files, tmp_path / "labels.nii.gz")
-    expected = np.asarray(nibabel.load(tmp_path / "expected.nii.gz").dataobj)
     labels = np.asarray(nibabel.load(tmp_path / "labels.nii.gz").dataobj)
     assert len(np.unique(expected)) > 1
     assert (labels != expected).mean() < 1e-4
+
+
+@pytest.mark.long
+def test_monai_runs_the_bundle(ensemble, tmp_path):
+    bundle, files, expected = ensemble
     words = ["run", "--config_file", "configs/inference.json"]
-    folders = ["--dataset_dir", root / "imagesTr", "--output_dir", tmp_path / "monai"]
+    folders = ["--dataset_dir", files[0].parent, "--output_dir", tmp_path]
     run_alone(bundle, MONAI, *words, *folders, without="onnxruntime")
-    written = sorted((tmp_path / "monai").iterdir())
-    labels = np.asarray(nibabel.load(written[1]).dataobj)
+    labels = np.asarray(nibabel.load(sorted(tmp_path.iterdir())[1]).dataobj)
     assert (labels != expected).mean() < 1e-4
 
 
@@ -171,20 +181,22 @@ def test_a_model_file_that_cannot_be_used_is_refused(exported, tmp_path):
 
 
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
-def test_a_bundle_is_downloaded_from_the_hub(exported, scan, tmp_path):
-    def predict(name: str, output: str) -> subprocess.CompletedProcess:
-        words = [f"checkpoint=hf://{name}", f"input={scan}", f"output={tmp_path / output}"]
-        command = [sys.executable, "-m", "unet3d", "predict", *words]
-        environment = os.environ | {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache")}
-        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+def test_a_bundle_is_downloaded_from_the_hub(exported, scan, tmp_path, monkeypatch):
+    def download(name, *, revision, allow_patterns):
+        if (name, revision) != ("lab/shapes", "v2"):
+            raise OSError("404 Client Error.\n\nRepository Not Found")
+        names = {path for pattern in allow_patterns for path in exported[0].glob(pattern)}
+        for path in names:
+            shutil.copy(path, tmp_path / "cache" / path.relative_to(exported[0]))
+        return str(tmp_path / "cache")
 
-    with serve_hub("lab/shapes", exported[0]) as (address, downloaded):
-        first = predict("lab/shapes", "first")
-        assert first.returncode == 0, first.stderr
-        assert "HTTP" not in first.stdout
-        assert sorted(downloaded) == ["bundle.json", "models/network_0.safetensors"]
-        missing = predict("lab/nothing", "missing")
-    assert missing.returncode == 2
-    assert missing.stderr.startswith("unet3d: hf://lab/nothing cannot be downloaded: ")
-    labels = nibabel.load(tmp_path / "first" / "a.nii.gz")
+    (tmp_path / "cache" / "models").mkdir(parents=True)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    segmenter = unet3d.load("hf://lab/shapes@v2", device="cpu")
+    labels = nibabel.load(segmenter.predict_file(scan, tmp_path / "a.nii"))
     np.testing.assert_array_equal(np.asarray(labels.dataobj), np.asarray(exported[1].dataobj))
+    message = "^hf://lab/shapes cannot be downloaded: 404 Client Error. Repository Not Found$"
+    with pytest.raises(UsageError, match=message):
+        unet3d.load("hf://lab/shapes")
+    with pytest.raises(UsageError, match=r"must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION"):
+        unet3d.load("hf://shapes")

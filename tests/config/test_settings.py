@@ -19,7 +19,6 @@ from unet3d.config.fields import read_settings
 from unet3d.data.config import read_data
 from unet3d.errors import UsageError
 from unet3d.evaluation import options
-from unet3d.memory.step.config import WindowConfig
 from unet3d.model.config import read_network, read_saved_network
 from unet3d.text import GIB
 from unet3d.training.config import read_training
@@ -30,9 +29,7 @@ PARSERS = {
     "lr": lambda c: read_settings(LRConfig, c.config, training=read_training(c)),
     "memory": lambda c: read_settings(MemoryConfig, c.config, training=read_training(c)),
     "plan": plan.read_config,
-    "predict": lambda c: read_settings(
-        PredictConfig, c.config, windows=read_settings(WindowConfig, c.config)
-    ),
+    "predict": lambda c: read_settings(PredictConfig, c.config),
     "suggest": lambda c: read_settings(SuggestConfig, c.config, training=read_training(c)),
     "train": read_training,
 }

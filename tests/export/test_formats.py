@@ -12,10 +12,18 @@ from tests.config.helpers.configs import SHRUNK
 from tests.pool.helpers.volumes import WINDOWS
 from unet3d.config.compose import list_options
 from unet3d.errors import RunError
-from unet3d.export import onnx_format, program
+from unet3d.export import formats
+from unet3d.export.formats import (
+    OnnxSession,
+    TorchSession,
+    export_program,
+    suppress_output,
+    to_plain_operators,
+    write_onnx,
+    write_torch_export,
+)
 from unet3d.export.parity import compare_outputs
-from unet3d.export.program import export_program, suppress_output, to_plain_operators
-from unet3d.inference.write_labels import argmax_labels
+from unet3d.inference.sliding_window import argmax_labels
 from unet3d.memory.step.build import build_network
 from unet3d.pool import export_modules
 from unet3d.pool.approx_median import ApproxMedianPool3d
@@ -23,10 +31,7 @@ from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
 
-FORMATS = {
-    ".onnx": (onnx_format.write_onnx, onnx_format.OnnxSession),
-    ".pt2": (program.write_torch_export, program.ExportedSession),
-}
+FORMATS = {".onnx": (write_onnx, OnnxSession), ".pt2": (write_torch_export, TorchSession)}
 
 VARIED = {
     "unet_tiny": ["pool=median", "model.pool_kernel=[[1,2,2],[2,2,1]]"],
@@ -35,9 +40,11 @@ VARIED = {
     "unet_cicek2016": ["pool=avg", "model.depth=3", "model.norm=none", "model.upsampling=nearest"],
     "unet_nnunet": ["pool=max", "model.depth=3", "model.kernel_size=[[1,3,3],3,3]"],
 }
-MARKS = {"unet_tiny": (), "unetr": pytest.mark.long, "swin_unetr": pytest.mark.long}
+SLOW = (*VARIED, "unet_resenc")
+"""The others are MONAI's networks and plain twins of ours: what breaks them is a new torch."""
+
 MODELS = [
-    pytest.param(option, marks=MARKS.get(option, pytest.mark.slow))
+    pytest.param(option, marks=pytest.mark.slow if option in SLOW else pytest.mark.long)
     for option in list_options("model")
 ]
 
@@ -57,12 +64,11 @@ def test_every_network_has_equal_outputs_in_both_formats(composed, tmp_path, opt
     variation = VARIED.get(option, [])
     keys = {override.split("=")[0] for override in variation}
     shrunk = [o for o in SHRUNK.get(option, []) if o.split("=")[0] not in keys]
-    overrides = [*shrunk, *variation]
-    settings = composed(f"model={option}", *overrides, "data.in_channels=2")
+    settings = composed(f"model={option}", *shrunk, *variation, "data.in_channels=2")
     takes_any_size = option.startswith(("unet_", "naive_"))
     patch = (17, 16, 19) if takes_any_size else tuple(settings.data.patch_size)
     model = randomize_norms(build_network(settings.step))
-    graph = export_program(to_plain_operators(model), 2, patch)
+    graph = export_program(to_plain_operators(model), (2, *patch))
     batches = [torch.randn(1, 2, *patch), torch.randn(3, 2, *patch)]
     for ending, (write, open_session) in FORMATS.items():
         path = tmp_path / f"net{ending}"
@@ -97,7 +103,7 @@ def test_every_kind_of_pooling_has_equal_outputs_in_both_formats(tmp_path, monke
         export_modules, "MAX_COMPARED", 5
     )  # what is sorted has a long graph otherwise
     pools = Poolings()
-    graph = export_program(to_plain_operators(pools), 2, (7, 8, 9))
+    graph = export_program(to_plain_operators(pools), (2, 7, 8, 9))
     batches = (torch.randn(1, 2, 7, 8, 9), torch.randn(2, 2, 7, 8, 9).relu().round(decimals=1))
     for ending, (write, open_session) in FORMATS.items():
         path = tmp_path / f"pools{ending}"
@@ -109,7 +115,7 @@ def test_every_kind_of_pooling_has_equal_outputs_in_both_formats(tmp_path, monke
 
 def test_files_have_plain_names_and_the_metadata_and_no_local_paths(tmp_path):
     convolution = nn.Conv3d(1, 2, 3, padding=1).eval().requires_grad_(False)
-    graph = export_program(convolution, 1, (6, 5, 4))
+    graph = export_program(convolution, (1, 6, 5, 4))
     metadata = {"unet3d": "1", "classes": ["a", "b: c"], "spacing_mm": None}
     for ending, (write, _) in FORMATS.items():
         write(graph, tmp_path / f"net{ending}", metadata)
@@ -120,10 +126,10 @@ def test_files_have_plain_names_and_the_metadata_and_no_local_paths(tmp_path):
     found = session.get_modelmeta()
     assert found.producer_name == "unet3d"
     assert {key: json.loads(v) for key, v in found.custom_metadata_map.items()} == metadata
-    extra = {program.METADATA_FILE: ""}
+    extra = {formats.METADATA_FILE: ""}
     with suppress_output():
         torch.export.load(tmp_path / "net.pt2", extra_files=extra)
-    assert json.loads(extra[program.METADATA_FILE]) == metadata
+    assert json.loads(extra[formats.METADATA_FILE]) == metadata
     with zipfile.ZipFile(tmp_path / "net.pt2") as archive:
         parts = [archive.read(name) for name in archive.namelist()]
     for text in ((tmp_path / "net.onnx").read_bytes(), *parts):
@@ -131,12 +137,6 @@ def test_files_have_plain_names_and_the_metadata_and_no_local_paths(tmp_path):
         assert b"conv.py" not in text
 
 
-def test_a_file_that_onnxruntime_cannot_load_is_named(tmp_path):
-    (tmp_path / "cut.onnx").write_bytes(b"cut")
-    with pytest.raises(RunError, match=r"cannot load cut\.onnx: "):
-        onnx_format.OnnxSession(tmp_path / "cut.onnx")
-
-
 def test_a_custom_operator_is_an_error_that_names_it():
     with pytest.raises(RunError, match=r"unet3d\.median_pool3d"):
-        export_program(nn.Sequential(MedianPool3d(2)), 1, (4, 4, 4))
+        export_program(nn.Sequential(MedianPool3d(2)), (1, 4, 4, 4))

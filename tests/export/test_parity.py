@@ -6,14 +6,13 @@ import torch
 
 from tests.contract.helpers.datasets import save
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.errors import UsageError
 from unet3d.export.parity import (
     NUM_PATCHES,
     compare_outputs,
     load_sample_patches,
     select_varied_patches,
 )
-from unet3d.inference.write_labels import argmax_labels
+from unet3d.inference.sliding_window import argmax_labels
 
 
 @pytest.fixture
@@ -42,12 +41,6 @@ def test_a_volume_smaller_than_the_patch_is_padded(write_volumes):
     images = select_varied_patches(write_volumes(1), UNCHANGED, (40, 12, 24), ["T1"])
     assert all(image.shape == (1, 40, 12, 24) for image in images)
     assert not images[0][:, :8].any()
-
-
-def test_a_missing_channel_is_named_before_it_is_normalized(write_volumes):
-    each = Preprocessing(num_classes=2, normalize=("none", "zscore"))
-    with pytest.raises(UsageError, match=r"0\.nii has 1 channels, .* takes 2: T1, T2"):
-        select_varied_patches(write_volumes(1), each, (12, 12, 12), ["T1", "T2"])
 
 
 def test_noise_replaces_a_dataset_that_is_gone(tmp_path):

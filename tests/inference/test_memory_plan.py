@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from tests.contract.helpers.allocated import AllocatedBytes
-from unet3d.inference.accumulate import list_flips
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, choose_plan
+from unet3d.inference.sliding_window import WindowRunner, argmax_labels, list_flips
 from unet3d.inference.window_order import WindowSchedule
-from unet3d.inference.write_labels import Output, argmax_labels, segment
+from unet3d.inference.write_labels import Output, segment
 from unet3d.text import GIB
 
 CPU = torch.device("cpu")
@@ -34,8 +34,7 @@ def make_volume(shape=(40, 48, 30), box=(40, 48, 30), *, classes=20, side=16, ba
 
 
 @pytest.mark.parametrize("slabs", [1, 3])
-@pytest.mark.parametrize("mirror", [[], [0, 1]])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("batch_size", "mirror"), [(1, []), (3, [0, 1])])
 @pytest.mark.parametrize("box", [(40, 48, 30), (60, 70, 45), (20, 30, 11)])
 def test_estimated_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs):
     network = torch.nn.Conv3d(1, 20, 1).requires_grad_(False)
@@ -47,10 +46,9 @@ def test_estimated_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs)
         plan = choose_plan(volume, Budget(ram_bytes=int(0.7 * plan.ram_bytes)))
         assert len(plan.slabs) > 1
     outputs = [Output(argmax_labels, np.zeros(box, np.uint8))]
-    image, flips = torch.randn(1, 40, 48, 30), list_flips(mirror)
-    measured = measure_peak_bytes(
-        lambda: segment(image, [network], plan, outputs, flips=flips, device=CPU), image
-    )
+    image = torch.randn(1, 40, 48, 30)
+    runner = WindowRunner(networks=[network], device=CPU, flips=list_flips(mirror))
+    measured = measure_peak_bytes(lambda: segment(image, runner, plan, outputs), image)
     assert 0.75 * plan.ram_bytes < measured <= plan.ram_bytes
 
 

@@ -12,11 +12,7 @@ from tests.inference.conftest import build_predictor, make_ensemble
 from unet3d import peak_memory as peak
 from unet3d.errors import RunError, UsageError
 from unet3d.inference import networks
-from unet3d.inference.networks import (
-    measure_window_memory,
-    open_network,
-    resolve_computation,
-)
+from unet3d.inference.networks import measure_window_memory, open_network, resolve_computation
 from unet3d.machine import Precision, has_fast_bf16
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
@@ -56,8 +52,7 @@ def test_openvino_computes_in_float32_unless_bf16_is_asked_for(unet):
     for precision in ("32", "bf16"):
         network = open_network(
             *(unet.networks[0], "openvino", Precision(precision, precision), CPU),
-            channels=1,
-            patch=PATCH,
+            shape=(1, 1, *PATCH),
         )
         used.append(network.model.get_property("INFERENCE_PRECISION_HINT").get_type_name())
     assert used == ["f32", "bf16" if has_fast_bf16() else "f32"]
@@ -90,14 +85,15 @@ def test_a_network_that_cannot_be_traced_is_named():
             return x if x.sum() > 0 else -x
 
     with pytest.raises(RunError, match=r"^Branching cannot be traced by torch.export: .*"):
-        open_network(Branching(), "openvino", Precision("32", "32"), CPU, channels=1, patch=PATCH)
+        open_network(Branching(), "onnx", Precision("32", "32"), CPU, shape=(1, 1, *PATCH))
 
 
+@pytest.mark.slow
 def test_signals_are_handled_after_several_openvino_networks_are_freed():
     # In a process of its own: a second Core would end it.
     code = (
         "import faulthandler, signal, torch\n"
-        "from unet3d.export.openvino_session import OpenVinoSession\n"
+        "from unet3d.export.formats import OpenVinoSession\n"
         "faulthandler.enable()\n"
         "program = torch.export.export(torch.nn.ReLU(), (torch.ones(1, 1, 4, 4, 4),))\n"
         "first, second = OpenVinoSession(program), OpenVinoSession(program)\n"

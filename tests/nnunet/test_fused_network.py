@@ -45,8 +45,13 @@ def run_two_steps(network, x):
     return results, network.state_dict()
 
 
-@pytest.mark.parametrize("strategy", ["fused", "lean", "leanest", "none"])
-@pytest.mark.parametrize("norm", [nn.InstanceNorm3d, nn.BatchNorm3d])
+INSTANCE, BATCH = nn.InstanceNorm3d, nn.BatchNorm3d
+
+
+@pytest.mark.parametrize(
+    ("norm", "strategy"),
+    [(INSTANCE, "fused"), (BATCH, "lean"), (INSTANCE, "leanest"), (BATCH, "none")],
+)
 @pytest.mark.parametrize("kind", ["ResidualEncoderUNet", "PlainConvUNet"])
 def test_a_step_has_the_results_of_nnunets_network(kind, norm, strategy):
     plain = make_network(kind, norm)
@@ -86,7 +91,7 @@ def test_what_is_not_supported_is_an_error(options, reason):
         use_fused_blocks(make_network("PlainConvUNet", **options))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nnunet_trains_resumes_and_predicts_with_both_trainers(tmp_path):
     pytest.importorskip("nnunetv2")
     program = Path(__file__).parent / "helpers" / "train.py"

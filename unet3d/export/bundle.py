@@ -33,12 +33,6 @@ MONAI_LABEL_FILE = "model.pt"
 
 PACKAGE = Path(__file__).parents[1]
 SCRIPTS = PACKAGE / "export" / "bundle_scripts"
-PIPELINE = (
-    "data/preprocessing/channels.py",
-    "inference/window_order.py",
-    "inference/postprocess.py",
-)
-"""Modules that the scripts use; of unet3d they import each other alone."""
 
 
 def is_bundle(path: Path) -> bool:
@@ -72,29 +66,31 @@ def write_description(
         "pipeline": pipeline,
         "members": list(members),
     }
-    configs, docs = folder / "configs", folder / "docs"
-    for part in (configs, docs):
-        part.mkdir()
-    write_json(content, folder / DESCRIPTION_FILE)
-    write_json(make_monai_metadata(pipeline), configs / "metadata.json")
+    configs, docs, scripts = (folder / name for name in ("configs", "docs", "scripts"))
+    for part in (configs, docs, scripts / "pipeline"):
+        part.mkdir(parents=True)
+    _write_json(content, folder / DESCRIPTION_FILE)
+    _write_json(make_monai_metadata(pipeline), configs / "metadata.json")
     inference = read_json(SCRIPTS / "inference.json")
     inference["data"] = inference["data"].replace("NUM_CHANNELS", str(len(pipeline["channels"])))
     inference["inferer"]["roi_size"] = pipeline["patch_size"]
-    write_json(inference, configs / "inference.json")
+    _write_json(inference, configs / "inference.json")
     (docs / "README.md").write_text(card, "utf-8")
     with (folder / "models" / MONAI_LABEL_FILE).open("wb") as file:
         torch.save({}, file)
-    (folder / "scripts" / "pipeline").mkdir(parents=True)
-    scripts = dict.fromkeys(SCRIPTS.glob("*.py"), ".")
-    for module, part in (scripts | {PACKAGE / name: "pipeline" for name in PIPELINE}).items():
-        text, imported = module.read_text("utf-8"), r"from unet3d\.[\w.]+\.(\w+) import"
-        text = re.sub(imported, r"from pipeline.\1 import", text)
-        (folder / "scripts" / part / module.name).write_text(text, "utf-8")
+    for script in SCRIPTS.glob("*.py"):
+        _copy_module(script, scripts / script.name, scripts / "pipeline")
 
 
-def write_json(content: Any, path: Path) -> None:
-    """Write a JSON file that people can read."""
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", "utf-8")
+def _copy_module(source: Path, target: Path, pipeline: Path) -> None:
+    """Copy a module, and into `pipeline` the modules of unet3d that it imports."""
+    text = source.read_text("utf-8")
+    imported = re.compile(r"^from unet3d\.([\w.]+\.)?(\w+) import", re.MULTILINE)
+    target.write_text(imported.sub(r"from pipeline.\2 import", text), "utf-8")
+    for package, name in imported.findall(text):
+        if not (pipeline / f"{name}.py").exists():
+            module = PACKAGE / package.replace(".", "/") / f"{name}.py"
+            _copy_module(module, pipeline / module.name, pipeline)
 
 
 def make_monai_metadata(pipeline: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,11 +125,12 @@ def make_monai_metadata(pipeline: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_bundle(folder: Path) -> list[dict[str, Any]]:
-    """Return the networks of a bundle as checkpoints hold them: weights and metadata.
+def _write_json(content: Any, path: Path) -> None:
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", "utf-8")
 
-    The exported networks and the scripts are not read.
-    """
+
+def read_bundle(folder: Path) -> list[dict[str, Any]]:
+    """Return the networks of a bundle as checkpoints hold them: weights and metadata."""
     path = folder / DESCRIPTION_FILE
     try:
         content = read_json(path)
@@ -142,24 +139,18 @@ def read_bundle(folder: Path) -> list[dict[str, Any]]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UsageError(f"{path} is not of a bundle of unet3d")
     check_format_version(path, content, FORMAT_VERSION)
-    return [
-        {
-            "state_dict": read_weights(get_network_path(folder, number, ".safetensors")),
-            "unet3d": metadata,
-        }
-        for number, metadata in enumerate(content["members"])
-    ]
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read weights, with the prefix that checkpoints have."""
     with need_packages(path, "safetensors"):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
-    try:
-        return {f"model.{name}": weight for name, weight in load_file(path).items()}
-    except (OSError, SafetensorError) as error:
-        raise UsageError(f"{path} cannot be read: {summarize_error(error)}") from error
+    networks = []
+    for number, metadata in enumerate(content["members"]):
+        path = get_network_path(folder, number, ".safetensors")
+        try:
+            weights = {f"model.{name}": weight for name, weight in load_file(path).items()}
+        except (OSError, SafetensorError) as error:
+            raise UsageError(f"{path} cannot be read: {summarize_error(error)}") from error
+        networks.append({"state_dict": weights, "unet3d": metadata})
+    return networks
 
 
 def is_on_hub(path: Path) -> bool:
@@ -182,11 +173,8 @@ def download_bundle(path: Path) -> Path:
     previous_level = logging.root.manager.disable
     logging.disable(logging.INFO)  # every request is logged
     try:
-        folder = snapshot_download(
-            match[1],
-            revision=match[2],
-            allow_patterns=[DESCRIPTION_FILE, "models/*.safetensors"],
-        )
+        files = [DESCRIPTION_FILE, "models/*.safetensors"]
+        folder = snapshot_download(match[1], revision=match[2], allow_patterns=files)
     except Exception as error:  # of the hub, of the network, of the cache
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"hf://{match[1]} cannot be downloaded: {reason}") from error

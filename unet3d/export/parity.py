@@ -57,24 +57,18 @@ def compare_outputs(
     batches: Iterable[Tensor],
     decide: Callable[[Tensor], Tensor],
 ) -> Parity:
-    """Run both networks on the same batches (B, C, D, H, W).
-
-    `decide` turns logits (K, D, H, W) into labels.
-    """
-    voxels = equal = 0
-    max_difference = max_logit = torch.zeros(())
+    """Run two networks on batches (B, C, D, H, W); `decide` turns logits (K, D, H, W) to labels."""
+    differences, logits, equal = [], [], []
     for batch in batches:
         expected, actual = reference(batch), exported(batch)
-        # torch.maximum keeps NaN, max() does not
-        max_difference = torch.maximum(max_difference, (expected - actual).abs().max())
-        max_logit = torch.maximum(max_logit, expected.abs().max())
-        for one, other in zip(expected, actual, strict=True):
-            agreement = decide(one) == decide(other)
-            equal, voxels = equal + int(agreement.sum()), voxels + agreement.numel()
-    return Parity(
-        max_difference=float(max_difference),
-        max_logit=float(max_logit),
-        agreement=equal / voxels,
+        differences.append((expected - actual).abs().max())
+        logits.append(expected.abs().max())
+        pairs = zip(expected, actual, strict=True)
+        equal += [(decide(one) == decide(other)).double().mean() for one, other in pairs]
+    return Parity(  # torch's max keeps NaN, Python's does not
+        max_difference=float(torch.stack(differences).max()),
+        max_logit=float(torch.stack(logits).max()),
+        agreement=float(torch.stack(equal).mean()),
     )
 
 
@@ -88,17 +82,16 @@ def load_sample_patches(
 
     Also return where they come from.
     """
-    channels = metadata["channels"]
+    channels, data = metadata["channels"], metadata["config"]["data"]
     preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
     if scans is not None:
         cases = [scan.files for scan in find_scans(scans, channels)]
         images = select_varied_patches(cases, preprocessing, patch_size, channels)
         return images, f"{NUM_PATCHES} patches of {scans}"
-    root = Path(str(metadata["config"]["data"]["root"]))
     try:
-        cases = list_training_images(metadata["config"]["data"], root, allow_targets)
+        cases = list_training_images(data, allow_targets)
         images = select_varied_patches(cases, preprocessing, patch_size, channels)
-        return images, f"{NUM_PATCHES} patches of {root}"
+        return images, f"{NUM_PATCHES} patches of {data['root']}"
     except Exception as error:  # the dataset may have been moved, changed or damaged
         generator = torch.Generator().manual_seed(0)
         images = list(torch.randn(NUM_PATCHES, len(channels), *patch_size, generator=generator))
@@ -107,9 +100,10 @@ def load_sample_patches(
 
 
 def list_training_images(
-    data: Mapping[str, Any], root: Path, allow_targets: Sequence[str]
+    data: Mapping[str, Any], allow_targets: Sequence[str]
 ) -> list[tuple[Path, ...]]:
     """Return the images of the cases that a checkpoint was trained on."""
+    root = Path(str(data["root"]))
     if root.is_dir():
         saved = data["layout"]
         check_saved_config(saved, "data.layout", packages=LAYOUTS, allow_targets=allow_targets)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from unet3d.checkpoint_file import extract_weights, find_mismatch, load_checkpoint
 from unet3d.data.preprocessing.cache import digest_file
@@ -15,7 +15,6 @@ from unet3d.errors import UsageError
 from unet3d.export.bundle import (
     DESCRIPTION_FILE,
     download_bundle,
-    get_network_path,
     is_bundle,
     is_on_hub,
     read_bundle,
@@ -41,6 +40,18 @@ class Ensemble:
     mirroring_axes: tuple[int, ...] | None = None  # flipped in all trainings; None: unknown
     digests: tuple[str, ...] = ()  # of the members' files
 
+    def __str__(self) -> str:
+        parameters = sum(p.numel() for network in self.networks for p in network.parameters())
+        count, kind = len(self.networks), type(self.networks[0]).__name__
+        return f"{kind if count == 1 else f'{count} networks'}, {parameters:,} parameters"
+
+    def describe_mirroring(self) -> str:
+        """Say what test-time augmentation along the axes of training does."""
+        training = "training" if len(self.networks) == 1 else "the training of every network"
+        if not self.mirroring_axes:
+            return f"nothing to mirror, because there is no axis that {training} flipped"
+        return f"mirroring the axes that {training} flipped: {list(self.mirroring_axes)}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedNetwork:
@@ -58,11 +69,6 @@ class TrainedNetwork:
         return list(self.metadata["channels"])
 
     @property
-    def outputs(self) -> list[str]:
-        """Return the name of each output: a class or a region."""
-        return list(self.metadata.get("regions") or self.metadata["classes"])
-
-    @property
     def normalizations(self) -> list[str]:
         """Return the normalization method of each channel."""
         methods = list(self.metadata["preprocessing"]["normalize"])
@@ -78,27 +84,26 @@ def load_members(
     """
     members: list[TrainedNetwork] = []
     for path in map(resolve_checkpoint, paths):
-        digest = digest_checkpoint(path)  # before it is read: training may replace it
+        weights = sorted(path.glob("models/*.safetensors"))
+        files = [path / DESCRIPTION_FILE, *weights] if is_bundle(path) else [path]
+        # Before it is read: training may replace it.
+        digest = " ".join(digest_file(file) for file in files if file.is_file())
         for content in read_bundle(path) if is_bundle(path) else [load_checkpoint(path)]:
             metadata = content.get("unet3d")
             if not isinstance(metadata, Mapping):
                 raise UsageError(
                     f"{path} is not a checkpoint of unet3d: it does not describe its network"
                 )
-            if members:
-                check_compatible(members[0].path, members[0].metadata, path, metadata)
-            weights = extract_weights(path, content)
-            network = load_network(path, metadata, weights, allow_targets)
             d, h, w = metadata["config"]["data"]["patch_size"]
-            members.append(
-                TrainedNetwork(
-                    path=path,
-                    network=network,
-                    metadata=metadata,
-                    patch_size=(d, h, w),
-                    digest=digest,
-                )
+            member = TrainedNetwork(
+                path=path,
+                network=load_network(path, content, allow_targets),
+                metadata=metadata,
+                patch_size=(d, h, w),
+                digest=digest,
             )
+            members.append(member)
+            check_compatible(members[0], member)
     return members
 
 
@@ -119,64 +124,47 @@ def resolve_checkpoint(path: Path) -> Path:
     )
 
 
-def digest_checkpoint(path: Path) -> str:
-    """Return a digest of the files that are read of a checkpoint or a bundle, if they are there."""
-    weights = sorted(get_network_path(path, 0, "").parent.glob("*.safetensors"))
-    files = [path / DESCRIPTION_FILE, *weights] if is_bundle(path) else [path]
-    return " ".join(digest_file(file) for file in files if file.is_file())
-
-
 def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] | None = ()) -> Ensemble:
     """Load the networks of checkpoints; refuse those that do not belong together."""
-    loaded = load_members(paths, allow_targets)
-    members = [member.metadata for member in loaded]
-    first = members[0]
+    return combine_members(load_members(paths, allow_targets))
+
+
+def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
+    """Return networks that belong together as an ensemble."""
+    described = [member.metadata for member in members]
+    components = [metadata.get("keep_largest_component") or () for metadata in described]
+    mirrored = [metadata.get("mirroring_axes") for metadata in described]
+    known = [axes for axes in mirrored if axes is not None]
+    statistics = [metadata.get("training_statistics") for metadata in described]
+    first = described[0]
     return Ensemble(
-        networks=tuple(member.network for member in loaded),
+        networks=tuple(member.network for member in members),
         channels=tuple(first["channels"]),
         classes=tuple(first["classes"]),
         regions=first.get("regions"),
         region_labels=first.get("region_labels"),
-        keep_largest_component=find_largest_component_classes(members),
-        mirroring_axes=find_common_mirroring_axes(members),
-        preprocessing=Preprocessing.from_dict(first["preprocessing"]),
-        patch_size=loaded[0].patch_size,
-        precision=str(first["config"]["precision"]),
-        training_statistics=tuple(
-            TrainingStatistics.from_dict(metadata["training_statistics"])
-            for metadata in members
-            if metadata.get("training_statistics") is not None
+        keep_largest_component=tuple(
+            name for name in components[0] if all(name in others for others in components)
         ),
-        digests=tuple(member.digest for member in loaded),
+        mirroring_axes=None
+        if len(known) < len(mirrored)
+        else tuple(axis for axis in range(3) if all(axis in axes for axes in known)),
+        preprocessing=Preprocessing.from_dict(first["preprocessing"]),
+        patch_size=members[0].patch_size,
+        precision=str(first["config"]["precision"]),
+        training_statistics=tuple(map(TrainingStatistics.from_dict, filter(None, statistics))),
+        digests=tuple(member.digest for member in members),
     )
 
 
-def find_largest_component_classes(members: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the classes for which all members chose to keep only the largest component."""
-    chosen = [metadata.get("keep_largest_component") or () for metadata in members]
-    return tuple(name for name in chosen[0] if all(name in other for other in chosen))
-
-
-def find_common_mirroring_axes(members: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
-    """Return the axes that the training of every member flipped; None if one does not say."""
-    trained = [metadata.get("mirroring_axes") for metadata in members]
-    known = [axes for axes in trained if axes is not None]
-    if len(known) < len(trained):
-        return None
-    return tuple(axis for axis in range(3) if all(axis in axes for axes in known))
-
-
 def load_network(
-    path: Path,
-    metadata: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    allow_targets: Sequence[str] | None,
+    path: Path, content: Mapping[str, Any], allow_targets: Sequence[str] | None
 ) -> nn.Module:
-    """Build the network that metadata describes, with its weights, ready to predict."""
-    prefix = "model."
+    """Build the network that a checkpoint's metadata describes, with its weights."""
+    weights, prefix = extract_weights(path, content), "model."
     state = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
     try:
-        network = build_saved_network(metadata, allow_targets)
+        network = build_saved_network(content["unet3d"], allow_targets)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     mismatch = find_mismatch(network.state_dict(), state)
@@ -186,25 +174,23 @@ def load_network(
     return network.eval().requires_grad_(False)
 
 
-def check_compatible(
-    first_path: Path, first: Mapping[str, Any], second_path: Path, second: Mapping[str, Any]
-) -> None:
+def check_compatible(first: TrainedNetwork, second: TrainedNetwork) -> None:
     """Refuse an ensemble whose members differ in what a prediction depends on."""
     keys = ("channels", "classes", "regions", "region_labels")
     one, other = (
         {
-            **{key: metadata.get(key) for key in keys},
-            **metadata["preprocessing"],
-            "data.patch_size": metadata["config"]["data"]["patch_size"],
+            **{key: member.metadata.get(key) for key in keys},
+            **member.metadata["preprocessing"],
+            "data.patch_size": list(member.patch_size),
         }
-        for metadata in (first, second)
+        for member in (first, second)
     )
     differences = [
         f"{key} is {one.get(key)} and {other.get(key)}"
-        for key in dict.fromkeys([*one, *other])
+        for key in {**one, **other}
         if one.get(key) != other.get(key)
     ]
     if differences:
         raise UsageError(
-            f"{first_path} and {second_path} cannot form an ensemble: {'; '.join(differences)}"
+            f"{first.path} and {second.path} cannot form an ensemble: {'; '.join(differences)}"
         )

@@ -67,34 +67,35 @@ def choose_plan(volume: VolumeToSegment, budget: Budget) -> InferencePlan:
     """
     plans: list[InferencePlan] = []
     for split in (False, True):
-        for plan in sorted(list_plans(volume, budget, split=split), key=_get_cost):
-            if plan.fits(budget):
-                return plan
-            plans.append(plan)
+        plans += sorted(
+            list_plans(volume, budget, split=split),
+            key=lambda plan: (plan.windows, plan.sums_in_ram, plan.ram_bytes + plan.gpu_bytes),
+        )
+        if fitting := next((plan for plan in plans if plan.fits(budget)), None):
+            return fitting
     return min(plans, key=lambda plan: (plan.gpu_bytes, plan.ram_bytes))
-
-
-def _get_cost(plan: InferencePlan) -> tuple[int, bool, int]:
-    return plan.windows, plan.sums_in_ram, plan.ram_bytes + plan.gpu_bytes
 
 
 def list_plans(volume: VolumeToSegment, budget: Budget, *, split: bool) -> Iterator[InferencePlan]:
     """Yield a plan for every order of the axes, in one slab or in every larger number of slabs."""
-    whole = volume.schedule
+    whole, held, window = volume.schedule, volume.held_bytes, volume.window_bytes
     for d, h, w in permutations(range(3)):
         starts = compute_window_starts(whole.size[h], whole.patch[h], whole.overlap)
         for count in range(2, len(starts) + 1) if split else (1,):
             slabs = tuple(_split_into_slabs(volume, (d, h, w), starts, count))
+            sums = max(_estimate_sums(volume, slab.schedule) for slab in slabs)
+            temporary = max(_estimate_temporaries(volume, slab.schedule) for slab in slabs)
+            peaks = [(True, held + sums + max(temporary, window), 0)]  # sums in RAM, RAM, GPU
+            if budget.gpu_bytes is not None:
+                peaks = [(False, held, sums + max(temporary, window))]
+                peaks += [(True, held + sums + temporary, window)]
             windows = sum(len(slab.schedule.windows) for slab in slabs)
-            for sums_in_ram in (True,) if budget.gpu_bytes is None else (False, True):
-                ram, gpu = _estimate_bytes(
-                    volume, slabs, sums_in_ram=sums_in_ram, gpu=budget.gpu_bytes is not None
-                )
+            for sums_in_ram, ram_bytes, gpu_bytes in peaks:
                 yield InferencePlan(
                     slabs=slabs,
                     sums_in_ram=sums_in_ram,
-                    ram_bytes=ram,
-                    gpu_bytes=gpu,
+                    ram_bytes=ram_bytes,
+                    gpu_bytes=gpu_bytes,
                     extra_fraction=windows / len(whole.windows) - 1,
                 )
 
@@ -114,20 +115,6 @@ def _split_into_slabs(
         yield Slab(replace(volume.schedule, order=order, columns=columns), (start, stop))
 
 
-def _estimate_bytes(
-    volume: VolumeToSegment, slabs: tuple[Slab, ...], *, sums_in_ram: bool, gpu: bool
-) -> tuple[int, int]:
-    """Return the peak (RAM, GPU) bytes: constant parts, sums and the largest temporary."""
-    schedules = [slab.schedule for slab in slabs]
-    sums = max(_estimate_sums(volume, schedule) for schedule in schedules)
-    temporary = max(_estimate_temporaries(volume, schedule) for schedule in schedules)
-    if not gpu:
-        return volume.held_bytes + sums + max(temporary, volume.window_bytes), 0
-    if sums_in_ram:
-        return volume.held_bytes + sums + temporary, volume.window_bytes
-    return volume.held_bytes, sums + max(temporary, volume.window_bytes)
-
-
 def _estimate_sums(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
     """Return the bytes of active tiles, the importance map, and rows and columns kept."""
     a, b, c = schedule.order
@@ -142,10 +129,7 @@ def _estimate_sums(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
 
 
 def _estimate_temporaries(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
-    """Return the bytes of a batch, its logits and the part being added, or of a row being written.
-
-    The larger of the two.
-    """
+    """Return the bytes of a batch, its logits and the part being added, or of a written row."""
     _, b, c = schedule.order
     size, patch = schedule.size, schedule.patch
     rows, columns = (max(stop - start for start, stop in s) for s in schedule.tile_spans)

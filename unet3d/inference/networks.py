@@ -11,9 +11,8 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from unet3d import __version__
 from unet3d.errors import DoesNotFitError, UsageError, lacks_memory, summarize_error
-from unet3d.export import onnx_format, openvino_session
-from unet3d.export.program import export_program, require_packages, to_plain_operators
-from unet3d.inference.accumulate import Network
+from unet3d.export import formats
+from unet3d.inference.sliding_window import Network
 from unet3d.machine import (
     AUTOCAST_TYPES,
     TRUE_HALF_TYPES,
@@ -23,7 +22,6 @@ from unet3d.machine import (
 )
 from unet3d.model.half_precision import cast_to_half
 from unet3d.peak_memory import PeakMeter
-from unet3d.types import Triple
 
 
 def resolve_computation(
@@ -43,8 +41,7 @@ def resolve_computation(
     if backend != "torch":
         if kind != "cpu":
             raise UsageError(f"backend={backend} computes on the CPU: add device=cpu")
-        module = onnx_format if backend == "onnx" else openvino_session
-        require_packages(f"backend={backend}", module.REQUIRED_PACKAGES)
+        formats.require_packages(f"backend={backend}", formats.REQUIRED_PACKAGES[backend])
         if used.used != "32" and (backend, used.used) != ("openvino", "bf16"):
             used = Precision(used.requested, "32", f"backend={backend} computes in float32")
     return torch.device(device if ":" in device else kind), used
@@ -56,20 +53,18 @@ def open_network(
     precision: Precision,
     device: torch.device,
     *,
-    channels: int,
-    patch: Triple,
+    shape: Sequence[int],
 ) -> Network:
-    """Return a function from windows to logits, computed by the backend."""
+    """Return a function from windows (B, C, D, H, W) to logits, computed by the backend."""
     if backend == "torch":
         return get_inference_fn(network, precision, device)
-    program = export_program(to_plain_operators(network), channels, patch)
+    program = formats.export_program(formats.to_plain_operators(network), shape[1:])
     if backend == "openvino":
-        dtype = torch.bfloat16 if precision.used == "bf16" else torch.float32
-        return openvino_session.OpenVinoSession(program, dtype=dtype)
+        return formats.OpenVinoSession(program, "bf16" if precision.used == "bf16" else "f32")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
-        onnx_format.write_onnx(program, path, {"unet3d": __version__})
-        return onnx_format.OnnxSession(path)
+        formats.write_onnx(program, path, {"unet3d": __version__})
+        return formats.OnnxSession(path)
 
 
 def get_inference_fn(network: nn.Module, precision: Precision, device: torch.device) -> Network:
@@ -121,8 +116,6 @@ def measure_window_memory(
                 f"{shape[0]} windows of {size} do not fit in the {memory}: try batch_size=1, "
                 "precision=bf16 or device=cpu"
             ) from error
-        if device.type == "cuda" and isinstance(error, RuntimeError):  # may be the device's
-            raise
         raise UsageError(
             f"the network cannot take patches of {size}: {summarize_error(error)}"
         ) from error

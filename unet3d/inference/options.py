@@ -1,16 +1,87 @@
-"""Resolve options of predict that depend on the networks or on the scans, and describe them."""
+"""Options of prediction, and the predictor that they describe."""
 
-import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from unet3d.data.formats.volumes import OUTPUT_FORMATS, SUFFIX_LIST, split_suffix
-from unet3d.data.layouts.scans import ScanFiles
+from unet3d.config.fields import (
+    DEVICE_KIND,
+    PRECISION,
+    TEXT,
+    Kind,
+    integer,
+    number,
+    one_of,
+    one_or_list_of,
+    word_or,
+)
 from unet3d.errors import UsageError
 from unet3d.inference.ensemble import Ensemble
-from unet3d.inference.predictor import Predictor, ScanTask
-from unet3d.text import format_bytes
+from unet3d.inference.networks import resolve_computation
+from unet3d.inference.predictor import Predictor
+from unet3d.text import GIB
+from unet3d.types import BACKENDS
+
+
+def _are_axes(value: Any) -> bool:
+    is_list = isinstance(value, list) and all(type(axis) is int for axis in value)
+    return is_list and set(value) <= {0, 1, 2} and len(set(value)) == len(value)
+
+
+OVERLAP, BATCH_SIZE = number(">= 0", "below 1"), integer(">= 1")
+LEVEL, BACKEND = number(">= 0", "below 1"), one_of(BACKENDS)
+AXES = word_or(True, word_or(False, Kind("a list of the axes 0, 1 and 2", _are_axes, tuple), ()))
+ONE_OR_MORE = one_or_list_of(TEXT)
+CLASSES = word_or(
+    "auto",
+    Kind(
+        "none or a list of classes",
+        lambda value: value in (None, "none", []) or ONE_OR_MORE.accepts(value),
+        lambda value: () if value in (None, "none", []) else ONE_OR_MORE.convert(value),
+    ),
+)
+MEMORY = word_or("auto", replace(number("above 0"), convert=lambda value: int(value * GIB)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorConfig:
+    """How networks segment scans; None is auto."""
+
+    overlap: Annotated[float, OVERLAP]  # of windows
+    batch_size: Annotated[int, BATCH_SIZE]  # windows at a time
+    flip_axes: Annotated[tuple[int, ...] | None, AXES, "tta"]  # None: those of training
+    precision: Annotated[str | None, PRECISION]  # None: as the first network was trained
+    device: Annotated[str, DEVICE_KIND]
+    backend: Annotated[str, BACKEND]  # that runs the networks
+    skip_background: Annotated[float | None, LEVEL]  # None: skip no window
+    memory_bytes: Annotated[int | None, MEMORY, "memory_gib"]  # RAM of a case; None: what is free
+    keep_largest_component: Annotated[tuple[str, ...] | None, CLASSES]  # None: as in training
+    allow_targets: tuple[str, ...]
+
+
+def build_predictor(
+    ensemble: Ensemble, settings: PredictorConfig, *, ram: int | None, flip_option: str
+) -> Predictor:
+    """Build a predictor of loaded networks; a case may take `ram` bytes.
+
+    `flip_option` is what the user knows the axes of flips as.
+    """
+    flip_axes = resolve_flip_axes(settings.flip_axes, ensemble, flip_option)
+    device, precision = resolve_computation(
+        settings.device, settings.precision, settings.backend, ensemble.precision
+    )
+    return Predictor(
+        ensemble,
+        device=device,
+        precision=precision,
+        overlap=settings.overlap,
+        batch_size=settings.batch_size,
+        flip_axes=flip_axes,
+        keep_largest_component=settings.keep_largest_component,
+        ram=ram,
+        backend=settings.backend,
+        skip_background=settings.skip_background,
+    )
 
 
 def resolve_flip_axes(
@@ -18,8 +89,7 @@ def resolve_flip_axes(
 ) -> tuple[int, ...]:
     """Return the axes to flip, those of training if None; refuse those that training did not flip.
 
-    A network that never saw a mirrored scan segments it wrongly. `option` is what the user knows
-    the axes as.
+    A network that never saw a mirrored scan segments it wrongly.
     """
     trained = ensemble.mirroring_axes
     if requested is None:
@@ -36,81 +106,3 @@ def resolve_flip_axes(
             "wrongly what it has never seen mirrored: leave the other axes out"
         )
     return tuple(requested)
-
-
-def describe_mirroring(ensemble: Ensemble) -> str:
-    """Say what test-time augmentation along the axes of training does."""
-    training = "training" if len(ensemble.networks) == 1 else "the training of every network"
-    if not ensemble.mirroring_axes:
-        return f"nothing to mirror, because there is no axis that {training} flipped"
-    return f"mirroring the axes that {training} flipped: {list(ensemble.mirroring_axes)}"
-
-
-def check_output(output: Path) -> None:
-    """Refuse what is neither a folder nor named as labels: a file, or a new name such as x.png."""
-    if split_suffix(output)[1] or output.is_dir():
-        return
-    if output.exists() or re.fullmatch(r"\.[A-Za-z]{2,5}", output.suffix):
-        raise UsageError(
-            f"output={output} must be a folder, or for a single scan a file that ends in "
-            f"{SUFFIX_LIST}"
-        )
-
-
-def plan_outputs(
-    scans: Sequence[ScanFiles],
-    source: Path,
-    output: Path,
-    *,
-    save_probabilities: bool,
-    output_format: str = "auto",
-) -> list[ScanTask]:
-    """Return where each scan's results go, and make the folder for them."""
-    if output_format not in ("auto", *OUTPUT_FORMATS):
-        raise UsageError(
-            f"output_format must be auto, {', '.join(OUTPUT_FORMATS)}, got {output_format!r}"
-        )
-    check_output(output)
-    is_file = bool(split_suffix(output)[1])
-    if is_file and output_format != "auto":
-        raise UsageError(f"output={output} names a format: leave out output_format={output_format}")
-    if is_file and len(scans) > 1:
-        raise UsageError(f"output={output} is one file, but there are {len(scans)} scans")
-    folder = output.parent if is_file else output
-    if os.path.realpath(folder) == os.path.realpath(source if source.is_dir() else source.parent):
-        raise UsageError(f"output={output} must not be the folder of the images")
-    probabilities = folder / "probabilities"
-    (probabilities if save_probabilities else folder).mkdir(parents=True, exist_ok=True)
-    suffix = OUTPUT_FORMATS.get(output_format)
-    return [
-        ScanTask(
-            scan=scan,
-            labels=output if is_file else folder / f"{scan.name}{suffix or scan.suffix}",
-            probabilities=probabilities / f"{scan.name}.nii" if save_probabilities else None,
-        )
-        for scan in scans
-    ]
-
-
-def summarize_predictor(predictor: Predictor) -> str:
-    """Say which networks predict, on which device and in which precision."""
-    ensemble, precision = predictor.ensemble, predictor.precision
-    summary = f"{describe_networks(ensemble)}, precision {precision.used}"
-    if precision.requested != precision.used:
-        summary += f" (instead of {precision.requested}: {precision.reason})"
-    patch, window = "x".join(map(str, ensemble.patch_size)), format_bytes(predictor.window_bytes)
-    device = predictor.device.type
-    if predictor.backend != "torch":
-        device += f" with backend={predictor.backend}"
-    return (
-        f"{summary}, on {device}; windows of {patch} take {window}\n"
-        f"channels {', '.join(ensemble.channels)}; classes {', '.join(ensemble.classes)}"
-    )
-
-
-def describe_networks(ensemble: Ensemble) -> str:
-    """Say which networks an ensemble has, and how large they are."""
-    networks = ensemble.networks
-    parameters = sum(p.numel() for network in networks for p in network.parameters())
-    name = type(networks[0]).__name__ if len(networks) == 1 else f"{len(networks)} networks"
-    return f"{name}, {parameters:,} parameters"

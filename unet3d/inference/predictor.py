@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -21,12 +21,17 @@ from unet3d.data.preprocessing.pipeline import PreprocessedScan, check_channels,
 from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
-from unet3d.inference.accumulate import BackgroundTest, list_flips
 from unet3d.inference.ensemble import Ensemble
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
 from unet3d.inference.networks import measure_window_memory, open_network
+from unet3d.inference.sliding_window import (
+    BackgroundTest,
+    WindowRunner,
+    choose_decision,
+    list_flips,
+)
 from unet3d.inference.window_order import WindowSchedule
-from unet3d.inference.write_labels import Output, choose_decision, segment
+from unet3d.inference.write_labels import Output, segment
 from unet3d.machine import Precision, get_available_bytes, get_free_bytes
 from unet3d.text import MIB, format_bytes, pluralize
 
@@ -45,11 +50,6 @@ class ScanTask:
     labels: Path
     probabilities: Path | None
 
-    @property
-    def done(self) -> bool:
-        """Return whether all outputs exist; files are written atomically."""
-        return self.labels.exists() and (not self.probabilities or self.probabilities.exists())
-
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedScan:
@@ -66,52 +66,51 @@ class PreparedScan:
     differences: list[str]  # from the training cases of every network
 
 
+@dataclass(eq=False)
 class Predictor:
-    """Segment scans with the networks of an ensemble.
+    """Segment scans with the networks of an ensemble."""
 
-    `overlap`, `batch_size` and `flip_axes` (test-time augmentation) concern the sliding window;
-    of the classes `keep_largest_component` only the largest component is kept (None: as in
-    training); a case may take `ram` bytes, or, if None, what is free; `backend` runs the networks.
-    Windows without a voxel above the level `skip_background` are not computed
-    (:class:`unet3d.inference.accumulate.BackgroundTest`); None: all are.
-    """
+    ensemble: Ensemble
+    _: KW_ONLY
+    device: torch.device
+    precision: Precision
+    overlap: float  # of windows
+    batch_size: int  # windows at a time
+    flip_axes: Sequence[int] = ()  # of test-time augmentation
+    keep_largest_component: Sequence[str] | None = ()  # classes; None: those of training
+    ram: int | None = None  # bytes that a case may take; None: what is free
+    backend: str = "torch"  # that runs the networks
+    skip_background: float | None = None  # level of a BackgroundTest; None: compute all windows
 
-    def __init__(
-        self,
-        ensemble: Ensemble,
-        *,
-        device: torch.device,
-        precision: Precision,
-        overlap: float,
-        batch_size: int,
-        flip_axes: Sequence[int] = (),
-        keep_largest_component: Sequence[str] | None = (),
-        ram: int | None = None,
-        backend: str = "torch",
-        skip_background: float | None = None,
-    ):
-        self.ensemble, self.device, self.precision = ensemble, device, precision
-        self.overlap, self.batch_size, self.skip_background = overlap, batch_size, skip_background
-        self.flips, self.ram, self.backend = list_flips(flip_axes), ram, backend
-        if keep_largest_component is None:
-            keep_largest_component = ensemble.keep_largest_component
-        unknown = [name for name in keep_largest_component if name not in ensemble.classes[1:]]
-        if unknown:
+    def __post_init__(self):
+        ensemble, classes = self.ensemble, self.ensemble.classes
+        chosen = self.keep_largest_component
+        chosen = ensemble.keep_largest_component if chosen is None else chosen
+        if unknown := [name for name in chosen if name not in classes[1:]]:
             raise UsageError(
-                "keep_largest_component must be some of the classes "
-                f"{', '.join(ensemble.classes[1:])}; got {unknown[0]!r}"
+                f"keep_largest_component must be some of the classes {', '.join(classes[1:])}; "
+                f"got {unknown[0]!r}"
             )
-        self.largest_component_labels = [ensemble.classes.index(n) for n in keep_largest_component]
+        self.largest_component_labels = [classes.index(name) for name in chosen]
+        self.flips = list_flips(self.flip_axes)
+        shape = (self.batch_size, len(ensemble.channels), *ensemble.patch_size)
         self.networks = [
-            open_network(
-                *(network, backend, precision, device),
-                channels=len(ensemble.channels),
-                patch=ensemble.patch_size,
-            )
+            open_network(network, self.backend, self.precision, self.device, shape=shape)
             for network in ensemble.networks
         ]
-        shape = (batch_size, len(ensemble.channels), *ensemble.patch_size)
-        self.classes, self.window_bytes = measure_window_memory(self.networks, shape, device)
+        self.classes, self.window_bytes = measure_window_memory(self.networks, shape, self.device)
+
+    def __str__(self) -> str:
+        ensemble, precision = self.ensemble, self.precision
+        summary = f"{ensemble}, precision {precision.used}"
+        if precision.requested != precision.used:
+            summary += f" (instead of {precision.requested}: {precision.reason})"
+        patch, window = "x".join(map(str, ensemble.patch_size)), format_bytes(self.window_bytes)
+        backend = f" with backend={self.backend}" if self.backend != "torch" else ""
+        return (
+            f"{summary}, on {self.device.type}{backend}; windows of {patch} take {window}\n"
+            f"channels {', '.join(ensemble.channels)}; classes {', '.join(ensemble.classes)}"
+        )
 
     def describe_settings(self) -> dict[str, Any]:
         """Return all that changes the labels of a scan by more than rounding, as plain values."""
@@ -130,31 +129,6 @@ class Predictor:
         """Read and preprocess a scan, and plan its segmentation within the free memory."""
         return self.plan(task, self.read(task))
 
-    def estimate_reading(self, task: ScanTask) -> int:
-        """Return the bytes of RAM that reading and preprocessing a scan takes."""
-        return estimate_preprocessing_cost(task.scan.files, self.ensemble.preprocessing).ram
-
-    def read(self, task: ScanTask, ram: int | None = None) -> PreprocessedScan:
-        """Read and preprocess a scan, if its headers are valid and it fits in `ram` bytes.
-
-        None: what a case may take.
-        """
-        ram = self._budget().ram_bytes if ram is None else ram
-        findings = list(check_scan_headers(task.scan.name, task.scan.files))
-        if findings:
-            first, rest = findings[0], len(findings) - 1
-            more = f" (and {pluralize(rest, 'more problem')})" if rest else ""
-            raise UsageError(f"{first.file} {first.message}: {first.advice}{more}")
-        check_target(task.labels, task.scan.files[0])
-        needed = self.estimate_reading(task)
-        if needed > ram:
-            raise DoesNotFitError(
-                f"preprocessing needs {format_bytes(needed)} of RAM, "
-                f"{format_bytes(ram)} are available: {self._ram_advice}"
-            )
-        ensemble = self.ensemble
-        return ensemble.preprocessing.preprocess_scan(task.scan.files, ensemble.channels)
-
     def prepare_array(self, channels: np.ndarray, affine: np.ndarray) -> PreparedScan:
         """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
         check_channels("the image", len(channels), self.ensemble.channels)
@@ -167,20 +141,41 @@ class Predictor:
         scan = self.ensemble.preprocessing.preprocess_channels(channels, affine)
         return self.plan(None, scan)
 
+    def estimate_reading(self, task: ScanTask) -> int:
+        """Return the bytes of RAM that reading and preprocessing a scan takes."""
+        return estimate_preprocessing_cost(task.scan.files, self.ensemble.preprocessing).ram
+
+    def read(self, task: ScanTask, ram: int | None = None) -> PreprocessedScan:
+        """Read and preprocess a scan within `ram` bytes; None: what a case may take."""
+        if findings := list(check_scan_headers(task.scan.name, task.scan.files)):
+            first, rest = findings[0], len(findings) - 1
+            more = f" (and {pluralize(rest, 'more problem')})" if rest else ""
+            raise UsageError(f"{first.file} {first.message}: {first.advice}{more}")
+        check_target(task.labels, task.scan.files[0])
+        ram = self._get_budget().ram_bytes if ram is None else ram
+        needed = self.estimate_reading(task)
+        if needed > ram:
+            raise DoesNotFitError(
+                f"preprocessing needs {format_bytes(needed)} of RAM, "
+                f"{format_bytes(ram)} are available: {self._ram_advice}"
+            )
+        ensemble = self.ensemble
+        return ensemble.preprocessing.preprocess_scan(task.scan.files, ensemble.channels)
+
     def plan(self, task: ScanTask | None, scan: PreprocessedScan) -> PreparedScan:
         """Plan the segmentation of a preprocessed scan, within the free memory."""
-        budget = self._budget(held=scan.image.nbytes)
+        ensemble, budget = self.ensemble, self._get_budget(held=scan.image.nbytes)
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
         volume = VolumeToSegment(
             schedule=WindowSchedule(
                 size=scan.grid.shape,
-                patch=self.ensemble.patch_size,
+                patch=ensemble.patch_size,
                 overlap=self.overlap,
                 batch_size=self.batch_size,
             ),
             box=(d, h, w),
-            channels=len(self.ensemble.channels),
+            channels=len(ensemble.channels),
             classes=self.classes,
             window_bytes=self.window_bytes,
             held_bytes=scan.image.nbytes + voxels + HEAP,
@@ -195,6 +190,11 @@ class Predictor:
         if task is not None and task.probabilities is not None:
             file = get_probability_bytes(scan.grid.file_shape, self.classes)
             memory_summary += f"; probabilities: {format_bytes(file)} on disk"
+        normalize = ensemble.preprocessing.normalize
+        differences = [
+            describe_differences(scan.statistics, training, ensemble.channels, normalize)
+            for training in ensemble.training_statistics
+        ]
         return PreparedScan(
             name=name,
             task=task,
@@ -204,17 +204,8 @@ class Predictor:
             max_ram=max_ram,
             spare_ram=max(0, budget.ram_bytes - max_ram),
             memory_summary=memory_summary,
-            differences=self._find_differences(scan),
+            differences=differences[0] if differences and all(differences) else [],
         )
-
-    def _find_differences(self, scan: PreprocessedScan) -> list[str]:
-        """Return how a scan differs from the training cases, if it does for every network."""
-        normalize = self.ensemble.preprocessing.normalize
-        by_network = [
-            describe_differences(scan.statistics, training, self.ensemble.channels, normalize)
-            for training in self.ensemble.training_statistics
-        ]
-        return by_network[0] if by_network and all(by_network) else []
 
     def compute(
         self,
@@ -223,20 +214,16 @@ class Predictor:
         on_windows: Callable[[int], None] = lambda count: None,
         log: Callable[[str], None] = lambda message: None,
     ) -> Callable[[], None]:
-        """Segment a scan; return what writes the labels.
-
-        `on_windows` gets the number of windows done.
-        """
+        """Segment a scan; return what writes the labels. `on_windows` gets how many are done."""
         task, regions = prepared.task, self.ensemble.regions
         assert task is not None
         more = []
         with ExitStack() as files:
             if task.probabilities is not None:
                 like = task.scan.files[0]
-                opened = open_probability_file(
-                    task.probabilities, self.classes, like, read_header(like)
+                array = files.enter_context(
+                    open_probability_file(task.probabilities, self.classes, like, read_header(like))
                 )
-                array = files.enter_context(opened)
                 if regions is None:
                     array[0] = 1  # all is background outside of the crop
                 activation = torch.sigmoid if regions else partial(torch.softmax, dim=0)
@@ -255,45 +242,34 @@ class Predictor:
         more: Sequence[Output] = (),
     ) -> np.ndarray:
         """Return the labels of a scan in the grid of its file, uint8; fill `more` outputs."""
-        labels = np.zeros(prepared.scan.grid.file_shape, np.uint8)
-        decide = choose_decision(self.ensemble.regions, self.ensemble.region_labels)
+        labels, regions = np.zeros(prepared.scan.grid.file_shape, np.uint8), self.ensemble.regions
+        decide = choose_decision(regions, self.ensemble.region_labels)
         outputs = [Output(decide, get_crop(labels, prepared)), *more]
-        image, background = torch.from_numpy(prepared.scan.image), None
-        if self.skip_background is not None:
-            background = BackgroundTest(
-                image,
-                self.skip_background,
-                outputs=self.classes,
-                overlapping=self.ensemble.regions is not None,
-            )
-
-        def run(plan: InferencePlan) -> None:
-            num_skipped = segment(
-                image,
-                self.networks,
-                plan,
-                outputs,
-                flips=self.flips,
-                device=self.device,
-                on_windows=on_windows,
-                background=background,
-            )
-            if num_skipped:
-                log(f"{prepared.name}: skipped {num_skipped} of {plan.windows} windows")
-
-        out_of_memory = False
+        image, level, background = torch.from_numpy(prepared.scan.image), self.skip_background, None
+        if level is not None:
+            overlapping = regions is not None
+            background = BackgroundTest(image, level, outputs=self.classes, overlapping=overlapping)
+        runner = WindowRunner(
+            networks=self.networks,
+            device=self.device,
+            flips=self.flips,
+            background=background,
+            on_windows=on_windows,
+        )
+        plan, num_skipped = prepared.plan, None
         try:
-            run(prepared.plan)
+            num_skipped = segment(image, runner, plan, outputs)
         except torch.OutOfMemoryError:
-            if prepared.plan.sums_in_ram:
+            if plan.sums_in_ram:
                 raise
-            out_of_memory = True
-        if out_of_memory:  # outside of the handler, whose error holds memory
+        if num_skipped is None:  # outside of the handler, whose error holds memory
             torch.cuda.empty_cache()
-            budget = replace(self._budget(), gpu_bytes=self.window_bytes)  # none for the sums
+            budget = replace(self._get_budget(), gpu_bytes=self.window_bytes)  # none for the sums
             plan = self._choose_plan(prepared.volume, budget)
             log(f"{prepared.name}: out of GPU memory; retrying with {describe_cost(plan)}")
-            run(plan)
+            num_skipped = segment(image, runner, plan, outputs)
+        if num_skipped:
+            log(f"{prepared.name}: skipped {num_skipped} of {plan.windows} windows")
         postprocess.keep_largest_component(labels, self.largest_component_labels)
         return labels
 
@@ -316,15 +292,15 @@ class Predictor:
     def _ram_advice(self) -> str:
         return "close other programs" if self.ram is None else "raise memory_gib"
 
-    def _budget(self, held: int = 0) -> Budget:
+    def _get_budget(self, held: int = 0) -> Budget:
         """Return what a case may take, of which it holds some bytes of RAM already."""
         ram = self.ram
         if ram is None:
             free = get_available_bytes(torch.device("cpu"))
             ram = 2**62 if free is None else int(USABLE_FRACTION * free) + held
-        if self.device.type != "cuda":
-            return Budget(ram_bytes=ram)
-        return Budget(ram_bytes=ram, gpu_bytes=int(USABLE_FRACTION * get_free_bytes(self.device)))
+        is_on_gpu = self.device.type == "cuda"
+        gpu = int(USABLE_FRACTION * get_free_bytes(self.device)) if is_on_gpu else None
+        return Budget(ram_bytes=ram, gpu_bytes=gpu)
 
 
 def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:

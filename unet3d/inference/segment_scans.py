@@ -6,15 +6,18 @@ write to the same one. It is empty while its labels are replaced: after a kill t
 """
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
+from unet3d.data.formats.volumes import OUTPUT_FORMATS, SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import digest_volume
 from unet3d.data.preprocessing.pipeline import PreprocessedScan
@@ -25,9 +28,6 @@ from unet3d.text import format_bytes, join_first, pluralize
 
 T = TypeVar("T")
 
-Origin = Mapping[str, Any]
-"""What labels are made from, as their record says it."""
-
 Failure = tuple[ScanTask, Exception]
 
 FOLDER = ".unet3d"
@@ -37,6 +37,42 @@ CAUSES = {"checkpoints": "another checkpoint", "options": "other options", "scan
 
 FOREIGN = "foreign"
 """Instead of a cause: the labels may be somebody's work."""
+
+
+def plan_outputs(
+    scans: Sequence[ScanFiles],
+    source: Path,
+    output: Path,
+    *,
+    save_probabilities: bool = False,
+    output_format: str = "auto",
+) -> list[ScanTask]:
+    """Return where each scan's results go, and make the folder for them."""
+    is_file = bool(split_suffix(output)[1])
+    is_other_file = output.exists() or re.fullmatch(r"\.[A-Za-z]{2,5}", output.suffix)
+    if is_other_file and not is_file and not output.is_dir():
+        raise UsageError(
+            f"output={output} must be a folder, or for a single scan a file that ends in "
+            f"{SUFFIX_LIST}"
+        )
+    if is_file and output_format != "auto":
+        raise UsageError(f"output={output} names a format: leave out output_format={output_format}")
+    if is_file and len(scans) > 1:
+        raise UsageError(f"output={output} is one file, but there are {len(scans)} scans")
+    folder = output.parent if is_file else output
+    if os.path.realpath(folder) == os.path.realpath(source if source.is_dir() else source.parent):
+        raise UsageError(f"output={output} must not be the folder of the images")
+    probabilities = folder / "probabilities"
+    (probabilities if save_probabilities else folder).mkdir(parents=True, exist_ok=True)
+    suffix = OUTPUT_FORMATS.get(output_format)
+    return [
+        ScanTask(
+            scan=scan,
+            labels=output if is_file else folder / f"{scan.name}{suffix or scan.suffix}",
+            probabilities=probabilities / f"{scan.name}.nii" if save_probabilities else None,
+        )
+        for scan in scans
+    ]
 
 
 def find_pending(
@@ -76,29 +112,15 @@ def find_cause(task: ScanTask, settings: Mapping[str, Any]) -> str | None:
         return FOREIGN
     if "labels" not in record:  # interrupted
         return ""
-    cause = next((CAUSES[key] for key in settings if record.get(key) != settings[key]), "")
-    if not cause:
-        try:
-            cause = "" if record.get("scan") == digest_scan(task.scan) else CAUSES["scan"]
-        except (OSError, UsageError):  # reading it says why
-            return ""
-    if not cause and task.done and (task.probabilities is None or record.get("probabilities")):
+    try:
+        origin = {**settings, "scan": digest_scan(task.scan)}
+    except (OSError, UsageError):  # reading it says why
+        return ""
+    cause = next((CAUSES[key] for key in origin if record.get(key) != origin[key]), "")
+    file = task.probabilities
+    if not cause and (file is None or (file.exists() and record.get("probabilities"))):
         return None
     return cause if record["labels"] == digest_volume(task.labels) else FOREIGN
-
-
-@dataclass(frozen=True)
-class _Writing:
-    task: ScanTask
-    nbytes: int
-    future: Future[None]
-
-    def list_failures(self) -> list[Failure]:
-        """Wait for the labels."""
-        error = self.future.exception()
-        if error is not None and not isinstance(error, Exception):
-            raise error
-        return [] if error is None else [(self.task, error)]
 
 
 def segment_scans(
@@ -115,8 +137,9 @@ def segment_scans(
     `predictor.compute`, its default, does.
     """
     compute = compute or predictor.compute
-    reading: Future[tuple[Origin, PreprocessedScan]] | None = None
-    writing: _Writing | None = None
+    reading: Future[tuple[dict[str, Any], PreprocessedScan]] | None = None
+    writing: Future[list[Failure]] | None = None
+    written_bytes = 0  # that `writing` holds
     try:
         for task, next_task in zip(tasks, [*tasks[1:], None], strict=False):
             read, reading = reading, None
@@ -124,11 +147,11 @@ def segment_scans(
                 origin, scan = _read(predictor, task) if read is None else read.result()
                 prepared = predictor.plan(task, scan)
                 del read, scan  # or they would keep the image of a scan that is done
-                if writing and (writing.nbytes > prepared.spare_ram or writing.future.done()):
-                    yield from writing.list_failures()
-                    writing = None
+                if writing and (written_bytes > prepared.spare_ram or writing.done()):
+                    yield from writing.result()
+                    writing, written_bytes = None, 0
                 if prefetch and next_task is not None:
-                    spare = prepared.spare_ram - (writing.nbytes if writing else 0)
+                    spare = prepared.spare_ram - written_bytes
                     with suppress(Exception):  # an invalid file is reported when it is its turn
                         needed = predictor.estimate_reading(next_task)
                         if needed <= spare:
@@ -142,39 +165,44 @@ def segment_scans(
                 write_labels, nbytes = compute(prepared), prod(prepared.scan.grid.file_shape)
                 del prepared
                 if writing:
-                    yield from writing.list_failures()
-                    writing = None
-                if prefetch:
-                    future = start_in_thread(_write, task, write_labels, origin)
-                    writing = _Writing(task, nbytes, future)
-                else:
-                    _write(task, write_labels, origin)
+                    yield from writing.result()
+                writing = start_in_thread(_write, task, write_labels, origin)
+                written_bytes = nbytes
                 del write_labels
+                if not prefetch:
+                    yield from writing.result()
+                    writing, written_bytes = None, 0
             except Exception as error:
                 yield task, error
         if writing:
-            yield from writing.list_failures()
+            yield from writing.result()
     finally:
         if writing:
-            wait([writing.future])
+            wait([writing])
 
 
 def _read(
     predictor: Predictor, task: ScanTask, ram: int | None = None
-) -> tuple[Origin, PreprocessedScan]:
+) -> tuple[dict[str, Any], PreprocessedScan]:
     """Return a scan, and what its labels are made from before it is read: it may be replaced."""
     origin = {**predictor.describe_settings(), "scan": digest_scan(task.scan)}
     return origin, predictor.read(task, ram)
 
 
-def _write(task: ScanTask, write_labels: Callable[[], None], origin: Origin) -> None:
-    """Write labels, and record what they were made from."""
-    write_labels()
-    written = {
-        "probabilities": task.probabilities is not None,
-        "labels": digest_volume(task.labels),
-    }
-    write_text(get_record_path(task.labels), json.dumps({**origin, **written}))
+def _write(
+    task: ScanTask, write_labels: Callable[[], None], origin: Mapping[str, Any]
+) -> list[Failure]:
+    """Write labels, and record what they were made from; return the task if it fails."""
+    try:
+        write_labels()
+        written = {
+            "probabilities": task.probabilities is not None,
+            "labels": digest_volume(task.labels),
+        }
+        write_text(get_record_path(task.labels), json.dumps({**origin, **written}))
+    except Exception as error:
+        return [(task, error)]
+    return []
 
 
 def start_in_thread(work: Callable[..., T], *arguments: object) -> Future[T]:

@@ -1,9 +1,9 @@
 """Share scans among processes: one per GPU, or several on a CPU."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,20 +12,9 @@ from unet3d.inference.predictor import USABLE_FRACTION
 from unet3d.machine import get_available_bytes, resolve_device
 from unet3d.stop_signals import SignalListener
 
+Result = TypeVar("Result")
 
-@dataclass(frozen=True, kw_only=True)
-class InferenceResult:
-    """What became of the scans of a process."""
-
-    num_tasks: int
-    num_skipped: int  # of scans that had an output
-    num_different: int  # of scans that differ from the training data
-    failures: tuple[str, ...]
-    out_of_memory: bool  # whether one of these was for lack of memory
-    seconds: float  # without loading the networks
-
-
-Work = Callable[[tuple[int, int], int | None], InferenceResult]
+Work = Callable[[tuple[int, int], int | None], Result]
 """Segments a share (n, count) of the scans, every count-th from the n-th on, within some RAM."""
 
 
@@ -40,11 +29,12 @@ def count_processes(device: str, devices: int | None) -> int:
     return devices
 
 
-def run_in_processes(work: Work, count: int, device: str, *, ram: int | None) -> InferenceResult:
+def run_in_processes(
+    work: Work[Result], count: int, device: str, *, ram: int | None
+) -> list[Result]:
     """Call `work` in `count` processes, each with its share of the scans and of the RAM.
 
-    Return the sums of their results. An error of a process, not of one of its scans, is raised
-    when the others have ended.
+    An error of a process, not of one of its scans, is raised when the others have ended.
     """
     if ram is None and (free := get_available_bytes(torch.device("cpu"))) is not None:
         ram = int(USABLE_FRACTION * free)
@@ -52,16 +42,16 @@ def run_in_processes(work: Work, count: int, device: str, *, ram: int | None) ->
     threads = max(1, torch.get_num_threads() // count)
     try:
         for n in range(count):
-            part = (n, count), None if ram is None else ram // count
+            share = (n, count), None if ram is None else ram // count
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=_run_share, args=(work, part, device, threads, sender), daemon=True
+                target=_run_share, args=(work, share, device, threads, sender), daemon=True
             )
             process.start()
             sender.close()  # or the death of the process would not end the pipe
             processes.append(process)
             pipes.append(receiver)
-        received = [_receive(pipe) for pipe in pipes]
+        results = [_receive(pipe) for pipe in pipes]
     except BaseException:
         for process in processes:
             process.terminate()  # it removes what it has half written
@@ -69,22 +59,14 @@ def run_in_processes(work: Work, count: int, device: str, *, ram: int | None) ->
     finally:
         for process in processes:
             process.join()
-    results: list[InferenceResult] = []
-    for result in received:
+    for result in results:
         if isinstance(result, Exception):
             raise result
-        results.append(result)
-    return InferenceResult(
-        num_tasks=sum(result.num_tasks for result in results),
-        num_skipped=sum(result.num_skipped for result in results),
-        num_different=sum(result.num_different for result in results),
-        failures=tuple(failure for result in results for failure in result.failures),
-        out_of_memory=any(result.out_of_memory for result in results),
-        seconds=max(result.seconds for result in results),
-    )
+    return results
 
 
-def _receive(pipe: Connection) -> InferenceResult | Exception:
+def _receive(pipe: Connection) -> Any:
+    """Return the result of a process, or its error."""
     try:
         return pipe.recv()
     except EOFError:
@@ -95,8 +77,8 @@ def _receive(pipe: Connection) -> InferenceResult | Exception:
 
 
 def _run_share(
-    work: Work,
-    part: tuple[tuple[int, int], int | None],
+    work: Work[Any],
+    share: tuple[tuple[int, int], int | None],
     device: str,
     threads: int,
     sender: Connection,
@@ -105,10 +87,10 @@ def _run_share(
     try:
         with SignalListener().listening():
             if resolve_device(device, "device") == "cuda":
-                torch.cuda.set_device(part[0][0])
+                torch.cuda.set_device(share[0][0])
             else:
                 torch.set_num_threads(threads)
-            sender.send(work(*part))
+            sender.send(work(*share))
     except (Interrupted, KeyboardInterrupt):
         pass
     except Exception as error:

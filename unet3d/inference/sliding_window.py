@@ -1,39 +1,81 @@
-"""Segment whole volumes with a sliding window, as validation does.
+"""Run the windows of a volume through networks, and accumulate their logits tile by tile.
 
 MONAI's SlidingWindowInferer keeps the logits of all classes for the whole volume.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import permutations
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from itertools import permutations, product
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from unet3d.inference.accumulate import Network, run_windows
-from unet3d.inference.window_order import OutputTile, Span, WindowSchedule
-from unet3d.inference.write_labels import Decision, argmax_labels
+from unet3d.data.dataset import get_region_labels
+from unet3d.inference.window_order import (
+    OutputTile,
+    Span,
+    Triple,
+    WindowSchedule,
+    make_gaussian_importance,
+)
+
+Network = Callable[[Tensor], Tensor]
+"""(B, C, D, H, W) -> logits (B, K, D, H, W)."""
+
+Decision = Callable[[Tensor], Tensor]
+"""Logits (K, ...) -> labels (...), or another output such as probabilities (K, ...)."""
 
 Observer = Callable[[Sequence[Span], Tensor], None]
 """(D, H, W) spans of a part, and its logits (K, D, H, W)."""
 
+BACKGROUND_PERCENTILES = 0.5, 99.5
+"""The darkest and the brightest voxels of a channel."""
 
+MAX_SAMPLED_VOXELS = 2**18
+"""Size of the sample from which the percentiles are computed."""
+
+MIN_BACKGROUND_LEVEL = 1e-5
+"""Interpolation between equal voxels rounds."""
+
+BACKGROUND_LOGIT = 10.0
+"""Margin of the background where no window is computed: a probability of 0.9999."""
+
+
+def argmax_labels(logits: Tensor) -> Tensor:
+    """Return the class of each voxel, uint8; of equal logits, the first."""
+    return logits.max(0).indices.to(torch.uint8)  # argmax takes ten times as long on a CPU
+
+
+def label_regions(logits: Tensor, labels: Sequence[int]) -> Tensor:
+    """Return the label of the last region that contains each voxel, uint8; 0 outside of all."""
+    output = torch.zeros(logits.shape[1:], dtype=torch.uint8, device=logits.device)
+    for region, label in zip(logits, labels, strict=True):
+        output.masked_fill_(region > 0, label)
+    return output
+
+
+def choose_decision(
+    regions: Mapping[str, Sequence[int]] | None, region_labels: Sequence[int] | None
+) -> Decision:
+    """Return what turns logits of classes, or of regions, into labels."""
+    if regions is None:
+        return argmax_labels
+    return partial(label_regions, labels=get_region_labels(regions, region_labels))
+
+
+@dataclass(frozen=True)
 class SlidingWindow:
-    """Overlapping windows of `patch_size`, blended with Gaussian weights, labeled tile by tile."""
+    """Segment whole volumes, as validation does: windows with Gaussian weights, tile by tile."""
 
-    def __init__(
-        self,
-        patch_size: Sequence[int],
-        *,
-        overlap: float = 0.5,
-        batch_size: int = 1,
-        decide: Decision = argmax_labels,
-    ):
-        d, h, w = patch_size
-        self.patch_size = d, h, w
-        self.overlap = overlap
-        self.batch_size = batch_size
-        self.decide = decide
+    patch_size: Sequence[int]
+    _: KW_ONLY
+    overlap: float = 0.5
+    batch_size: int = 1
+    decide: Decision = argmax_labels
 
     def __call__(self, image: Tensor, network: Network, observe: Observer | None = None) -> Tensor:
         """(B, C, D, H, W) -> labels (B, D, H, W), uint8.
@@ -44,23 +86,166 @@ class SlidingWindow:
 
     def _segment(self, image: Tensor, network: Network, observe: Observer | None) -> Tensor:
         _, d, h, w = image.shape
-        base = WindowSchedule(
-            size=(d, h, w),
-            patch=self.patch_size,
-            overlap=self.overlap,
-            batch_size=self.batch_size,
-        )
-        schedules = [replace(base, order=(a, b, c)) for a, b, c in permutations(range(3))]
+        schedules = [
+            WindowSchedule(
+                size=(d, h, w),
+                patch=self.patch_size,
+                overlap=self.overlap,
+                order=(rows, columns, lengthwise),
+                batch_size=self.batch_size,
+            )
+            for rows, columns, lengthwise in permutations(range(3))
+        ]
         schedule = min(schedules, key=lambda s: s.max_active_voxels)
         labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 
         def write_tile(tile: OutputTile, logits: Tensor) -> None:
-            box = schedule.get_tile_box(tile.rows, tile.columns)
-            labels[tuple(slice(*span) for span in box)] = self.decide(logits)
+            labels[tuple(slice(*span) for span in tile.box)] = self.decide(logits)
             if observe is not None:
-                observe(box, logits)
+                observe(tile.box, logits)
 
-        run_windows(
-            image, schedule, [network], write_tile, device=image.device, sum_device=image.device
-        )
+        runner = WindowRunner(networks=[network], device=image.device)
+        runner.run(image, schedule, write_tile, image.device)
         return labels
+
+
+def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return all combinations of flips along these axes, no flip included.
+
+    >>> list_flips([0, 2])
+    [(), (2,), (0,), (0, 2)]
+    """
+    choices = product(*((False, True) for _ in axes))
+    return [tuple(a for a, flip in zip(axes, choice, strict=True) if flip) for choice in choices]
+
+
+class BackgroundTest:
+    """A window is background if no voxel of any channel is above the channel's threshold.
+
+    `level` is between the darkest voxels of the preprocessed image (C, D, H, W), 0, and the
+    brightest, 1. The `outputs` are classes of which the first is the background or, if
+    `overlapping`, regions. `logits` are those of the voxels that no computed window covers.
+    """
+
+    def __init__(self, image: Tensor, level: float, *, outputs: int, overlapping: bool):
+        step = max(1, round((image[0].numel() / MAX_SAMPLED_VOXELS) ** (1 / 3)))
+        sample = image[:, ::step, ::step, ::step].flatten(1).cpu().numpy()
+        level = max(level, MIN_BACKGROUND_LEVEL)
+        percentiles = np.percentile(sample, BACKGROUND_PERCENTILES, axis=1).T
+        self.thresholds = [float(low + level * (high - low)) for low, high in percentiles]
+        self.logits = [BACKGROUND_LOGIT, *[0.0] * (outputs - 1)]
+        if overlapping:
+            self.logits = [-BACKGROUND_LOGIT] * outputs
+
+    def is_background(self, window: Tensor) -> bool:
+        """Return whether a window (C, D, H, W), without its padding, is background."""
+        pairs = zip(window, self.thresholds, strict=True)
+        return all(bool(channel.max() <= threshold) for channel, threshold in pairs)
+
+
+class Accumulator:
+    """Weighted sums of logits for the active tiles.
+
+    The last channel of a tile's sum is the sum of the weights.
+    """
+
+    def __init__(
+        self, schedule: WindowSchedule, device: torch.device, background: BackgroundTest | None
+    ):
+        self.schedule, self.background = schedule, background
+        self.weights = torch.from_numpy(make_gaussian_importance(schedule.patch)).to(device)
+        self.active: dict[OutputTile, Tensor] = {}
+
+    def add(self, window: Triple, logits: Tensor, flips: Sequence[int]) -> None:
+        """Add the logits (K, D, H, W) of a window that was flipped along some axes."""
+        flip_dims = [axis + 1 for axis in flips]
+        for tile in self.schedule.find_tiles_under(window):
+            sums = self.active.get(tile)
+            if sums is None:
+                sums = self.active[tile] = self._make_sums(tile, len(logits))
+            target, inside, source = [], [], []  # of the sums, the weights, the flipped logits
+            for axis, (start, stop) in enumerate(tile.box):
+                first, side = window[axis], self.schedule.patch[axis]
+                begin, end = max(start, first), min(stop, first + side)
+                target.append(slice(begin - start, end - start))
+                inside.append(slice(begin - first, end - first))
+                mirrored = slice(side - (end - first), side - (begin - first))
+                source.append(mirrored if axis in flips else inside[-1])
+            values = logits[(slice(None), *source)].float()
+            weights = self.weights[tuple(inside)]
+            part = sums[(slice(None), *target)]
+            part[:-1].addcmul_(values.flip(flip_dims) if flip_dims else values, weights)
+            part[-1] += weights
+
+    def finalize(self, tile: OutputTile) -> Tensor:
+        """Return the mean logits (K, D, H, W) of a completed tile and release its sums."""
+        sums = self.active.pop(tile, None)
+        if sums is None:  # all of its windows are background
+            assert self.background is not None
+            sums = self._make_sums(tile, len(self.background.logits))
+        logits, weights = sums[:-1], sums[-1]
+        logits /= weights
+        if self.background is not None and torch.any(uncovered := weights == 0):
+            for output, value in zip(logits, self.background.logits, strict=True):
+                output.masked_fill_(uncovered, value)
+        return logits
+
+    def _make_sums(self, tile: OutputTile, classes: int) -> Tensor:
+        shape = [stop - start for start, stop in tile.box]
+        # In float32 also where pure half precision has made half the default dtype.
+        return torch.zeros(classes + 1, *shape, dtype=torch.float32, device=self.weights.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowRunner:
+    """Runs the windows of volumes through networks, on their device.
+
+    Windows that `background` finds are not computed. `on_windows` gets the size of each completed
+    batch.
+    """
+
+    networks: Sequence[Network]
+    device: torch.device
+    flips: Sequence[Sequence[int]] = ((),)
+    background: BackgroundTest | None = None
+    on_windows: Callable[[int], None] = lambda count: None
+
+    def run(
+        self,
+        image: Tensor,
+        schedule: WindowSchedule,
+        on_tile: Callable[[OutputTile, Tensor], None],
+        sum_device: torch.device,
+    ) -> int:
+        """Call `on_tile` with each tile and its mean logits (K, D, H, W) over networks and flips.
+
+        `image` is (C, D, H, W). Return the number of windows that are not computed: a voxel has the
+        mean of the others.
+        """
+        background = self.background
+        sums = Accumulator(schedule, sum_device, background)
+        tiles, num_skipped = deque(schedule.tiles), 0
+        for begin in range(0, len(schedule.windows), schedule.batch_size):
+            scheduled = schedule.windows[begin : begin + schedule.batch_size]
+            windows, parts = [], []
+            for window in scheduled:
+                inside, missing = schedule.locate_window(window)
+                part = image[(slice(None), *inside)]
+                if background is None or not background.is_background(part):
+                    padding = [voxels for pair in reversed(missing) for voxels in pair]
+                    windows.append(window)
+                    parts.append(pad(part, padding) if any(padding) else part)
+            num_skipped += len(scheduled) - len(windows)
+            if windows:
+                batch = torch.stack(parts).to(self.device)
+                del parts
+                for network, axes in product(self.networks, self.flips):
+                    logits = network(batch.flip([axis + 2 for axis in axes])).to(sum_device)
+                    for index, window in enumerate(windows):
+                        sums.add(window, logits[index], axes)
+                    del logits  # before the network computes the next ones
+            self.on_windows(len(scheduled))
+            while tiles and tiles[0].last < begin + len(scheduled):
+                tile = tiles.popleft()
+                on_tile(tile, sums.finalize(tile))
+        return num_skipped

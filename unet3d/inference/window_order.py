@@ -24,10 +24,11 @@ MIN_IMPORTANCE = 1e-3
 
 @dataclass(frozen=True)
 class OutputTile:
-    """Rows and columns covered by the same windows, whose indices go from `first` to `last`."""
+    """A part of the volume that the same windows cover, whose indices go from `first` to `last`."""
 
     rows: Span
     columns: Span
+    box: tuple[Span, Span, Span]  # along the volume's axes
     first: int
     last: int
 
@@ -37,7 +38,7 @@ class WindowSchedule:
     """The windows of a volume in their order, and the tiles that they cover."""
 
     size: Triple  # of the volume
-    patch: Triple
+    patch: Sequence[int]
     overlap: float
     order: Triple = (0, 1, 2)  # the volume's axes for rows, columns and the tiles' length
     columns: Span | None = None  # only these columns are computed; None: all
@@ -80,16 +81,16 @@ class WindowSchedule:
 
         A tile comes after the tiles before it along the rows and along the columns.
         """
-        a, b, _ = self.order
+        a, b, c = self.order
         row_starts, column_starts, lengthwise = self.starts
         tiles = []
         for rows, columns in product(*self.tile_spans):
-            over_rows = find_windows_over(row_starts, self.patch[a], rows)
-            over_columns = find_windows_over(column_starts, self.patch[b], columns)
-            per_row, per_column = len(column_starts), len(lengthwise)
-            first = (over_rows[0] * per_row + over_columns[0]) * per_column
-            last = (over_rows[-1] * per_row + over_columns[-1] + 1) * per_column - 1
-            tiles.append(OutputTile(rows, columns, first, last))
+            spans = {a: rows, b: columns, c: (0, self.size[c])}
+            first_row, last_row = find_windows_over(row_starts, self.patch[a], rows)
+            first_column, last_column = find_windows_over(column_starts, self.patch[b], columns)
+            first = (first_row * len(column_starts) + first_column) * len(lengthwise)
+            last = (last_row * len(column_starts) + last_column + 1) * len(lengthwise) - 1
+            tiles.append(OutputTile(rows, columns, (spans[0], spans[1], spans[2]), first, last))
         return sorted(tiles, key=lambda tile: (tile.last, tile.rows, tile.columns))
 
     @cached_property
@@ -97,33 +98,32 @@ class WindowSchedule:
         """Return the largest number of voxels in active tiles at any time."""
         change = [0] * (len(self.windows) // self.batch_size + 2)
         for tile in self.tiles:
-            box = self.get_tile_box(tile.rows, tile.columns)
-            voxels = prod(stop - start for start, stop in box)
+            voxels = prod(stop - start for start, stop in tile.box)
             change[tile.first // self.batch_size] += voxels
             change[tile.last // self.batch_size + 1] -= voxels
         return max(accumulate(change))
 
-    def find_tiles_under(self, window: Triple) -> list[tuple[Span, Span]]:
-        """Return rows and columns of the tiles that a window covers."""
-        rows, columns = (
-            [span for span in spans if window[axis] <= span[0] < window[axis] + self.patch[axis]]
-            for axis, spans in zip(self.order, self.tile_spans, strict=False)
-        )
-        return list(product(rows, columns))
+    def find_tiles_under(self, window: Triple) -> list[OutputTile]:
+        """Return the tiles that a window covers."""
+        a, b, _ = self.order
+        return [
+            tile
+            for tile in self.tiles
+            if window[a] <= tile.rows[0] < window[a] + self.patch[a]
+            and window[b] <= tile.columns[0] < window[b] + self.patch[b]
+        ]
 
-    def get_lengthwise_span(self, window: Triple) -> Span:
-        """Return the part of its tiles' length that a window covers."""
-        axis = self.order[2]
-        return max(window[axis], 0), min(window[axis] + self.patch[axis], self.size[axis])
+    def locate_window(self, window: Triple) -> tuple[tuple[slice, ...], list[Span]]:
+        """Return a window's part of the volume, and its voxels before and behind it on each axis.
 
-    def get_tile_box(self, rows: Span, columns: Span) -> list[Span]:
-        """Return the three spans of a tile in the order of the volume's axes."""
-        return self.to_volume_order(rows, columns, (0, self.size[self.order[2]]))
-
-    def to_volume_order(self, rows: Span, columns: Span, lengthwise: Span) -> list[Span]:
-        """Return the three spans in the order of the volume's axes."""
-        spans = dict(zip(self.order, (rows, columns, lengthwise), strict=True))
-        return [spans[axis] for axis in range(3)]
+        >>> schedule = WindowSchedule(size=(5, 20, 9), patch=(8, 8, 8), overlap=0.5)
+        >>> schedule.locate_window((-1, 12, 0))
+        ((slice(0, 5, None), slice(12, 20, None), slice(0, 8, None)), [(1, 2), (0, 0), (0, 0)])
+        """
+        spans = list(zip(window, self.patch, self.size, strict=True))
+        inside = (slice(max(first, 0), min(first + side, n)) for first, side, n in spans)
+        missing = [(max(-first, 0), max(first + side - n, 0)) for first, side, n in spans]
+        return tuple(inside), missing
 
 
 def compute_window_starts(size: int, patch: int, overlap: float) -> list[int]:
@@ -138,7 +138,7 @@ def compute_window_starts(size: int, patch: int, overlap: float) -> list[int]:
     return [*range(0, size - patch, step), size - patch]
 
 
-def make_gaussian_importance(patch: Triple) -> np.ndarray:
+def make_gaussian_importance(patch: Sequence[int]) -> np.ndarray:
     """Return a window's importance map: a Gaussian with an eighth of its sides as sigma."""
     weights = np.ones((), np.float32)
     for side in patch:
@@ -158,6 +158,7 @@ def split_at_edges(starts: Sequence[int], patch: int, within: Span) -> list[Span
     return list(pairwise(sorted({begin, end, *(e for e in edges if begin < e < end)})))
 
 
-def find_windows_over(starts: Sequence[int], patch: int, span: Span) -> list[int]:
-    """Return the indices of the windows that cover a span."""
-    return [n for n, start in enumerate(starts) if start <= span[0] < start + patch]
+def find_windows_over(starts: Sequence[int], patch: int, span: Span) -> Span:
+    """Return the indices of the first and the last window that cover a span."""
+    indices = [n for n, start in enumerate(starts) if start <= span[0] < start + patch]
+    return indices[0], indices[-1]

@@ -3,44 +3,17 @@
 Linear interpolation needs the row and the column before a tile: only these are kept.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unet3d.data.dataset import get_region_labels
 from unet3d.errors import RunError
-from unet3d.inference.accumulate import BackgroundTest, Network, run_windows
-from unet3d.inference.memory_plan import InferencePlan
-from unet3d.inference.window_order import OutputTile, Span, WindowSchedule
-
-Decision = Callable[[Tensor], Tensor]
-"""Logits (K, ...) -> labels (...), or another output such as probabilities (K, ...)."""
-
-
-def argmax_labels(logits: Tensor) -> Tensor:
-    """Return the class of each voxel, uint8; of equal logits, the first."""
-    return logits.max(0).indices.to(torch.uint8)  # argmax takes ten times as long on a CPU
-
-
-def label_regions(logits: Tensor, labels: Sequence[int]) -> Tensor:
-    """Return the label of the last region that contains each voxel, uint8; 0 outside of all."""
-    output = torch.zeros(logits.shape[1:], dtype=torch.uint8, device=logits.device)
-    for region, label in zip(logits, labels, strict=True):
-        output.masked_fill_(region > 0, label)
-    return output
-
-
-def choose_decision(
-    regions: Mapping[str, Sequence[int]] | None, region_labels: Sequence[int] | None
-) -> Decision:
-    """Return what turns logits of classes, or of regions, into labels."""
-    if regions is None:
-        return argmax_labels
-    return partial(label_regions, labels=get_region_labels(regions, region_labels))
+from unet3d.inference.memory_plan import InferencePlan, Slab
+from unet3d.inference.sliding_window import Decision, WindowRunner
+from unet3d.inference.window_order import OutputTile, Span
 
 
 @dataclass(frozen=True)
@@ -55,9 +28,8 @@ class AxisInterpolator:
     """Linear interpolation along an axis from `old` to `new` voxels with the same outer edges."""
 
     def __init__(self, old: int, new: int, device: torch.device):
-        position = ((torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5).clamp(
-            0, old - 1
-        )
+        position = (torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5
+        position = position.clamp(0, old - 1)
         self.is_identity = old == new
         self.below = position.long()
         self.fraction = (position - self.below).float()
@@ -66,8 +38,7 @@ class AxisInterpolator:
 
     def find_ready(self, span: Span) -> range:
         """Return the new voxels whose last source voxel lies in the span."""
-        first, end = torch.searchsorted(self.above, torch.tensor(span)).tolist()
-        return range(first, end)
+        return range(*torch.searchsorted(self.above, torch.tensor(span)).tolist())
 
     def interpolate(self, values: Tensor, dim: int, new: range, begin: int) -> Tensor:
         """Return the new voxels, from old ones of which `begin` is the first."""
@@ -83,21 +54,14 @@ class AxisInterpolator:
 
 
 class LabelWriter:
-    """Receives the tiles of a schedule in their order and writes the outputs.
+    """Receives the tiles of a slab in their order and writes the outputs.
 
-    `columns` are the columns of the preprocessed volume to write; tiles before them only serve
-    interpolation.
+    Tiles before the slab's columns only serve interpolation.
     """
 
-    def __init__(
-        self,
-        outputs: Sequence[Output],
-        *,
-        schedule: WindowSchedule,
-        columns: Span,
-        device: torch.device,
-    ):
-        self.order, self.columns = schedule.order, columns
+    def __init__(self, outputs: Sequence[Output], slab: Slab, device: torch.device):
+        schedule = slab.schedule
+        self.order, self.columns = schedule.order, slab.columns
         box = outputs[0].target.shape[-3:]
         self.axes = [
             AxisInterpolator(schedule.size[axis], box[axis], device) for axis in schedule.order
@@ -116,13 +80,13 @@ class LabelWriter:
                 "the network's output is NaN or infinite; try precision=32; if the error persists, "
                 "the weights are corrupted or training diverged"
             )
-        own = logits.permute(0, *(axis + 1 for axis in self.order))  # (K, rows, columns, length)
+        tiled = logits.permute(0, *(axis + 1 for axis in self.order))  # (K, rows, columns, length)
         rows, columns, lengthwise = self.axes
         upper, left = self.last_rows.get(tile.columns), self.last_columns.pop(tile.rows, None)
 
         def get_row(index: int) -> Tensor:
             """(K, columns, length), after the column to the left if there is one."""
-            values = own[:, index - tile.rows[0]] if index >= tile.rows[0] else upper
+            values = tiled[:, index - tile.rows[0]] if index >= tile.rows[0] else upper
             assert values is not None
             if left is None:
                 return values
@@ -137,47 +101,25 @@ class LabelWriter:
             row = columns.interpolate(row, 1, ready, tile.columns[0] - (left is not None))
             row = lengthwise.interpolate(row, 2, range(len(lengthwise.above)), 0)
             for output in self.outputs:
-                output.target[..., n, ready.start : ready.stop, :] = (
-                    output.decide(row).cpu().numpy()
-                )
+                target = output.target[..., n, ready.start : ready.stop, :]
+                target[...] = output.decide(row).cpu().numpy()
         if not columns.is_identity and tile.columns[1] < self.columns[1]:
             above = [] if upper is None else [upper[:, None, -1]]
-            self.last_columns[tile.rows] = torch.cat([*above, own[:, :, -1]], 1)
+            self.last_columns[tile.rows] = torch.cat([*above, tiled[:, :, -1]], 1)
         if not rows.is_identity:
-            self.last_rows[tile.columns] = own[:, -1].clone()
+            self.last_rows[tile.columns] = tiled[:, -1].clone()
 
 
 def segment(
-    image: Tensor,
-    networks: Sequence[Network],
-    plan: InferencePlan,
-    outputs: Sequence[Output],
-    *,
-    flips: Sequence[Sequence[int]] = ((),),
-    device: torch.device,
-    on_windows: Callable[[int], None] = lambda windows: None,
-    background: BackgroundTest | None = None,
+    image: Tensor, runner: WindowRunner, plan: InferencePlan, outputs: Sequence[Output]
 ) -> int:
     """Fill the targets of all outputs, at their own resolution, from `image` (C, D, H, W).
 
-    `flips` are the flips to average over; `on_windows` is called with the size of each completed
-    batch of windows. Windows that `background` finds are not computed; return their number.
+    Return the number of windows that are not computed.
     """
     num_skipped = 0
-    sum_device = torch.device("cpu") if plan.sums_in_ram else device
+    sum_device = torch.device("cpu") if plan.sums_in_ram else runner.device
     for slab in plan.slabs:
-        writer = LabelWriter(
-            outputs, schedule=slab.schedule, columns=slab.columns, device=sum_device
-        )
-        num_skipped += run_windows(
-            image,
-            slab.schedule,
-            networks,
-            writer.write,
-            flips=flips,
-            device=device,
-            sum_device=sum_device,
-            on_windows=on_windows,
-            background=background,
-        )
+        writer = LabelWriter(outputs, slab, sum_device)
+        num_skipped += runner.run(image, slab.schedule, writer.write, sum_device)
     return num_skipped

@@ -4,7 +4,7 @@ The attributes of their modules were read in dynamic-network-architectures 0.4.4
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,13 +89,12 @@ def _build_engine(network: Any) -> _Engine:
             upsampling="transposed",
             pool=partial(Strided, skip_pool=AvgPool3d),
         )
-    encoders: Any = engine.encoder
-    decoders: Any = engine.decoder
+    encoders, decoders = cast(Any, engine.encoder), cast(Any, engine.decoder)
     for level, stage in zip(encoders, stages, strict=True):
-        own: list[Any] = list(level.convs)
-        if isinstance(level.convs, ResidualLevel) and not isinstance(own[0], ResidualBlock):
-            _share(own.pop(0), encoder.stem.convs[0])
-        for module, theirs in zip(own, stage, strict=True):
+        ours: list[Any] = list(level.convs)
+        if isinstance(level.convs, ResidualLevel) and not isinstance(ours[0], ResidualBlock):
+            _share(ours.pop(0), encoder.stem.convs[0])
+        for module, theirs in zip(ours, stage, strict=True):
             (_share_residual if residual else _share)(module, theirs)
     for level, stage, up in zip(decoders, decoder.stages, decoder.transpconvs, strict=True):
         level.up, level.skip_first = up, False
@@ -105,27 +104,24 @@ def _build_engine(network: Any) -> _Engine:
     return engine
 
 
-def _share(own: ConvNormAct, theirs: Any) -> None:
+def _share(ours: ConvNormAct, theirs: Any) -> None:
     """Replace the parts of a layer by those of nnU-Net's."""
-    kinds = [type(module) for module in theirs.all_modules]
-    expected = [type(theirs.conv), type(theirs.norm)]
-    if hasattr(theirs, "nonlin"):
-        expected.append(type(theirs.nonlin))
-    if kinds != expected:
+    expected = [theirs.conv, theirs.norm, *([theirs.nonlin] if hasattr(theirs, "nonlin") else [])]
+    if list(map(type, theirs.all_modules)) != list(map(type, expected)):
         raise UsageError(f"fused blocks support convolution, norm and activation, got {theirs}")
-    own.conv, own.norm = theirs.conv, theirs.norm
-    own.act = getattr(theirs, "nonlin", None) or nn.Identity()
+    ours.conv, ours.norm = theirs.conv, theirs.norm
+    ours.act = getattr(theirs, "nonlin", None) or nn.Identity()
 
 
-def _share_residual(own: ResidualBlock, theirs: Any) -> None:
+def _share_residual(ours: ResidualBlock, theirs: Any) -> None:
     """Replace the parts of a residual block by those of nnU-Net's."""
     if not hasattr(theirs, "conv2") or hasattr(theirs, "conv3") or theirs.apply_se:
         raise UsageError(
-            f"fused blocks support residual blocks of two convolutions without "
-            f"squeeze-excitation, got {theirs}"
+            "fused blocks support residual blocks of two convolutions without squeeze-excitation, "
+            f"got {theirs}"
         )
-    _share(own.conv1, theirs.conv1)
-    _share(own.conv2, theirs.conv2)
-    own.act = theirs.nonlin2
-    if own.projection is not None:
-        _share(own.projection, theirs.skip[-1])
+    _share(ours.conv1, theirs.conv1)
+    _share(ours.conv2, theirs.conv2)
+    ours.act = theirs.nonlin2
+    if ours.projection is not None:
+        _share(ours.projection, theirs.skip[-1])

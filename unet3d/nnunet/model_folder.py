@@ -6,7 +6,7 @@ Keys of the files were read in nnunetv2 2.8.1.
 import json
 from pathlib import Path
 from pydoc import locate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,11 +26,10 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
     """Write plans, dataset and checkpoint as nnU-Net's trainer leaves them; say what it is."""
     metadata = trained.metadata
     preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
-    plans = make_plans(trained, preprocessing)
+    plans, network = make_plans(trained, preprocessing), cast(Any, trained.network)
     (path / CHECKPOINT).parent.mkdir(parents=True)
     (path / "plans.json").write_text(json.dumps(plans, indent=1), "utf-8")
     (path / "dataset.json").write_text(json.dumps(make_dataset(trained), indent=1), "utf-8")
-    network: Any = trained.network
     flipped = metadata.get("mirroring_axes") or ()
     content = {
         "network_weights": to_nnunet_weights(network),
@@ -56,9 +55,7 @@ def make_plans(trained: TrainedNetwork, preprocessing: Preprocessing) -> dict[st
     """Return the plans; axes are in reverse order, as SimpleITK reads them."""
     architecture = describe_architecture(trained.network)
     spacing = get_spacing(trained, preprocessing)[::-1]
-    size = list(trained.patch_size[::-1])
-    methods = trained.normalizations
-    schemes = [NORMALIZATIONS[method] for method in methods]
+    size, methods = list(trained.patch_size[::-1]), trained.normalizations
     if preprocessing.crop != "nonzero" or any(value != 0 for value in preprocessing.background):
         raise UsageError(
             "nnU-Net crops volumes to voxels other than 0: train with data.crop=nonzero and "
@@ -66,13 +63,9 @@ def make_plans(trained: TrainedNetwork, preprocessing: Preprocessing) -> dict[st
         )
     resampling: dict[str, Any] = {}
     for name, is_seg, order in (("data", False, 3), ("seg", True, 1), ("probabilities", False, 1)):
+        options = {"is_seg": is_seg, "order": order, "order_z": 0, "force_separate_z": None}
         resampling[f"resampling_fn_{name}"] = "resample_data_or_seg_to_shape"
-        resampling[f"resampling_fn_{name}_kwargs"] = {
-            "is_seg": is_seg,
-            "order": order,
-            "order_z": 0,
-            "force_separate_z": None,
-        }
+        resampling[f"resampling_fn_{name}_kwargs"] = options
     keys = ("mean", "std", "percentile_00_5", "percentile_99_5")
     known = preprocessing.intensities or [(0.0, 1.0, 0.0, 0.0)] * len(methods)  # only CT reads them
     intensities = {str(n): dict(zip(keys, values, strict=True)) for n, values in enumerate(known)}
@@ -83,8 +76,8 @@ def make_plans(trained: TrainedNetwork, preprocessing: Preprocessing) -> dict[st
         "patch_size": size,
         "median_image_size_in_voxels": size,
         "spacing": spacing,
-        "normalization_schemes": [scheme for scheme, _ in schemes],
-        "use_mask_for_norm": [masked for _, masked in schemes],
+        "normalization_schemes": [NORMALIZATIONS[method][0] for method in methods],
+        "use_mask_for_norm": [NORMALIZATIONS[method][1] for method in methods],
         **resampling,
         "architecture": architecture,
         "batch_dice": True,
@@ -107,20 +100,18 @@ def make_plans(trained: TrainedNetwork, preprocessing: Preprocessing) -> dict[st
 
 def get_spacing(trained: TrainedNetwork, preprocessing: Preprocessing) -> list[float]:
     """Return the spacing that volumes are resampled to; nnU-Net cannot leave them as they are."""
-    if preprocessing.spacing_mm is not None:
-        return list(preprocessing.spacing_mm)
-    found = (trained.metadata.get("training_statistics") or {}).get("spacing_mm") or [[0], [1]]
-    if list(found[0]) != list(found[-1]):
+    statistics = trained.metadata.get("training_statistics") or {"spacing_mm": [[0], [1]]}
+    smallest, largest = statistics["spacing_mm"][0], statistics["spacing_mm"][-1]
+    if preprocessing.spacing_mm is None and list(smallest) != list(largest):
         raise UsageError(
             "nnU-Net resamples all volumes to one spacing: train with data.spacing_mm=median"
         )
-    return list(found[0])
+    return list(preprocessing.spacing_mm or smallest)
 
 
 def make_dataset(trained: TrainedNetwork) -> dict[str, Any]:
     """Return the content of dataset.json."""
-    metadata = trained.metadata
-    regions = metadata.get("regions")
+    metadata, regions = trained.metadata, trained.metadata.get("regions")
     labels: dict[str, Any] = {name: n for n, name in enumerate(metadata["classes"][1:], 1)}
     order = {}
     if regions is not None:

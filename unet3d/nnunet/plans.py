@@ -41,11 +41,11 @@ READERS = {"SimpleITKIO": None, "NibabelIO": None, "NibabelIOWithReorient": "RAS
 """The orientation that nnU-Net's readers give volumes; None: that of the file."""
 
 SUPPORTED = {
-    "conv_bias": (True,),
-    "norm_op_kwargs": ({"eps": 1e-05, "affine": True},),
-    "dropout_op": (None,),
-    "squeeze_excitation": (False,),
-    "nonlin_first": (False,),
+    "conv_bias": True,
+    "norm_op_kwargs": {"eps": 1e-05, "affine": True},
+    "dropout_op": None,
+    "squeeze_excitation": False,
+    "nonlin_first": False,
 }
 """Values of a network's arguments; others would be another network."""
 
@@ -75,13 +75,15 @@ def expand_plans(args: Sequence[str], log: Callable[[str], None]) -> list[str]:
 def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
     """Return the overrides of a configuration of nnUNetPlans.json.
 
-    `root` is the raw dataset; None: where nnU-Net has it.
+    `root` is the raw dataset; None: in nnUNet_raw, or beside the preprocessed ones.
     """
     plans = load_json_object(path, f"no file {path.absolute()}")
     sizes = _get_configuration(plans, configuration, path)
+    homes = [os.environ.get("nnUNet_raw"), path.absolute().parents[2] / "nnUNet_raw"]  # noqa: SIM112
     try:
         axes = get_axes_of_nnunet(plans)
-        root = root or _find_raw(plans["dataset_name"], path)
+        folders = [Path(home, plans["dataset_name"]) for home in homes if home]
+        root = root or next((raw for raw in folders if (raw / "imagesTr").is_dir()), None)
         schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))
         if unknown := [scheme for scheme in schemes if scheme not in METHODS]:
             raise UsageError(f"nnU-Net's {unknown[0][0]} is not available here")
@@ -94,7 +96,7 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
             *TRAINER,
         ]
         dataset = NnUnet(str(path.parent))
-        facts = dataset.describe()
+        description = dataset.describe()
         if root is not None:
             reader = plans.get("image_reader_writer", "SimpleITKIO")
             if reader not in READERS:
@@ -104,18 +106,16 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
                 raise UsageError(f"{root / 'imagesTr'} holds no images")
             orientation = READERS[reader] or read_orientation(images[0])
             overrides += [f"data.root={root}", f"data.orientation={orientation}"]
-        elif facts.regions is None:  # enough for an estimate
-            overrides.append(f"data.in_channels={len(facts.channels)}")
-            overrides.append(f"data.num_classes={len(facts.classes)}")
+        elif description.regions is None:  # enough for an estimate
+            overrides += [f"data.in_channels={len(description.channels)}"]
+            overrides += [f"data.num_classes={len(description.classes)}"]
         training_cases = max(1, round(0.8 * dataset.content["numTraining"]))
         patches = math.ceil(STEPS_PER_EPOCH * sizes["batch_size"] / training_cases)
         steps_per_epoch = math.ceil(patches * training_cases / sizes["batch_size"])
         epochs = max(1, round(STEPS_PER_VALIDATION / steps_per_epoch))
-        overrides.append(f"data.patches_per_case={patches}")
-        overrides.append(f"trainer.check_val_every_n_epoch={epochs}")
-    except UsageError:
-        raise
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        overrides += [f"data.patches_per_case={patches}"]
+        overrides += [f"trainer.check_val_every_n_epoch={epochs}"]
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} does not describe {configuration} as nnU-Net 2.8 does "
             f"({type(error).__name__}: {error}): plan again with nnUNetv2_plan_experiment"
@@ -141,13 +141,6 @@ def _get_configuration(plans: Mapping[str, Any], name: str, path: Path) -> dict[
     return sizes
 
 
-def _find_raw(name: str, path: Path) -> Path | None:
-    """Return the folder of the raw dataset: in nnUNet_raw, or beside the preprocessed ones."""
-    folders = [os.environ.get("nnUNet_raw"), path.absolute().parents[2] / "nnUNet_raw"]  # noqa: SIM112
-    raw = [Path(folder, name) for folder in folders if folder]
-    return next((folder for folder in raw if (folder / "imagesTr").is_dir()), None)
-
-
 def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str]:
     batch = int(sizes["batch_size"])
     foreground = (batch - round(batch * (1 - 0.33))) / batch  # the last patches of a batch
@@ -168,17 +161,17 @@ def _describe_network(architecture: Mapping[str, Any], axes: Sequence[int]) -> l
         table.get(str(options[key]).rpartition(".")[2])
         for key, table in (("norm_op", NORMS), ("nonlin", ACTIVATIONS))
     )
-    if name not in NETWORKS or norm is None or activation is None or options["dropout_op"]:
+    if name not in NETWORKS or norm is None or activation is None:
         raise UsageError(
-            f"nnU-Net's {name} with {options['norm_op']}, {options['nonlin']} and dropout "
-            f"{options['dropout_op']} is not available here: use PlainConvUNet or "
-            "ResidualEncoderUNet with instance or batch norm, LeakyReLU or ReLU, and no dropout"
+            f"nnU-Net's {name} with {options['norm_op']} and {options['nonlin']} is not available "
+            "here: use PlainConvUNet or ResidualEncoderUNet with instance or batch norm, LeakyReLU "
+            "or ReLU"
         )
-    for key, values in SUPPORTED.items():
-        if options.get(key, values[0]) not in values:
+    for key, value in SUPPORTED.items():
+        if options.get(key, value) != value:
             raise UsageError(
                 f"nnU-Net's {name} with {key}={options[key]} is not available here, only with "
-                f"{values[0]}"
+                f"{value}"
             )
     strides = [[int(stride[axis]) for axis in axes] for stride in options["strides"]]
     kernels = [[int(kernel[axis]) for axis in axes] for kernel in options["kernel_sizes"]]

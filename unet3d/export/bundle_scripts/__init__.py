@@ -12,7 +12,7 @@ from monai.data import MetaTensor
 from monai.transforms import MapTransform
 from torch import Tensor, nn
 
-from .predict import FileGrid, Pipeline
+from .predict import FileGrid, Pipeline, read_pipeline
 
 
 def list_scans(folder: str, channels: int) -> list[dict[str, Any]]:
@@ -73,13 +73,7 @@ class Postprocessd(MapTransform):
         output = dict(data)
         image = output[self.image_key]
         for key in self.key_iterator(output):
-            logits = np.asarray(output[key].cpu(), np.float32)
             grid = FileGrid(**json.loads(image.meta["grid"]))
-            labels = self.pipeline.postprocess(logits, grid)
+            labels = self.pipeline.postprocess(np.asarray(output[key].cpu(), np.float32), grid)
             output[key] = MetaTensor(torch.from_numpy(labels[None]), meta=dict(image.meta))
         return output
-
-
-def read_pipeline(bundle: str) -> dict[str, Any]:
-    """Return the part of bundle.json that describes the pipeline."""
-    return json.loads(Path(bundle).read_text("utf-8"))["pipeline"]

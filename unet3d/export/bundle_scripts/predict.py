@@ -52,10 +52,9 @@ class Pipeline:
     def preprocess(self, channels: np.ndarray, affine: np.ndarray) -> tuple[np.ndarray, FileGrid]:
         """Reorient, crop, normalize and resample; also return the grid to go back to."""
         settings = self.settings
-        values = settings["background"]
+        values, known = settings["background"], settings["intensities"]
         values = values if len(values) == len(channels) else values * len(channels)
         keys = ("mean", "deviation", "percentile_0_5", "percentile_99_5")
-        known = settings["intensities"]
         return preprocess_channels(
             channels,
             affine,
@@ -74,24 +73,22 @@ class Pipeline:
         """Return the mean logits (K, D, H, W) of overlapping windows with Gaussian weights."""
         size, patch = image.shape[1:], tuple(self.settings["patch_size"])
         logits = np.zeros((len(self.settings["outputs"]), *size), np.float32)
-        total = np.zeros(size, np.float32)
-        weights = make_gaussian_importance(patch)
-        for window in WindowSchedule(size=size, patch=patch, overlap=OVERLAP).windows:
-            spans = list(zip(window, patch, size, strict=True))
-            inside = tuple(slice(max(s, 0), min(s + side, n)) for s, side, n in spans)
-            missing = [(max(-s, 0), max(s + side - n, 0)) for s, side, n in spans]
+        total, weights = np.zeros(size, np.float32), make_gaussian_importance(patch)
+        schedule = WindowSchedule(size=size, patch=patch, overlap=OVERLAP)
+        for window in schedule.windows:
+            inside, missing = schedule.locate_window(window)
             batch = np.pad(image[(slice(None), *inside)], [(0, 0), *missing])[None]
             pairs = zip(missing, patch, strict=True)
-            own = tuple(slice(before, side - after) for (before, after), side in pairs)
+            valid = tuple(slice(before, side - after) for (before, after), side in pairs)
             for network in networks:
                 output = network(batch)[0]
-                logits[(slice(None), *inside)] += weights[own] * output[(slice(None), *own)]
-                total[inside] += weights[own]
+                logits[(slice(None), *inside)] += weights[valid] * output[(slice(None), *valid)]
+                total[inside] += weights[valid]
         return logits / total
 
     def postprocess(self, logits: np.ndarray, grid: FileGrid) -> np.ndarray:
         """Return labels (D, H, W), uint8, on the grid of the file."""
-        settings = self.settings
+        settings, classes = self.settings, self.settings["classes"]
         labels = np.zeros(grid.file_shape, np.uint8)
         target = crop(reorient(labels, grid.axes, grid.flips), grid)
         rows, columns, depths = (
@@ -100,18 +97,20 @@ class Pipeline:
         )
         for n, row in enumerate(rows):  # one plane of the file after the other
             used = np.flatnonzero(row)
-            plane = np.tensordot(row[used], logits[:, used], (0, 1))
-            plane = columns @ plane @ depths.T
+            plane = columns @ np.tensordot(row[used], logits[:, used], (0, 1)) @ depths.T
             if settings["activation"] == "softmax":
                 target[n] = plane.argmax(0)
                 continue
             for region, label in zip(plane, settings["labels"], strict=True):
                 target[n][region > 0] = label
-        classes = settings["classes"]
-        keep_largest_component(
-            labels, [classes.index(c) for c in settings["keep_largest_component"]]
-        )
+        cleaned = [classes.index(name) for name in settings["keep_largest_component"]]
+        keep_largest_component(labels, cleaned)
         return labels
+
+
+def read_pipeline(bundle: str | Path) -> dict[str, Any]:
+    """Return the part of bundle.json that describes the pipeline."""
+    return json.loads(Path(bundle).read_text("utf-8"))["pipeline"]
 
 
 def load_networks(folder: Path) -> list[Network]:
@@ -120,13 +119,14 @@ def load_networks(folder: Path) -> list[Network]:
         import onnxruntime
     except ImportError:
         return [load_torch(path) for path in sorted(folder.glob("*.pt2"))]
+    return [load_onnx(onnxruntime, path) for path in sorted(folder.glob("*.onnx"))]
+
+
+def load_onnx(onnxruntime: Any, path: Path) -> Network:
+    """Load a network for onnxruntime, on the devices that it has."""
     available = onnxruntime.get_available_providers()
-
-    def load_onnx(path: Path) -> Network:
-        session = onnxruntime.InferenceSession(str(path), providers=available)
-        return lambda patch: np.asarray(session.run(["logits"], {"image": patch})[0])
-
-    return [load_onnx(path) for path in sorted(folder.glob("*.onnx"))]
+    session = onnxruntime.InferenceSession(str(path), providers=available)
+    return lambda patch: np.asarray(session.run(["logits"], {"image": patch})[0])
 
 
 def load_torch(path: Path) -> Network:
@@ -134,12 +134,7 @@ def load_torch(path: Path) -> Network:
     import torch
 
     module = torch.export.load(path).module()
-
-    def run(patch: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            return module(torch.from_numpy(patch)).numpy()
-
-    return run
+    return torch.inference_mode()(lambda patch: module(torch.from_numpy(patch)).numpy())
 
 
 def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, Any]:
@@ -157,15 +152,12 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, Any]:
     arrays = [np.asarray(image.dataobj) for image in images]
     while arrays[0].ndim > 3 and arrays[0].shape[-1] == 1:
         arrays = [array[..., 0] for array in arrays]
-    if arrays[0].ndim == 4:
-        return np.moveaxis(arrays[0], -1, 0), images[0]
-    return np.stack(arrays), images[0]
+    return np.moveaxis(arrays[0], -1, 0) if arrays[0].ndim == 4 else np.stack(arrays), first
 
 
 def write_labels(file: Path, labels: np.ndarray, like: Any) -> None:
     """Write labels with the affines of the image."""
     header = like.header.copy()
-    header.set_data_shape(labels.shape)
     header.set_data_dtype(np.uint8)
     header.set_slope_inter(1, 0)
     nibabel.save(type(like)(labels, None, header), file)
@@ -177,8 +169,7 @@ def main() -> None:
     parser.add_argument("scan", nargs="+", type=Path, help="NIfTI file, or one per channel")
     parser.add_argument("labels", type=Path, help="NIfTI file to write")
     args = parser.parse_args()
-    settings = json.loads((ROOT / "bundle.json").read_text("utf-8"))["pipeline"]
-    channels, image = read_channels(args.scan)
+    settings, (channels, image) = read_pipeline(ROOT / "bundle.json"), read_channels(args.scan)
     if len(channels) != len(settings["channels"]):
         parser.error(f"the scan has {len(channels)} channels: give {settings['channels']}")
     labels = Pipeline(settings).segment(channels, image.affine, load_networks(ROOT / "models"))

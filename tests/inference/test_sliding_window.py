@@ -1,0 +1,221 @@
+"""Logits and labels of windows equal those of MONAI's sliding window, in less memory."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from monai.data.utils import dense_patch_slices
+from monai.inferers.utils import sliding_window_inference
+from torch import nn
+from torch.nn.functional import interpolate
+
+from tests.contract.helpers.allocated import AllocatedBytes
+from unet3d.errors import RunError
+from unet3d.inference.memory_plan import Budget, VolumeToSegment, list_plans
+from unet3d.inference.postprocess import keep_largest_component
+from unet3d.inference.sliding_window import (
+    BackgroundTest,
+    SlidingWindow,
+    WindowRunner,
+    argmax_labels,
+    label_regions,
+    list_flips,
+)
+from unet3d.inference.window_order import WindowSchedule, compute_window_starts
+from unet3d.inference.write_labels import Output, segment
+
+CPU = torch.device("cpu")
+PATCH = (8, 10, 8)
+SIZE = (20, 17, 9)
+
+
+def make_schedule(size=SIZE, patch=PATCH, overlap=0.5, **options):
+    return WindowSchedule(size=size, patch=patch, overlap=overlap, **options)
+
+
+def assemble(schedule, image, networks, background=None):
+    """Return the logits of all tiles, how often each voxel was in one, and the skipped windows."""
+    logits, count, done = None, torch.zeros(schedule.size), []
+
+    def on_tile(tile, tile_logits):
+        nonlocal logits
+        if logits is None:
+            logits = torch.full((len(tile_logits), *schedule.size), torch.nan)
+        region = tuple(slice(*span) for span in tile.box)
+        logits[(slice(None), *region)] = tile_logits
+        count[region] += 1
+
+    runner = WindowRunner(
+        networks=networks, device=CPU, background=background, on_windows=done.append
+    )
+    num_skipped = runner.run(image, schedule, on_tile, CPU)
+    assert sum(done) == len(schedule.windows)
+    return logits, count, num_skipped
+
+
+@pytest.mark.parametrize("overlap", [0, 0.25, 0.3, 0.5, 0.9])
+def test_windows_start_where_monais_do(overlap):
+    for size in (10, 11, 29, 40):
+        step = 10 if size == 10 else max(1, int(10 * (1 - overlap)))
+        expected = [w[0].start for w in dense_patch_slices([size], [10], [step])]
+        assert compute_window_starts(size, 10, overlap) == expected
+
+
+def test_half_precision_logits_are_summed_in_float32():
+    image = torch.rand(1, 30, 8, 8) * 1000
+    schedule = make_schedule((30, 8, 8), (8, 8, 8), 0.9)
+    logits, *_ = assemble(schedule, image, [lambda x: x.bfloat16()])
+    torch.testing.assert_close(logits, image.bfloat16().float(), rtol=1e-6, atol=0)
+
+
+def test_about_half_a_window_of_rows_is_active_and_a_slab_has_fewer_windows_and_voxels():
+    whole = make_schedule((384, 384, 256), (128, 128, 128))
+    slab = make_schedule((384, 384, 256), (128, 128, 128), columns=(0, 64))
+    assert whole.max_active_voxels == 64 * (384 + 128) * 256
+    assert slab.max_active_voxels < whole.max_active_voxels / 2
+    assert len(slab.windows) == len(whole.windows) / 5
+
+
+@pytest.mark.parametrize(("channels", "batch_size"), [(1, 4), (2, 1)])
+@torch.inference_mode()
+def test_without_background_voxels_above_the_level_keep_their_logits(channels, batch_size):
+    image = torch.full((channels, 40, 30, 24), -1.0)
+    image[0, 25:38, 3:20, 2:15] = torch.rand(13, 17, 13) + 1  # bright in one channel only
+    background = BackgroundTest(image, 0.1, outputs=3, overlapping=False)
+    schedule = make_schedule((40, 30, 24), batch_size=batch_size)
+    calls, network = [], nn.Conv3d(channels, 3, 3, padding=1)
+
+    def count(x):
+        calls.append(len(x))
+        return network(x)
+
+    expected, *_ = assemble(schedule, image, [network])
+    logits, _, num_skipped = assemble(schedule, image, [count], background)
+    assert 0 < num_skipped < len(schedule.windows)
+    assert sum(calls) == len(schedule.windows) - num_skipped
+    bright = image[0] > 0
+    torch.testing.assert_close(logits[:, bright], expected[:, bright], rtol=0, atol=1e-6)
+    assert argmax_labels(logits)[:8].eq(0).all()  # no computed window covers it
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_an_image_without_foreground_is_background(overlapping):
+    image, schedule = torch.full((1, *SIZE), 3.0), make_schedule()
+    background = BackgroundTest(image, 0.0, outputs=3, overlapping=overlapping)
+    logits, _, num_skipped = assemble(schedule, image, [], background)
+    assert num_skipped == len(schedule.windows)
+    labels = label_regions(logits, [1, 2, 3]) if overlapping else argmax_labels(logits)
+    assert labels.eq(0).all()
+
+
+@torch.no_grad()
+def test_validation_labels_volumes_as_monai_does_and_never_holds_all_logits():
+    image, network = torch.randn(2, 1, 40, 20, 9), nn.Conv3d(1, 30, 3, padding=1)
+    window = SlidingWindow([8, 8, 8], batch_size=3)
+    with AllocatedBytes() as allocated:
+        labels = window(image, network)
+    logits = sliding_window_inference(image, (8, 8, 8), 1, network, overlap=0.5, mode="gaussian")
+    assert labels.equal(logits.argmax(1).to(torch.uint8))
+    assert allocated.peak < 0.5 * logits[0].nbytes
+
+
+SAME = (SIZE, SIZE)
+UP = (SIZE, (33, 40, 23))
+DOWN = ((20, 31, 19), (11, 13, 7))
+MIXED = ((20, 17, 19), (20, 40, 7))
+SMALL = ((5, 6, 7), (9, 6, 3))
+
+
+def list_all_plans(shape, box, classes, batch_size=1):
+    volume = VolumeToSegment(
+        schedule=make_schedule(shape, batch_size=batch_size),
+        box=box,
+        channels=2,
+        classes=classes,
+        window_bytes=0,
+        held_bytes=0,
+    )
+    budget = Budget(ram_bytes=2**40)
+    return [*list_plans(volume, budget, split=False), *list_plans(volume, budget, split=True)]
+
+
+def resample_at_once(image, networks, flips, box):
+    """Return the full logits (K, D, H, W), resampled at once."""
+    total = torch.zeros(())
+    for network in networks:
+        for axes in flips:
+            dims = [axis + 2 for axis in axes]
+            total = total + sliding_window_inference(
+                image[None],
+                PATCH,
+                1,
+                lambda x, n=network, d=dims: n(x.flip(d)).flip(d),
+                overlap=0.5,
+                mode="gaussian",
+            )
+    return interpolate(total / (len(networks) * len(flips)), box, mode="trilinear")[0]
+
+
+@torch.no_grad()
+def check_plans(
+    shape, box, *, networks=1, classes=6, decide=argmax_labels, flips=((),), batch_size=1, step=1
+):
+    """Compare the labels of every `step`-th plan with those of the full logits."""
+    image = torch.randn(2, *shape)
+    members = [nn.Conv3d(2, classes, 3, padding=1) for _ in range(networks)]
+    expected = decide(resample_at_once(image, members, flips, box)).numpy()
+    runner = WindowRunner(networks=members, device=CPU, flips=flips)
+    for plan in list_all_plans(shape, box, classes, batch_size)[::step]:
+        labels = np.zeros(box[::-1], np.uint8).T[::-1]  # files have other orders and directions
+        segment(image, runner, plan, [Output(decide, labels)])
+        np.testing.assert_array_equal(labels, expected)
+    assert len(np.unique(expected)) > 1
+
+
+@pytest.mark.parametrize(("shape", "box"), [SAME, UP, DOWN, MIXED, SMALL])
+def test_every_axis_order_and_number_of_slabs_gives_the_same_labels(shape, box):
+    check_plans(shape, box)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"networks": 3},
+        {"flips": list_flips([0, 1, 2])},
+        {"batch_size": 5},
+        {"classes": 2},
+        {"classes": 3, "decide": partial(label_regions, labels=[1, 2, 4])},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_ensembles_flips_batches_and_regions_give_the_same_labels(options):
+    check_plans(*UP, step=7, **options)
+
+
+def test_nan_logits_are_an_error():
+    outputs = [Output(argmax_labels, np.zeros(SIZE, np.uint8))]
+    plan, runner = list_all_plans(*SAME, 2)[0], WindowRunner(networks=[lambda x: x / 0], device=CPU)
+    with pytest.raises(RunError, match="NaN"):
+        segment(torch.zeros(2, *SIZE), runner, plan, outputs)
+
+
+def test_a_later_region_overwrites_an_earlier_one():
+    logits = torch.tensor([[1.0, 1.0, -1.0, 0.0], [-1.0, 1.0, 1.0, 0.0]])[..., None]
+    assert label_regions(logits, [5, 7]).flatten().tolist() == [5, 7, 7, 0]
+
+
+def test_of_equal_logits_the_first_class_is_the_label():
+    logits = torch.tensor([[1.0, 0.0, 2.0], [1.0, 3.0, 1.0], [0.0, 3.0, 2.0]])[..., None]
+    assert argmax_labels(logits).flatten().tolist() == [0, 1, 0]
+
+
+def test_components_that_touch_at_a_corner_are_one_and_other_classes_stay():
+    labels = np.zeros((5, 5, 5), np.uint8)
+    labels[0, 0, 0] = labels[1, 1, 1] = labels[3, 3, 3] = 1
+    labels[2, 2, 2] = labels[0, 3, 0] = 2
+    keep_largest_component(labels, [1, 3])
+    assert labels[0, 0, 0] == labels[1, 1, 1] == 1
+    assert labels[3, 3, 3] == 0
+    assert (labels == 2).sum() == 2
