@@ -41,9 +41,9 @@ from unet3d.report import run_page
 
 pytestmark = pytest.mark.slow
 
-LONG = (
-    *("cross-validation", "errors", "export", "formats", "nnunet", "optimizer", "python"),
-    *("search", "serve", "share", "sweeps"),
+LONG = frozenset(
+    """architecture augmentation callbacks cross-validation errors export formats memory-fit nnunet
+    optimizer partial-labels python runs search serve share sweeps""".split()
 )
 """Pages that take longest, of things that have tests of their own: `make long` runs them."""
 

@@ -1,6 +1,7 @@
 """The GPU report without a GPU: what interruptions cost, and what a rehearsal writes."""
 
 import json
+import os
 import time
 
 import pytest
@@ -14,14 +15,24 @@ def test_without_a_gpu_the_report_exits_with_2(monkeypatch, capsys):
     assert "needs a GPU" in capsys.readouterr().err
 
 
+def interrupted(context):
+    """Rows of a part of the report, in a process of their own."""
+    return {
+        "first": dict,
+        "crashes": os.abort,
+        "raises": lambda: exec("raise RuntimeError('CUDA error')"),
+        "hangs": lambda: time.sleep(60),
+        "last": dict,
+    }
+
+
 @pytest.mark.long
 def test_rows_survive_crashes_errors_and_time_limits_of_others(tmp_path):
     path, parts = tmp_path / "gpu.json", {}
     empty = {"state": "cut off", "rows": {}, "failed": {}}
     path.write_text(json.dumps({"parts": {"interrupted": empty, "missing": empty}}))
-    module = "tests.scripts.helpers.fake_gpu_rows"
     for name in ("interrupted", "interrupted", "missing"):
-        part = report.Part(module, "", limit_seconds=25, min_seconds=0)
+        part = report.Part("tests.scripts.test_gpu_report", "", limit_seconds=25, min_seconds=0)
         report.run_part(path, name, part, "meta", time.time() + 60)
         parts = rows.read_parts(path)
     result = parts["interrupted"]
