@@ -28,10 +28,8 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-import yaml
 
 from scripts.bench.results import ROOT, make_parser, read_results, train
-from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.metric.bootstrap import compute_bootstrap_means
 
 Row = dict[str, Any]
@@ -44,16 +42,27 @@ JOBS = {
     ],
     "hard": ["data=synthetic_hard", "trainer.max_steps=1000", "trainer.check_val_every_n_epoch=5"],
 }
+PEER = ["model=dynunet", "model.prior_bias=false"]
 VARIANTS = {
     "before": ["model.prior_bias=false", "scheduler.warmup=0"],
     "ours": [],
     "no_warmup": ["scheduler.warmup=0"],
-    "dynunet": ["model=dynunet", "model.norm_name=[instance,{affine:true}]"],
+    "dynunet": [*PEER, "model.norm_name=[instance,{affine:true}]"],
     "nnunet": [
-        *("model=dynunet", "model._target_=scripts.bench.networks.NnUNet", "~model.spatial_dims"),
+        *(*PEER, "model._target_=scripts.bench.networks.NnUNet", "~model.spatial_dims"),
         *("~model.norm_name", "~model.upsample_kernel_size"),
     ],
 }
+PEER_SIZES = {
+    "default": ["model.filters=[8,16,32]"],
+    "hippocampus": [
+        *("model.filters=[16,32,64,128]", "model.kernel_size=[3,3,3,3]", "model.strides=[1,2,2,2]"),
+        *("model.upsample_kernel_size=[2,2,2]", "~model.deep_supervision", "~model.depth"),
+        "~model.width",
+    ],
+    "hard": ["model.filters=[8,16,32]"],
+}
+"""The size of our network in each job, for networks of other projects."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.steps is not None:
             overrides = [word for word in overrides if not word.startswith("trainer.max_steps=")]
             overrides += [f"trainer.max_steps={options.steps}"]
-        overrides = match_network_size(overrides, variants[variant])
+        overrides += PEER_SIZES[job] if "model=dynunet" in variants[variant] else []
+        overrides += variants[variant]
         key = f"{crc32(' '.join(overrides).encode()):08x}"  # other overrides are another run
         folder = runs / job / f"{variant}-fold-{fold}-seed-{seed}-{key}"
         name = f"fold {fold}, seed {seed}"
@@ -107,56 +117,6 @@ def write_run(path: Path, job: str, variant: str, overrides: list[str], name: st
     entry |= {"overrides": overrides, "summary": summarize(rows), "rows": rows}
     path.write_text(json.dumps(results, indent=1) + "\n")
     return entry["summary"]
-
-
-def match_network_size(overrides: Sequence[str], variant: Sequence[str]) -> list[str]:
-    """Return a job's overrides with a variant's; DynUNet gets the sizes of our network in the job.
-
-    >>> match_network_size(["seed=1", "model.width=4"], ["model=dynunet"])[:3]
-    ['seed=1', 'model=dynunet', 'model.filters=[4,8,16]']
-    """
-    if "model=dynunet" not in variant:
-        return [*overrides, *variant]
-    model = compose_config(overrides, "train").config.model
-    levels = len(model.channels) if model.channels else model.depth
-    filters = model.channels or [
-        min(model.width * 2**level, model.max_width) for level in range(levels)
-    ]
-    strides = expand_levels(model.pool_kernel, levels - 1)
-    sizes = {
-        "filters": list(filters),
-        "kernel_size": expand_levels(model.kernel_size, levels),
-        "strides": [[1, 1, 1], *strides],
-        "upsample_kernel_size": strides,
-    }
-    others = [w for w in overrides if not w.lstrip("+~").startswith(("model.", "model="))]
-    model = compose_config([*others, "model=dynunet"], "train").config.model
-    dynunet = yaml.safe_load((get_config_dir() / "model" / "dynunet.yaml").read_text())
-    foreign = set(model) - set(dynunet)  # keys that experiments set for our network
-    variant = [word for word in variant if word != "model=dynunet"]
-    if "prior_bias" in foreign:
-        foreign.remove("prior_bias")
-        variant = ["model.prior_bias=false", *variant]
-    return [
-        *others,
-        "model=dynunet",
-        *(f"model.{key}={json.dumps(value).replace(' ', '')}" for key, value in sizes.items()),
-        *(f"~model.{key}" for key in sorted(foreign)),
-        *variant,
-    ]
-
-
-def expand_levels(value: Any, levels: int) -> list[list[int]]:
-    """Return [D, H, W] for each level from an int, from [D, H, W], or from a list by level.
-
-    >>> expand_levels(2, 2), expand_levels([1, 2, 2], 1), expand_levels([3, [1, 3, 3]], 2)
-    ([[2, 2, 2], [2, 2, 2]], [[1, 2, 2]], [[3, 3, 3], [1, 3, 3]])
-    """
-    if isinstance(value, int):
-        return [[value] * 3] * levels
-    if len(value) == 3 and all(isinstance(v, int) for v in value):
-        return [list(value)] * levels
-    return [expand_levels(v, 1)[0] for v in value]
 
 
 # Runs and their summaries.

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -67,24 +66,17 @@ class Key:
 
 def list_keys(path: Path, prefix: str = "") -> list[Key]:
     """Return the keys of a file: without the class, values of other keys, and Hydra's own keys."""
-    found = {
-        name: Key(name, "" if is_parent(key.value) else to_yaml_literal(key.value), key.comment)
-        for name, key in read_keys(path, prefix).items()
-        if name.rpartition(".")[2] not in (*INTERNAL_KEYS, "defaults")
-        and (key.comment or not (is_reference(key.value) or is_parent(key.value)))
-        and (key.comment or not name.startswith("hydra"))
-    }
+    found = {}
+    for name, key in read_keys(path, prefix).items():
+        is_parent = isinstance(key.value, dict) and bool(key.value)
+        is_reference = str(key.value).startswith("${")
+        is_internal = name.rpartition(".")[2] in (*INTERNAL_KEYS, "defaults")
+        is_left_out = is_parent or is_reference or name.startswith("hydra")
+        if not is_internal and (key.comment or not is_left_out):
+            value = "" if is_parent else to_yaml_literal(key.value)
+            found[name] = Key(name, value, key.comment)
     parents = {name.rpartition(".")[0] for name in found}
     return [key for name, key in found.items() if key.value or name in parents]
-
-
-def is_parent(value: Any) -> bool:
-    """Return whether keys follow; a mapping without a class may also be a value."""
-    return isinstance(value, dict) and bool(value)
-
-
-def is_reference(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("${")
 
 
 def read_about(path: Path) -> tuple[str, list[str]]:

@@ -6,11 +6,11 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from scripts.docs import generate_reference
 from tests.docs.helpers.pages import ROOT
 from unet3d.__main__ import main
-from unet3d.config.comments import iter_key_values
 from unet3d.config.compose import compose_config, list_config_groups, list_options
 
 pytestmark = pytest.mark.slow
@@ -23,6 +23,15 @@ def test_the_pages_are_what_the_script_generates():
         text = (FOLDER / name).read_text()
         assert text == render(), "python -m scripts.docs.generate_reference"
     assert generate_reference.find_undescribed() == []
+
+
+def iter_keys(values, prefix):
+    """Yield the keys that have values, but not those of code or of other keys."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from iter_keys(value, f"{prefix}{key}.")
+        elif key not in ("_target_", "_partial_") and not str(value).startswith("${"):
+            yield f"{prefix}{key}"
 
 
 def test_every_option_of_every_group_has_its_keys():
@@ -38,7 +47,7 @@ def test_every_option_of_every_group_has_its_keys():
         config = compose_config(words, "train").config
         for group, _, option in (word.partition("=") for word in words):
             assert re.search(rf"\| \[?`{option}`", options), option
-            keys = [key for key, _ in iter_key_values(config[group], f"{group}.")]
+            keys = iter_keys(OmegaConf.to_container(config[group]), f"{group}.")
             missing += [key for key in keys if f"| `{key}` |" not in described]
     assert missing == []
 
