@@ -33,7 +33,10 @@ def make_parser(module: str, description: str | None, *, output: str) -> argpars
 def run_child(module: str, *words: object) -> Any:
     """Run a script of this repository; return what its last line has as JSON."""
     command = [sys.executable, "-W", "ignore", "-m", module, *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # of numpy; scripts set torch's
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, check=True, stdout=subprocess.PIPE, text=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
