@@ -49,7 +49,7 @@ layers: $(TEST_NEEDS)
 docs: $(TEST_NEEDS)
 	NO_MKDOCS_2_WARNING=1 $(TEST) -m mkdocs build --strict --quiet
 
-# Tests marked `long`, and runs that are killed and stopped again and again: seven minutes.
+# Tests marked `long`, and runs that are killed and stopped again and again: ten minutes.
 long: $(TEST_NEEDS)
 	$(TEST) $(PYTEST) -m long
 	$(TEST) -m scripts.chaos

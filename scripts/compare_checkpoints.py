@@ -5,34 +5,21 @@ python -m scripts.compare_checkpoints A.ckpt B.ckpt    # prints identical or dif
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 PARTS = ("state_dict", "optimizer_states", "global_step")
 
 
 def is_identical(*paths: Path) -> bool:
-    """Whether two checkpoints are equal."""
-    one, other = (torch.load(path, weights_only=True, map_location="cpu") for path in paths)
-    return all(is_equal(one[part], other[part]) for part in PARTS)
-
-
-def is_equal(one: Any, other: Any) -> bool:
-    """Return whether nested values are equal, tensors bit for bit.
-
-    >>> is_equal({"a": [torch.ones(2)]}, {"a": [torch.ones(2)]})
-    True
-    >>> is_equal([torch.ones(2)], [torch.ones(2, dtype=torch.float64)])
-    False
-    """
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and one.equal(other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_equal(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_equal, one, other))
-    return bool(one == other)
+    """Return whether two checkpoints are equal, tensors bit for bit."""
+    contents = (torch.load(path, weights_only=True, map_location="cpu") for path in paths)
+    (one, structure), (other, same) = (tree_flatten([c[p] for p in PARTS]) for c in contents)
+    return structure == same and all(
+        a.dtype == b.dtype and a.equal(b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 if __name__ == "__main__":

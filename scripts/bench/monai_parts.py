@@ -11,6 +11,7 @@ import ctypes
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -45,130 +46,94 @@ def make_labels(*size: int, classes: int = CLASSES, shift: int = 0) -> Tensor:
     return labels
 
 
-def infer_ours() -> Work:
+def build_windows() -> dict[str, Work]:
     """Segment a volume with windows of 64^3."""
+    from monai.inferers.inferer import SlidingWindowInferer
+
     from unet3d.inference.sliding_window import SlidingWindow
 
     image, network = make_image(160, 160, 128)[None], nn.Conv3d(1, CLASSES, 3, padding=1)
-    window = SlidingWindow([64, 64, 64])
-    return lambda: window(image, network)[0]
+    ours, options = SlidingWindow([64, 64, 64]), ((64, 64, 64), 1, 0.5, "gaussian")
+
+    def segment(window: Any) -> Tensor:
+        return window(image, network)[0].argmax(0).to(torch.uint8)
+
+    buffered = SlidingWindowInferer(*options, buffer_steps=4)
+    return {
+        "unet3d": lambda: ours(image, network)[0],
+        "SlidingWindowInferer": partial(segment, SlidingWindowInferer(*options)),
+        "SlidingWindowInferer, buffer_steps=4": partial(segment, buffered),
+    }
 
 
-def infer_monai(**options: Any) -> Work:
-    """Segment the same volume; the classes are those of the largest logits."""
-    from monai.inferers.inferer import SlidingWindowInferer
-
-    image, network = make_image(160, 160, 128)[None], nn.Conv3d(1, CLASSES, 3, padding=1)
-    window = SlidingWindowInferer((64, 64, 64), 1, 0.5, "gaussian", **options)
-
-    def run() -> Tensor:
-        logits: Any = window(image, network)
-        return logits[0].argmax(0).to(torch.uint8)
-
-    return run
-
-
-def score_ours() -> Work:
-    """Compute the Dice of each class."""
-    from unet3d.metric.dice import Dice
-
-    predicted, labels = make_labels(128, 128, 128, shift=3), make_labels(128, 128, 128)
-
-    def run() -> list[float]:
-        dice = Dice([str(c) for c in range(CLASSES)])
-        dice.update(predicted[None], labels[None])
-        scores = dice.compute()
-        return [scores[f"dice/{c}"] for c in range(1, CLASSES)]
-
-    return run
-
-
-def score_monai() -> Work:
+def build_dice() -> dict[str, Work]:
     """Compute the Dice of each class."""
     from monai.metrics.meandice import DiceMetric
 
-    predicted, labels = make_labels(128, 128, 128, shift=3), make_labels(128, 128, 128)
+    from unet3d.metric.dice import Dice
 
-    def run() -> list[float]:
+    predicted, labels = (make_labels(128, 128, 128, shift=s)[None] for s in (3, 0))
+
+    def score() -> dict[str, float]:
+        dice = Dice([str(c) for c in range(CLASSES)])
+        dice.update(predicted, labels)
+        return dice.compute()
+
+    def score_with_monai() -> Any:
         metric = DiceMetric(include_background=False, num_classes=CLASSES)
-        scores: Any = metric(predicted[None, None], labels[None, None])
-        return scores[0].tolist()
+        return metric(predicted[None], labels[None])
 
-    return run
-
-
-def measure_surfaces_ours() -> Work:
-    """Compute HD95 and the surface Dice of each class."""
-    from unet3d.metric.scores import score_case
-
-    predicted, labels = (make_labels(96, 96, 96, classes=6, shift=s).numpy() for s in (3, 0))
-    classes = {str(c): (c,) for c in range(1, 6)}
-
-    def run() -> list[float]:
-        scores = score_case(predicted, labels, spacing_mm=SPACING_MM, classes=classes)
-        hd95 = [by_class["hd95_mm"] for by_class in scores.values()]
-        return hd95 + [by_class["surface_dice"] for by_class in scores.values()]
-
-    return run
+    return {"unet3d": score, "DiceMetric": score_with_monai}
 
 
-def measure_surfaces_monai() -> Work:
+def build_surfaces() -> dict[str, Work]:
     """Compute HD95 and the surface Dice of each class."""
     from monai.metrics.hausdorff_distance import compute_hausdorff_distance
     from monai.metrics.surface_dice import compute_surface_dice
     from monai.networks.utils import one_hot
 
-    predicted, labels = (make_labels(96, 96, 96, classes=6, shift=s)[None, None] for s in (3, 0))
+    from unet3d.metric.scores import score_case
 
-    def run() -> list[float]:
-        pair: list[Any] = [one_hot(x, 6) for x in (predicted, labels)]
-        spacing = list(SPACING_MM)
-        hd95 = compute_hausdorff_distance(pair[0], pair[1], percentile=95, spacing=spacing)
-        dice = compute_surface_dice(pair[0], pair[1], [1.0] * 5, spacing=spacing)
-        return [*hd95[0].tolist(), *dice[0].tolist()]
+    pair = [make_labels(96, 96, 96, classes=6, shift=s) for s in (3, 0)]
+    classes, spacing = {str(c): (c,) for c in range(1, 6)}, list(SPACING_MM)
 
-    return run
+    def score() -> Any:
+        return score_case(*(x.numpy() for x in pair), spacing_mm=SPACING_MM, classes=classes)
+
+    def score_with_monai() -> Any:
+        masks: list[Any] = [one_hot(x[None, None], 6) for x in pair]
+        hd95 = compute_hausdorff_distance(*masks, percentile=95, spacing=spacing)
+        return hd95, compute_surface_dice(masks[0], masks[1], [1.0] * 5, spacing=spacing)
+
+    name = "compute_hausdorff_distance, compute_surface_dice"
+    return {"unet3d": score, name: score_with_monai}
 
 
-def resample_ours() -> Work:
+def build_resampling() -> dict[str, Work]:
     """Resample a volume with cubic splines."""
-    from unet3d.data.preprocessing.channels import resample
-
-    volume = make_image(128, 128, 64)[0].numpy()
-    return lambda: resample(volume, (160, 160, 96), (3, 3, 3))
-
-
-def resample_monai() -> Work:
-    """Resample the same volume with cubic splines."""
     from monai.data.meta_tensor import MetaTensor
     from monai.transforms.spatial.array import Spacing
 
-    volume = MetaTensor(make_image(128, 128, 64), affine=torch.eye(4))
-    resample = Spacing(
+    from unet3d.data.preprocessing.channels import resample
+
+    image = make_image(128, 128, 64)
+    array, tensor = image[0].numpy(), MetaTensor(image, affine=torch.eye(4))
+    spacing: Any = Spacing(
         (1 / 1.25, 1 / 1.25, 1 / 1.5), mode=3, padding_mode="nearest", scale_extent=True
     )
-
-    def run() -> np.ndarray:
-        resampled: Any = resample(volume)
-        return np.asarray(resampled)[0]
-
-    return run
+    return {
+        "unet3d": lambda: resample(array, (160, 160, 96), (3, 3, 3)),
+        "Spacing": lambda: np.asarray(spacing(tensor))[0],
+    }
 
 
-PARTS: dict[str, dict[str, Callable[[], Work]]] = {
-    "sliding window, 20 classes, 160 x 160 x 128": {
-        "unet3d": infer_ours,
-        "SlidingWindowInferer": infer_monai,
-        "SlidingWindowInferer, buffer_steps=4": lambda: infer_monai(buffer_steps=4),
-    },
-    "Dice, 20 classes, 128^3": {"unet3d": score_ours, "DiceMetric": score_monai},
-    "HD95 and surface Dice, 5 classes, 96^3": {
-        "unet3d": measure_surfaces_ours,
-        "compute_hausdorff_distance, compute_surface_dice": measure_surfaces_monai,
-    },
-    "cubic resampling to 160 x 160 x 96": {"unet3d": resample_ours, "Spacing": resample_monai},
+PARTS: dict[str, Callable[[], dict[str, Work]]] = {
+    "sliding window, 20 classes, 160 x 160 x 128": build_windows,
+    "Dice, 20 classes, 128^3": build_dice,
+    "HD95 and surface Dice, 5 classes, 96^3": build_surfaces,
+    "cubic resampling to 160 x 160 x 96": build_resampling,
 }
-"""Implementations by part; the first one is ours."""
+"""What builds the implementations of each part; the first one is ours."""
 
 
 def measure(part: str, name: str, repeats: int) -> dict[str, float]:
@@ -176,7 +141,7 @@ def measure(part: str, name: str, repeats: int) -> dict[str, float]:
     torch.set_num_threads(1)
     meter, cpu = PeakMeter(), torch.device("cpu")
     with torch.inference_mode():
-        work = PARTS[part][name]()
+        work = PARTS[part]()[name]
         work()  # imports
         ctypes.CDLL(None).malloc_trim(0)  # or freed memory that is used again would not count
         meter.start(cpu)
@@ -201,9 +166,9 @@ def main() -> None:
         print(json.dumps(measure(*options.child, options.repeats)))
         return
     parts: dict[str, Any] = {}
-    for part, implementations in PARTS.items():
+    for part, build in PARTS.items():
         rows = {}
-        for name in implementations:
+        for name in build():
             words = ("--repeats", options.repeats, "--child", part, name)
             rows[name] = run_child("scripts.bench.monai_parts", *words)
         parts[part] = {"rows": rows}

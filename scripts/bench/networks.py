@@ -1,17 +1,28 @@
-"""Networks of other projects that a config can name."""
+"""Networks of nnU-Net's package, and ours like them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from dynamic_network_architectures.architectures.unet import PlainConvUNet
+from dynamic_network_architectures.architectures.unet import PlainConvUNet, ResidualEncoderUNet
 from torch import nn
+
+from scripts.bench.step import PLAIN, build_ours
+from unet3d.memory.from_config import FUSED_STRATEGIES
+from unet3d.model.blocks import Strided
+from unet3d.pool.avg import AvgPool3d
+
+RESIDUAL_CHANNELS, BLOCKS = [32, 64, 128, 256, 320, 320], [1, 3, 4, 6, 6, 6]
+"""Channels and residual blocks of the levels of ResEnc L."""
+
+RESIDUAL = "nnU-Net ResidualEncoderUNet"
 
 
 class NnUNet(PlainConvUNet):
     """nnU-Net's network with nnU-Net's weight initialization and the arguments of MONAI's DynUNet.
 
-    It has two convolutions per level, instance norm, leaky ReLU, strided and transposed
-    convolutions, and no deep supervision.
+    A config can name it. It has two convolutions per level, instance norm, leaky ReLU, strided and
+    transposed convolutions, and no deep supervision.
     """
 
     def __init__(
@@ -41,3 +52,36 @@ class NnUNet(PlainConvUNet):
             nonlin_kwargs={"inplace": True},
         )
         self.apply(self.initialize)
+
+
+def list_residual_networks(
+    channels: list[int] = RESIDUAL_CHANNELS,
+) -> dict[str, Callable[[], nn.Module]]:
+    """Return nnU-Net's residual encoder and its plain network, and ours with every strategy."""
+    options: dict[str, Any] = {
+        **{"residual_blocks": BLOCKS, "convs_per_level": 1, "num_classes": 4},
+        **{"norm": "instance", "activation": "leaky_relu", "upsampling": "transposed"},
+        "pool": partial(Strided, skip_pool=AvgPool3d),
+    }
+    strategies = {PLAIN: "none"} | {name: name for name in FUSED_STRATEGIES}
+    return {
+        RESIDUAL: partial(build_theirs, ResidualEncoderUNet, channels, BLOCKS, 1),
+        "nnU-Net PlainConvUNet": partial(build_theirs, PlainConvUNet, channels, 2, 2),
+        **{name: partial(build_ours, channels, key, **options) for name, key in strategies.items()},
+    }
+
+
+def build_theirs(
+    kind: type[nn.Module], channels: list[int], blocks: Any, decoder: int
+) -> nn.Module:
+    """Build a network of nnU-Net's package."""
+    levels = len(channels)
+    return kind(
+        *(1, levels, channels, nn.Conv3d, 3, [1] + [2] * (levels - 1), blocks, 4),
+        [decoder] * (levels - 1),
+        conv_bias=True,
+        norm_op=nn.InstanceNorm3d,
+        norm_op_kwargs={"affine": True},
+        nonlin=nn.LeakyReLU,
+        nonlin_kwargs={"inplace": True},
+    )

@@ -11,18 +11,16 @@ benchmarks/cpu-partial-labels.json; finished runs are not repeated.
 """
 
 import json
-import subprocess
+import os
 from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
 
-from scripts.bench.results import ROOT, TRAIN, make_parser, write_results
+from scripts.bench.results import make_parser, train, write_results
 from unet3d.data.layouts.decathlon import Decathlon
 from unet3d.data.layouts.splits import split_cases
-
-KINDS = ("full", "partial", "background")
 
 
 def write_halves(task: Path, folder: Path) -> dict[str, list[str]]:
@@ -47,26 +45,12 @@ def write_halves(task: Path, folder: Path) -> dict[str, list[str]]:
     return {name: [classes[label - 1]] for name, label in kept.items()}
 
 
-def train(kind: str, task: Path, halves: Path, folder: Path, steps: int) -> dict[str, float]:
-    """Train in a process of its own; return the Dice of each class."""
-    run = folder / f"{kind}-{steps}"
-    report = run / "report.json"
-    if not report.exists() or "evaluation" not in json.loads(report.read_text()):
-        words = ["experiment=hippocampus_cpu", f"data.root={task if kind == 'full' else halves}"]
-        words += ["precision=32", "trainer.max_time=null", f"trainer.max_steps={steps}"]
-        words += ["trainer.enable_progress_bar=false", "resume=auto", f"hydra.run.dir={run}"]
-        words += [f"data.annotated={halves / 'annotated.json'}"] if kind == "partial" else []
-        with (folder / f"{kind}.log").open("w") as log:
-            subprocess.run([*TRAIN, *words], cwd=ROOT, check=True, stdout=log, stderr=log)
-    scores = json.loads(report.read_text())["evaluation"]["per_class"]
-    return {name: values["dice"]["mean"] for name, values in scores.items()}
-
-
 def main() -> None:
     output = "cpu-partial-labels.json"
     parser = make_parser("scripts.bench.partial_labels", __doc__, output=output)
     parser.add_argument("task", type=Path, help="folder of Task04_Hippocampus")
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--folder", type=Path, default=Path("outputs/partial-labels"))
     options = parser.parse_args()
     folder, task = options.folder.absolute(), options.task.absolute()
@@ -74,8 +58,13 @@ def main() -> None:
     annotated = write_halves(task, halves)
     (halves / "annotated.json").write_text(json.dumps(annotated))
     dice = {}
-    for kind in KINDS:
-        dice[kind] = train(kind, task, halves, folder, options.steps)
+    for kind in ("full", "partial", "background"):
+        words = ["experiment=hippocampus_cpu", f"data.root={task if kind == 'full' else halves}"]
+        words += ["precision=32", "trainer.max_time=null", f"trainer.max_steps={options.steps}"]
+        words += [f"data.annotated={halves / 'annotated.json'}"] if kind == "partial" else []
+        report = train(words, folder / f"{kind}-{options.steps}", options.threads)
+        scores = report["evaluation"]["per_class"]
+        dice[kind] = {name: values["dice"]["mean"] for name, values in scores.items()}
     means = {kind: sum(scores.values()) / len(scores) for kind, scores in dice.items()}
     report = {
         "command": f"python -m scripts.bench.partial_labels data/{options.task.name}",

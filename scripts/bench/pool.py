@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -79,11 +78,6 @@ def unfold_and_sort(x: Tensor) -> Tensor:
     return unfold_windows(x).sort(-1).values[..., 3:5].mean(-1)
 
 
-def torch_median(x: Tensor) -> Tensor:
-    """Take the lower of the two middle values with torch.median."""
-    return unfold_windows(x).median(-1).values
-
-
 def soft_rank(x: Tensor, tau: float = 0.1) -> Tensor:
     """Approximate the median by the element whose soft rank is closest to the middle.
 
@@ -100,8 +94,6 @@ def build_poolings() -> dict[str, Pool]:
     """Return what could be used instead, nn.MaxPool3d first, and the options of conf/pool/."""
     alternatives = {
         BASE: nn.MaxPool3d(2),
-        "nn.MaxPool3d compiled": torch.compile(nn.MaxPool3d(2)),
-        "torch.median": torch_median,
         "unfold and sort": unfold_and_sort,
         "soft rank": soft_rank,
     }
@@ -218,43 +210,6 @@ def measure(x: Tensor, rounds: int, budget: float) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Plot time and peak memory: a row for each pooling method, a marker for each volume."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    poolings = [row["pool"] for row in results[0]["rows"]][::-1]
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
-    panels = {
-        "both_ratio": "forward + backward, ratio to nn.MaxPool3d",
-        "peak_bytes": "peak bytes per output element",
-    }
-    for axis, (key, label) in zip(axes, panels.items(), strict=True):
-        for i, result in enumerate(results):
-            rows = result["rows"]
-            axis.plot(
-                [row[key] for row in rows],
-                [poolings.index(row["pool"]) for row in rows],
-                linestyle="none",
-                marker="o^sDv<>P"[i % 8],
-                color="C0" if result["dtype"] == "float32" else "C1",
-                markersize=5,
-                alpha=0.7,
-                label=result["title"],
-            )
-        axis.set(xscale="log", xlabel=label)
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.xaxis.set_minor_formatter("")
-        axis.grid(color="0.9")
-    axes[0].set_yticks(range(len(poolings)), poolings)
-    axes[0].axvline(1, color="0.5", linewidth=1)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=7)
-    figure.suptitle("2x2x2 pooling on a CPU (lower is better)", fontsize=10)
-    figure.savefig(path, dpi=90)
-
-
 def main() -> None:
     parser = make_parser("scripts.bench.pool", __doc__, output="cpu-pool.json")
     parser.add_argument("--rounds", type=int, default=40)
@@ -269,7 +224,6 @@ def main() -> None:
         results.append({"title": case.title, **case._asdict(), "rows": list(rows.values())})
     report = {"processor": get_cpu_model(), "threads": torch.get_num_threads(), "results": results}
     write_results(options.output, {"device": "cpu", **report})
-    plot(results, options.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

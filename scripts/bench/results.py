@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ from unet3d.report.run_report import collect_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-TRAIN = (sys.executable, "-W", "ignore", "-m", "unet3d", "train")
+TRAIN = (
+    *(sys.executable, "-W", "ignore", "-m", "unet3d", "train"),
+    "trainer.enable_progress_bar=false",
+)
 
 
 def make_parser(module: str, description: str | None, *, output: str) -> argparse.ArgumentParser:
@@ -28,8 +33,24 @@ def make_parser(module: str, description: str | None, *, output: str) -> argpars
 def run_child(module: str, *words: object) -> Any:
     """Run a script of this repository; return what its last line has as JSON."""
     command = [sys.executable, "-W", "ignore", "-m", module, *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # of numpy; scripts set torch's
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, check=True, stdout=subprocess.PIPE, text=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def train(words: Sequence[str], folder: Path, threads: int) -> dict[str, Any]:
+    """Train in a process of its own unless the run is finished; return the run's report."""
+    report = folder / "report.json"
+    if not report.is_file() or not json.loads(report.read_text())["finished"]:
+        print(" ".join(words), flush=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [*TRAIN, *words, f"hydra.run.dir={folder}", "resume=auto"]
+        environ = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        with folder.with_suffix(".log").open("a") as log:
+            subprocess.run(command, cwd=ROOT, env=environ, check=True, stdout=log, stderr=log)
+    return json.loads(report.read_text())
 
 
 def read_results(path: Path) -> dict[str, Any]:

@@ -7,14 +7,13 @@ cache.
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -64,37 +63,28 @@ COMMANDS = {
 }
 
 
-class Timing(NamedTuple):
-    """Seconds of one process: wall clock, processor time of all cores, and each phase."""
-
-    wall: float
-    processor: float
-    phases: dict[str, float]
-
-
-def time_process(arguments: list[str], folder: Path) -> Timing:
-    """Run Python with these arguments in a folder."""
+def time_process(arguments: list[str], folder: Path) -> tuple[float, dict[str, float]]:
+    """Run Python with these arguments in a folder; return its seconds and those of each phase."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
+    start = time.time()
     done = subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environ, capture_output=True, text=True
     )
-    seconds, after = time.time() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = time.time() - start
     if done.returncode not in (0, 2) or "Traceback" in done.stderr:
         sys.exit(f"{arguments}: {done.stderr}")
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     phases = {}
     if arguments[-1] == FIRST_STEP:
         for phase, end in json.loads(done.stdout.splitlines()[-1]):
             phases[phase], start = end - start, end
-    return Timing(seconds, used, phases)
+    return seconds, phases
 
 
 def main() -> None:
     parser = make_parser("scripts.bench.start", __doc__, output="cpu-start.json")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each command")
     options = parser.parse_args()
-    timings: dict[str, list[Timing]] = {name: [] for name in COMMANDS}
+    timings: dict[str, list[tuple[float, dict[str, float]]]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         time_process([*UNET3D, *PREPARE], folder)
@@ -106,15 +96,14 @@ def main() -> None:
                     timings[command].append(timing)
     rows: dict[str, Any] = {}
     for name, runs in timings.items():
+        seconds = [taken for taken, _ in runs]
         rows[name] = {
-            "median_seconds": round(median(run.wall for run in runs), 3),
-            "seconds": [round(run.wall, 3) for run in runs],
-            "median_processor_seconds": round(median(run.processor for run in runs), 3),
+            "median_seconds": round(median(seconds), 3),
+            "seconds": [round(taken, 3) for taken in seconds],
         }
-        if runs[0].phases:
+        if phases := runs[0][1]:
             rows[name]["median_seconds_by_phase"] = {
-                phase: round(median(run.phases[phase] for run in runs), 3)
-                for phase in runs[0].phases
+                phase: round(median(ended[phase] for _, ended in runs), 3) for phase in phases
             }
         print(f"{name:34} {rows[name]['median_seconds']:7.2f} s", file=sys.stderr)
     report = {

@@ -41,7 +41,7 @@ from unet3d.memory.trace import Trace
 from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
-from unet3d.simulated_cuda import choose_foreach
+from unet3d.simulated_cuda import choose_foreach, simulate_cuda
 from unet3d.text import MIB
 
 PLAIN = "plain modules"
@@ -274,6 +274,31 @@ def predict_huge() -> dict[str, Any]:
     return {"size": size, "batch": 1, "precision": "bf16", "rows": rows}
 
 
+def predict_residual() -> dict[str, Any]:
+    """Estimate the peaks of nnU-Net's residual encoder and ours, and count their FLOPs."""
+    from scripts.bench.networks import list_residual_networks
+
+    size, rows = [128, 128, 128], {}
+    for name, make in list_residual_networks().items():
+
+        def make_step(make: Factory = make) -> TrainingStep:
+            step = build_cuda_step(make, size, 2, "16")
+            parameters = step.model.parameters()
+            step.optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.99, nesterov=True)
+            choose_foreach(step.optimizer)
+            return step
+
+        peak = estimate_step(lambda: TrainOnlyStep(make_step()), cuda=True).peak
+        with simulate_cuda():  # in the tiles of a GPU
+            flops = count_flops(make_step)
+        rows[name] = {
+            "peak_allocated_mib": to_mib(peak.allocated),
+            "peak_reserved_mib": to_mib(peak.reserved),
+            "convolution_flops": flops,
+        }
+    return {"size": size, "batch": 2, "classes": 4, "precision": "16", "rows": rows}
+
+
 def set_tile_size(make: Factory, mib: int) -> Factory:
     """Return a factory of the same network with tiles of another size."""
 
@@ -290,6 +315,8 @@ def main() -> int:
     warnings.simplefilter("ignore")
     with patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8"):  # 32 MiB, an H100's default
         parts = {"forum": predict_forum(), "peers": predict_peers(), "huge": predict_huge()}
+        if find_spec("dynamic_network_architectures"):
+            parts["residual encoder"] = predict_residual()
     write_results(options.output, {"predicted": parts}, update=True)
     return 0
 

@@ -49,9 +49,10 @@ class Case:
 
     size: tuple[int, int, int]
     batch: int
-    width: int  # channels of the first level
+    width: int = 32  # channels of the first level
     names: tuple[str, ...] = ()  # of the networks; empty: all
     is_default: bool = False  # the network of the default run
+    base: str = PLAIN  # that times are relative to
 
 
 CASES = {
@@ -59,6 +60,7 @@ CASES = {
     "64x64x64, width 32": Case((64, 64, 64), 1, 32, names=COMPARED),
     "patches of 32": Case((32, 32, 32), 2, 8, is_default=True),
     "patches of 16": Case((16, 16, 16), 2, 8, is_default=True),
+    "residual encoder": Case((96, 96, 96), 1, base="nnU-Net ResidualEncoderUNet"),
 }
 
 MIN_SECONDS = 0.5
@@ -70,6 +72,13 @@ def list_networks(case: Case) -> dict[str, Factory]:
 
     Names that begin with `unet3d` are networks built like those of other projects.
     """
+    if case.base != PLAIN:
+        from scripts.bench.networks import RESIDUAL, list_residual_networks
+
+        networks = list_residual_networks()
+        networks |= list_variants(RESIDUAL, networks[RESIDUAL])
+        names = (RESIDUAL, RESIDUAL + CHANNELS_LAST, PLAIN, "fused", "lean")
+        return {name: networks[name] for name in names}
     if case.is_default:
         channels = [case.width * n for n in (1, 2, 4)]
         strategies = {PLAIN: "none", "fused": "fused", "lean": "lean"}
@@ -112,33 +121,23 @@ def time_steps(step: TrainingStep, count: int) -> float:
     return time.process_time() - start
 
 
-def compare_times(seconds: dict[str, list[float]], base: str) -> dict[str, list[float]]:
-    """Return the time of each network relative to that of another one in the same round."""
-    return {
-        name: [own / other for own, other in zip(times, seconds[base], strict=True)]
-        for name, times in seconds.items()
-    }
+def summarize(runs: list[dict[str, list[float]]], base: str) -> dict[str, Any]:
+    """Return a row for each network: medians and ranges over processes.
 
-
-def summarize(seconds: list[float], ratios: list[float]) -> dict[str, Any]:
-    """Return the median of times, and the median and range of relative times."""
-    return {
-        "median_seconds": round(statistics.median(seconds), 4),
-        "time_ratio": round(statistics.median(ratios), 3),
-        "time_ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
-    }
-
-
-def summarize_processes(runs: list[dict[str, list[float]]]) -> dict[str, Any]:
-    """Return a row for each network: medians and ranges over processes."""
-    ratios = [compare_times(run, PLAIN) for run in runs]
-    return {
-        name: summarize(
-            [seconds for run in runs for seconds in run[name]],
-            [statistics.median(ratio[name]) for ratio in ratios],
-        )
-        for name in runs[0]
-    }
+    Relative times are those to the network `base` in the same round.
+    """
+    rows = {}
+    for name in runs[0]:
+        ratios = [
+            statistics.median(own / other for own, other in zip(run[name], run[base], strict=True))
+            for run in runs
+        ]
+        rows[name] = {
+            "median_seconds": round(statistics.median(s for run in runs for s in run[name]), 4),
+            "time_ratio": round(statistics.median(ratios), 3),
+            "time_ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
+        }
+    return rows
 
 
 def main() -> int:
@@ -160,7 +159,7 @@ def main() -> int:
     for name in options.cases:
         words = ("--child", name, "--rounds", options.rounds)
         runs = [run_child("scripts.bench.step_times", *words) for _ in range(options.processes)]
-        rows = summarize_processes(runs)
+        rows = summarize(runs, CASES[name].base)
         times["cases"][name] = {
             **{"size": CASES[name].size, "batch": CASES[name].batch, "width": CASES[name].width},
             **{"processes": options.processes, "rounds": options.rounds, "rows": rows},

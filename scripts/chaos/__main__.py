@@ -23,9 +23,8 @@ from scripts.compare_checkpoints import is_identical
 
 JOB = [
     *("data.layout.size=[16,16,16]", "data.layout.num_cases=8", "data.patch_size=[16,16,16]"),
-    *("data.batch_size=2", "data.patches_per_case=1", "trainer.enable_progress_bar=false"),
-    *("trainer.accelerator=cpu", "memory.estimate=false", "evaluation.enabled=false"),
-    *("save_every_seconds=0", "resume=auto"),
+    *("data.batch_size=2", "data.patches_per_case=1", "trainer.accelerator=cpu"),
+    *("memory.estimate=false", "evaluation.enabled=false", "save_every_seconds=0", "resume=auto"),
 ]
 TIMEOUT_SECONDS = 300
 """A run that takes longer to stop, or to end, hangs."""

@@ -56,10 +56,7 @@ def step_times() -> str:
 
 def residual_encoder() -> str:
     """Compare nnU-Net's residual encoder with ours by strategy: memory, FLOPs and time."""
-    estimates, times = (
-        read_result("cpu-step")[part]["rows"]
-        for part in ("residual encoder", "residual encoder times")
-    )
+    estimates, times = read_estimates("residual encoder"), read_times("residual encoder")
     plain, lines = estimates["plain modules"]["convolution_flops"], []
     for name, row in estimates.items():
         more = f"{row['convolution_flops'] / plain - 1:.1%}" if name in STRATEGIES else ""

@@ -1,24 +1,23 @@
 """Generate docs/reference/ from conf/: `python -m scripts.docs.generate_reference`.
 
-conf/ is the single source. The meaning of a key is the comment next to it or above it, an option is
-described at the head of its file, and a group next to its line in train.yaml. The exit code is 1 if
-a key has no comment.
+conf/ is the single source. The meaning of a key is the comment behind it, an option is described at
+the head of its file, and a group behind its line in train.yaml. The exit code is 1 if a key has no
+comment.
 """
 
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
+from scripts.bench.results import ROOT
 from unet3d.__main__ import COMMANDS
-from unet3d.config.compose import list_config_groups
-from unet3d.config.keys import INTERNAL_KEYS, READS
+from unet3d.config.compose import list_config_groups, to_yaml_literal
+from unet3d.config.keys import INTERNAL_KEYS, READS, list_parent_files, read_keys
 
-ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 FOLDER = ROOT / "docs" / "reference"
 
@@ -40,8 +39,9 @@ page lists all groups, options and keys. It is generated from the comments in `c
 (`python -m scripts.docs.generate_reference`).
 
 - The command line overrides an [experiment](#experiment), and an experiment overrides the defaults.
-- `null` means no value, `???` means required, `[1,2,3]` is a list, and `${data.root}` takes the
-  value of another key.
+- `null` means no value, `???` means required, and `[1,2,3]` is a list. Keys that take the value of
+  another key, such as `model.in_channels`, are left out, and so are, where an option extends
+  another one or the settings of *every* option, the keys described there.
 - `-m key=a,b` starts one run per value, and one per combination of several such lists.
 - YAML files in a folder `conf/` of your working folder, in a subfolder for each group, add options.
 - A key that does not exist is rejected, and the error names the nearest one.
@@ -50,243 +50,106 @@ page lists all groups, options and keys. It is generated from the comments in `c
 
 @dataclass(frozen=True)
 class Key:
-    """A line of a config file."""
+    """A key of a config file that users set."""
 
-    name: str  # with dots, within its file
-    value: str  # as written; empty if nested keys follow
-    meaning: str  # its comment
+    name: str
+    value: str
+    comment: str  # behind it in the file; empty: the comment of a file that it extends
 
-
-@dataclass(frozen=True)
-class ConfigFile:
-    """A file of conf/, with its comments."""
-
-    about: list[str]  # the comment at its head, line by line
-    bases: list[str]  # files next to it that it starts from
-    choices: dict[str, tuple[str, str]]  # group -> option in its defaults, and the comment there
-    keys: list[Key]
+    @property
+    def row(self) -> str:
+        """Return the row of a table."""
+        value = self.value and f"`{self.value}`"
+        return f"| `{self.name}` | {escape_bars(value)} | {escape_bars(self.comment)} |"
 
 
-@cache
-def read_config(path: Path) -> ConfigFile:
-    """Read the keys with YAML's parser, and comments from the rest of their lines."""
-    lines = path.read_text().splitlines()
-    head = next((n for n, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    about = [line.removeprefix("#").removeprefix(" ") for line in lines[:head]]
-    about = [line for line in about if not line.startswith("@package")]
-    top = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
-    bases, choices, keys = [], {}, []
-    for key, value in top.value if top is not None else []:
-        if key.value != "defaults":
-            keys += iter_keys(key, value, lines, head, "")
-            continue
-        for entry in value.value:
-            if isinstance(entry, yaml.MappingNode):
-                ((group, option),) = entry.value
-                name = group.value.removeprefix("override ").removeprefix("/")
-                choices[name] = (option.value, inline_comment(option, lines))
-            elif entry.value != "_self_":
-                bases.append(entry.value)
-    return ConfigFile(about, bases, choices, keys)
+def list_keys(path: Path, prefix: str = "") -> list[Key]:
+    """Return the keys of a file: without the class, values of other keys, and Hydra's own keys."""
+    found = {}
+    for name, key in read_keys(path, prefix).items():
+        is_parent = isinstance(key.value, dict) and bool(key.value)
+        is_reference = str(key.value).startswith("${")
+        is_internal = name.rpartition(".")[2] in (*INTERNAL_KEYS, "defaults")
+        is_left_out = is_parent or is_reference or name.startswith("hydra")
+        if not is_internal and (key.comment or not is_left_out):
+            value = "" if is_parent else to_yaml_literal(key.value)
+            found[name] = Key(name, value, key.comment)
+    parents = {name.rpartition(".")[0] for name in found}
+    return [key for name, key in found.items() if key.value or name in parents]
 
 
-def iter_keys(key, value, lines: list[str], head: int, prefix: str) -> Iterator[Key]:
-    """Yield a key, then its nested keys."""
-    name = f"{prefix}{key.value}"
-    meaning = inline_comment(key if has_nested_keys(value) else value, lines)
-    at = key.start_mark.line - 1
-    above: list[str] = []
-    while at >= head and lines[at].lstrip().startswith("#"):
-        above.insert(0, lines[at].strip(" #"))
-        at -= 1
-    separator = ". " if meaning and above and meaning[-1] not in ".:" else " "
-    meaning = f"{meaning}{separator}{' '.join(above)}".strip()
-    if not has_nested_keys(value):
-        yield Key(name, get_source(value, lines), meaning)
-        return
-    if meaning or not name.startswith("hydra"):
-        yield Key(name, "", meaning)
-    for inner, content in value.value:
-        yield from iter_keys(inner, content, lines, head, f"{name}.")
+def read_about(path: Path) -> tuple[str, list[str]]:
+    """Return the first paragraph of the comment at the head of a file, and its other lines."""
+    head = re.match(r"(?:#.*\n)*", path.read_text())
+    lines = [line[1:].removeprefix(" ") for line in head[0].splitlines()] if head else []
+    lines = [line for line in lines if not line.startswith("@package")]
+    end = lines.index("") if "" in lines else len(lines)
+    return " ".join(lines[:end]), lines[end:]
 
 
-def has_nested_keys(node) -> bool:
-    """Return whether keys follow on lines of their own."""
-    return isinstance(node, yaml.MappingNode) and not node.flow_style
+def read_choices(path: Path) -> dict[str, tuple[str, str]]:
+    """Return the options that a file selects, and the comments behind them."""
+    pattern = re.compile(r"^  - (?:override /?)?(\w+): (\S+)(?: # (.*))?$", re.MULTILINE)
+    return {
+        group: (option, comment) for group, option, comment in pattern.findall(path.read_text())
+    }
 
 
-def get_source(node, lines: list[str]) -> str:
-    """Return a value as written in its file."""
-    start, end = node.start_mark, node.end_mark
-    if start.line != end.line:
-        raise ValueError(f"a value spans several lines: {lines[start.line]}")
-    return lines[start.line][start.column : end.column]
-
-
-def inline_comment(node, lines: list[str]) -> str:
-    """Return the comment after a key or a value."""
-    rest = lines[node.end_mark.line][node.end_mark.column :].lstrip(" :")
-    return rest.removeprefix("#").strip() if rest.startswith("#") else ""
-
-
-def get_meaning(path: Path, key: Key) -> str:
-    """Return the comment of a key: its own, that of a base file, or the key that it refers to."""
-    if key.meaning:
-        return key.meaning
-    for base in read_config(path).bases:
-        below = path.parent / f"{base}.yaml"
-        for other in read_config(below).keys if below.exists() else []:
-            if other.name == key.name:
-                return get_meaning(below, other)
-        if below.exists() and (found := get_meaning(below, key)):
-            return found
-    reference = re.fullmatch(r"\$\{([\w.]+)\}", key.value)
-    return f"same as `{reference[1]}`" if reference else ""
-
-
-def get_user_keys(path: Path) -> list[Key]:
-    """Return the keys that users set: without the class, and of Hydra's those with a comment."""
-    return [
-        key
-        for key in read_config(path).keys
-        if key.name.rpartition(".")[2] not in INTERNAL_KEYS
-        and (key.meaning or not key.name.startswith("hydra"))
-    ]
-
-
-def find_undescribed() -> list[str]:
-    """Return groups, options and keys without a comment."""
-    top = read_config(CONF / "train.yaml")
-    missing = [group for group in list_groups() if not top.choices[group][1]]
-    for path in sorted(CONF.rglob("*.yaml")):
-        where = path.relative_to(CONF).with_suffix("")
-        missing += [] if read_config(path).about else [str(where)]
-        if path.parent.name != "experiment":
-            keys = get_user_keys(path)
-            missing += [f"{where}: {key.name}" for key in keys if not get_meaning(path, key)]
-    return missing
+def list_bases(path: Path) -> list[str]:
+    """Return the names of the files that a file extends."""
+    defaults = (yaml.safe_load(path.read_text()) or {}).get("defaults", [])
+    return [name for name in defaults if isinstance(name, str) and name != "_self_"]
 
 
 def list_groups() -> list[str]:
     """Return the config groups in the order of train.yaml."""
     groups = list_config_groups()
-    named = [group for group in read_config(CONF / "train.yaml").choices if group in groups]
+    named = [group for group in read_choices(CONF / "train.yaml") if group in groups]
     return named + sorted(set(groups) - set(named))
 
 
-def command_section(name: str) -> list[str]:
-    """Render a command: heading, description, keys."""
-    lines = [f"## unet3d {name}", ""]
-    path = CONF / f"{name}.yaml"
-    if not path.exists():
-        return [*lines, sentence(COMMANDS[name]), ""]
-    file = read_config(path)
-    lines += [*comment_lines(file.about), ""]
-    groups = "[config groups](options.md#config-groups)"
-    if name in READS:
-        read = [f"[{key}](options.md#{key})" for key in READS[name] if key in list_groups()]
-        read += [f"`{key}`" for key in READS[name] if key not in list_groups()]
-        names = f"{', '.join(read[:-1])} and {read[-1]}"
-        lines += [f"Reads {names} of {link('unet3d train')}, and", ""]
-    elif "train" in file.bases:
-        chosen = [f"`{g}={o}`" for g, (o, _) in file.choices.items() if not g.startswith("hydra")]
-        others = f" (default: {', '.join(chosen)})" if chosen else ""
-        lines += [f"Takes the keys and {groups} of {link('unet3d train')}{others}, and", ""]
-    elif file.choices.keys() >= set(list_groups()):
-        lines += [f"Takes the {groups}, and", ""]
-    return [*lines, *key_table(path, "")]
+def find_undescribed() -> list[str]:
+    """Return groups, options and keys without a comment."""
+    choices = read_choices(CONF / "train.yaml")
+    missing = [group for group in list_groups() if not choices[group][1]]
+    for path in CONF.rglob("*.yaml"):
+        group, name = path.parent.name, str(path.relative_to(CONF))
+        missing += [] if read_about(path)[0] else [name]
+        if group != "experiment":
+            parents = [path, CONF / "train.yaml"]
+            if path.parent != CONF:
+                parents = [*list_parent_files(group, path.stem, [CONF])]
+            described = {k.name for parent in parents for k in list_keys(parent) if k.comment}
+            missing += [f"{name}: {k.name}" for k in list_keys(path) if k.name not in described]
+    return missing
 
 
-def group_section(name: str) -> list[str]:
-    """Render the options of a group, then the keys of each."""
-    chosen, meaning = read_config(CONF / "train.yaml").choices[name]
-    lines = [f"## {name}", "", f"{sentence(meaning)} Default: `{name}={chosen}`.", ""]
-    paths = sorted((CONF / name).glob("[!_]*.yaml"))
-    lines += [f"| `{name}=` | |", "| --- | --- |"]
-    for path in paths:
-        about = escape_bars(" ".join(split_paragraph(read_config(path).about)[0]))
-        label = f"`{path.stem}`"
-        if any(option_section(name, path)):
-            label = f"[{label}](#{anchor(f'{name}={path.stem}')})"
-        lines.append(f"| {label} | {about} |")
-    lines.append("")
-    for path in sorted((CONF / name).glob("_*.yaml")) + paths:
-        if section := option_section(name, path):
-            lines += [f"### {option_title(name, path.stem)}", "", *section]
-    return lines
+# Markdown.
 
 
-def option_section(group: str, path: Path) -> list[str]:
-    """Render the class of an option, the rest of its comment, and its keys."""
-    file, lines = read_config(path), list[str]()
-    shared = path.stem.startswith("_")
-    lines += comment_lines(file.about if shared else split_paragraph(file.about)[1])
-    classes = [key.value for key in file.keys if key.name == "_target_" and "." in key.value]
-    lines += [f"Class: `{name}`." for name in classes]
-    if file.bases:
-        bases = ", ".join(link(option_title(group, base)) for base in file.bases)
-        lines.append(f"Same as {bases}, with" if get_user_keys(path) else f"Same as {bases}.")
-    if group == "experiment":
-        rows = [f"| `{g}` | `{option}` |" for g, (option, _) in file.choices.items()]
-        rows += [
-            f"| `{k.name}` | {escape_bars(f'`{k.value}`')} |"
-            for k in get_user_keys(path)
-            if k.value
-        ]
-        return ["| option or key | value |", "| --- | --- |", *rows, ""] if rows else []
-    lines = [*lines, "", *key_table(path, f"{group}.")]
-    return lines if any(lines) else []
-
-
-def option_title(group: str, stem: str) -> str:
-    """Return the heading of an option; `_base` holds what all options share."""
-    return f"every {group}" if stem.startswith("_") else f"{group}={stem}"
-
-
-def sentence(text: str) -> str:
-    """Return text with a capital letter and a full stop."""
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
-
-
-def link(heading: str) -> str:
-    """Return a link to a heading of the same page."""
-    return f"[{heading}](#{anchor(heading)})"
-
-
-def key_table(path: Path, prefix: str) -> list[str]:
-    """Render one row per key."""
-    rows = [
-        f"| `{prefix}{key.name}` | {escape_bars(f'`{key.value}`') if key.value else ''} "
-        f"| {escape_bars(get_meaning(path, key))} |"
-        for key in get_user_keys(path)
-    ]
-    return ["| key | default | |", "| --- | --- | --- |", *rows, ""] if rows else []
+def make_table(rows: list[str], heads: str = "| key | default | |") -> list[str]:
+    return [heads, re.sub(r"[^|]+", " --- ", heads), *rows, ""] if rows else []
 
 
 def escape_bars(text: str) -> str:
-    """Escape the bars of a table cell."""
+    """Escape the bars of a table's cell."""
     return text.replace("|", "\\|")
 
 
-def split_paragraph(about: list[str]) -> tuple[list[str], list[str]]:
-    """Split a comment after its first paragraph."""
-    end = about.index("") if "" in about else len(about)
-    return about[:end], about[end:]
-
-
-def comment_lines(about: list[str]) -> list[str]:
+def format_lines(lines: list[str]) -> list[str]:
     """Return a comment as text; lines indented by two spaces are shown as code."""
-    lines = [f"    {line}" if line.startswith("  ") else line for line in about]
-    return [re.sub(r"(?m)^(?! )(.+)\n(?=    )", r"\1\n\n", "\n".join(lines)), ""] if lines else []
+    text = "\n".join(f"    {line}" if line.startswith("  ") else line for line in lines)
+    return [re.sub(r"(?m)^(?! )(.+)\n(?=    )", r"\1\n\n", text), ""]
 
 
-def anchor(title: str) -> str:
-    """Return the anchor that GitHub and the site give to a heading.
+def link(heading: str) -> str:
+    """Return a link to a heading of the same page.
 
-    >>> anchor("data=synthetic"), anchor("unet3d train")
-    ('datasynthetic', 'unet3d-train')
+    >>> link("data=synthetic"), link("unet3d train")
+    ('[data=synthetic](#datasynthetic)', '[unet3d train](#unet3d-train)')
     """
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+    anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+    return f"[{heading}](#{anchor})"
 
 
 def join_lines(lines: list[str]) -> str:
@@ -296,25 +159,79 @@ def join_lines(lines: list[str]) -> str:
 
 def commands_page() -> str:
     """Render docs/reference/commands.md."""
-    lines = [COMMANDS_HEAD, "| command | |", "| --- | --- |"]
-    for name, what in COMMANDS.items():
-        lines.append(f"| [`{name}`](#{anchor(f'unet3d {name}')}) | {escape_bars(what)} |")
-    lines.append("")
+    rows = [f"| [`{name}`](#unet3d-{name}) | {about} |" for name, about in COMMANDS.items()]
+    lines = [COMMANDS_HEAD, *make_table(rows, "| command | |")]
+    train, groups = link("unet3d train"), "[config groups](options.md#config-groups)"
+    inherited = {key.name: key.comment for key in list_keys(CONF / "train.yaml")}
     for name in COMMANDS:
-        lines += command_section(name)
+        path = CONF / f"{name}.yaml"
+        about, rest = read_about(path)
+        lines += [f"## unet3d {name}", "", about, *format_lines(rest)]
+        choices = [f"`{g}={option}`" for g, (option, _) in read_choices(path).items()]
+        if name in READS:
+            *read, last = (
+                f"[{key}](options.md#{key})" if key in list_groups() else f"`{key}`"
+                for key in READS[name]
+            )
+            lines += [f"Reads {', '.join(read)} and {last} of {train}, and", ""]
+        elif name == "train":
+            lines += [f"Takes the {groups}, and", ""]
+        elif "train" in list_bases(path):
+            others = f" (default: {', '.join(choices)})" if choices else ""
+            lines += [f"Takes the keys and {groups} of {train}{others}, and", ""]
+        keys = [k if k.comment else replace(k, comment=inherited[k.name]) for k in list_keys(path)]
+        lines += make_table([key.row for key in keys])
     return join_lines(lines)
 
 
 def options_page() -> str:
     """Render docs/reference/options.md."""
-    lines = [OPTIONS_HEAD, "## Config groups", "", "| group | |", "| --- | --- |"]
-    choices = read_config(CONF / "train.yaml").choices
-    lines += [f"| {link(name)} | {escape_bars(choices[name][1])} |" for name in list_groups()]
-    train = "[unet3d train](commands.md#unet3d-train)"
-    lines += ["", f"The keys outside of groups are those of {train}.", ""]
-    for name in list_groups():
-        lines += group_section(name)
+    choices = read_choices(CONF / "train.yaml")
+    rows = [f"| {link(name)} | {choices[name][1]} |" for name in list_groups()]
+    lines = [OPTIONS_HEAD, "## Config groups", "", *make_table(rows, "| group | |")]
+    lines += [
+        "The keys outside of groups are those of [unet3d train](commands.md#unet3d-train).",
+        "",
+    ]
+    for group in list_groups():
+        option, about = choices[group]
+        lines += [
+            f"## {group}",
+            "",
+            f"{about[0].upper()}{about[1:]}. Default: `{group}={option}`.",
+            "",
+        ]
+        sections, rows = [], []
+        for path in sorted((CONF / group).glob("*.yaml")):
+            first, rest = read_about(path)
+            keys = list_keys(path, "" if group == "experiment" else f"{group}.")
+            table = [] if group == "experiment" else make_table([k.row for k in keys if k.comment])
+            section = [*format_lines(rest), *table] if rest or table else []
+            label, title = f"`{path.stem}`", f"{group}={path.stem}"
+            if path.stem.startswith("_"):
+                sections += [f"### every {group}", "", first, "", *section]
+                continue
+            if section:
+                sections += [f"### {title}", "", *section]
+                label = link(title).replace(title, label, 1)
+            about = " ".join([first, *describe_bases(path, keys)])
+            rows.append(f"| {label} | {escape_bars(about)} |")
+        lines += [*make_table(rows, f"| `{group}=` | |"), *sections]
     return join_lines(lines)
+
+
+def describe_bases(path: Path, keys: list[Key]) -> Iterator[str]:
+    """Yield what an option extends, and the values that it sets of keys described there."""
+    words = [f"{key.name}={key.value}" for key in keys if key.value and not key.comment]
+    if path.parent.name == "experiment":
+        words = [f"{name}={option}" for name, (option, _) in read_choices(path).items()] + words
+    bases = [f"`{base}`" for base in list_bases(path) if not base.startswith("_")]
+    if bases:
+        yield f"As {', '.join(bases)}" + (", with" if words else ".")
+    elif words:
+        yield "Sets"
+    if words:
+        yield f"`{' '.join(words)}`."
 
 
 PAGES = {"commands.md": commands_page, "options.md": options_page}

@@ -100,9 +100,8 @@ def front_limits() -> str:
         peaks = {s: row["strategies"][s]["peak_allocated_bytes"] for s in row["strategies"]}
         shares[name.split()[0]].append(peaks["fused"] / peaks["plain modules"])
     plan, residual = (f"{min(s):.2f}x to {max(s):.2f}x" for s in shares.values())
-    pools = read_result("cpu-hippocampus")["pools"]
-    dice = {pool: f"{mean['dice']['mean']:.4f}" for pool, mean in pools["mean"].items()}
-    runs = list(pools["rows"]["median"].values())
+    pools = {k: v["summary"] for k, v in read_result("cpu-hippocampus")["hippocampus"].items()}
+    dice, runs = {k: f"{v['dice']:.4f}" for k, v in pools.items()}, pools["median"]
     sizes = [read_times(case) for case in ("96x64x32", "64x64x64, width 32")]
     last, fused = (
         " and ".join(f"{rows[name]['time_ratio']:.2f}x" for rows in sizes)
@@ -115,7 +114,7 @@ def front_limits() -> str:
         f"estimated to need {plan} of the memory of its eager network, and {residual} of its "
         "residual encoders.\n"
         f"- Median pooling did not raise Dice: {dice['median']} against {dice['max']} with max "
-        f"pooling (hippocampus, fold 0, {runs[0]['steps']} steps, means of {len(runs)} runs).\n"
+        f"pooling (hippocampus, fold 0, {runs['steps']} steps, means of {runs['runs']} runs).\n"
         "- On a CPU, one line (`channels_last_3d`) gives plain modules much of the speed of fused "
         f"blocks: {last} at two sizes, against {fused}.\n"
         f"- In {len(reserved)} steps on that GPU, the estimate was off by {min(allocated):+.1f}% "
@@ -213,23 +212,6 @@ def gpu_tiles() -> str:
     return f"{table}\n\nKernels alone take: {', '.join(times)}."
 
 
-def gpu_hippocampus() -> str:
-    """State how long the hippocampus takes on a GPU, and the Dice with each pooling method."""
-    parts = []
-    if found := read_gpu("hippocampus").get("fold 0"):
-        reached = found["seconds_to_goal"]
-        when = "not reached" if reached is None else f"reached after {reached:.0f} s"
-        parts.append(
-            f"`experiment=hippocampus` on a GPU, fold 0: a Dice of {found['goal']} {when}, "
-            f"{found['dice']['mean']:.4f} at the end of {found['steps']} steps of "
-            f"{found['median_step_seconds']:.3f} s."
-        )
-    if pools := read_gpu("pools"):
-        each = ", ".join(f"`{pool}` {row['dice']['mean']:.4f}" for pool, row in pools.items())
-        parts.append(f"The pooling methods, one run each: {each}.")
-    return " ".join(parts)
-
-
 def gpu_device() -> str:
     """Name the GPU and the versions that its results were measured with."""
     machine = read_gpu("environment")["machine"]
@@ -245,7 +227,6 @@ def unmeasured() -> str:
         "tuned": "other projects' networks compiled and channels-last",
         "residual": "residual encoders",
         "pool": "pooling",
-        "hippocampus": "hippocampus training",
     }
     missing = "; ".join(title for part, title in parts.items() if not read_gpu(part))
     return f"**Not yet measured on a GPU:** {missing}. `make gpu` measures them." if missing else ""

@@ -1,7 +1,10 @@
 """Tables of trainings, predictions and commands: a function for each table."""
 
+from statistics import fmean
+
 from scripts.docs.tables import (
     OPEN,
+    Row,
     format_gib,
     format_mib,
     format_shape,
@@ -54,23 +57,25 @@ def quality_screen() -> str:
 
 def hippocampus() -> str:
     """Compare folds and pooling methods."""
-    folds, pools = (read_result("cpu-hippocampus")[part] for part in ("folds", "pools"))
-    numbers = ", ".join(name.removeprefix("fold ") for name in folds["rows"])
-    parts = {f"folds {numbers}": (folds["rows"], folds["mean"])}
-    for pool, runs in pools["rows"].items():
-        parts[f"`pool={pool}`, {len(runs)} runs"] = (runs, pools["mean"][pool])
     lines = []
-    for name, (runs, mean) in parts.items():
-        dice, deviation = mean["dice"], mean["dice_deviation"]
-        spread = "" if deviation is None else f" ± {deviation:.4f}"
-        peak = ", ".join(f"{format_mib(n)} {kind}" for kind, n in mean["peak_bytes"].items())
+    for variant, content in read_result("cpu-hippocampus")["hippocampus"].items():
+        runs, found = list(content["rows"].values()), content["summary"]
+        label = f"`pool={variant}`, {len(runs)} runs"
+        if variant == "folds":
+            label = f"folds {', '.join(str(n) for n in range(len(runs)))}"
+        anterior, posterior = (mean_dice(runs, name) for name in ("Anterior", "Posterior"))
+        peak = max(run["peak_bytes"]["resident"] for run in runs)
         lines.append(
-            f"{name} | {dice['Anterior']:.4f} / {dice['Posterior']:.4f} | "
-            f"{dice['mean']:.4f}{spread} | {next(iter(runs.values()))['steps']} | "
-            f"{mean['median_step_seconds']:.2f} | {peak}"
+            f"{label} | {anterior:.4f} / {posterior:.4f} | "
+            f"{found['dice']:.4f} ± {found['deviation']:.4f} | {found['steps']} | "
+            f"{found['median_step_seconds']:.2f} | {format_mib(peak)} resident"
         )
     heads = " | Dice anterior / posterior | mean | steps | seconds per step | peak of a step"
     return make_table(heads, lines)
+
+
+def mean_dice(runs: list[Row], name: str) -> float:
+    return fmean(run["dice"][name] for run in runs)
 
 
 def same_dice() -> str:

@@ -12,12 +12,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTSIDE = (
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "benchmarks/README.md",
-    "benchmarks/cpu-pool.png",
-)
+OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 

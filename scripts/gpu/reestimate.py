@@ -34,20 +34,23 @@ Estimator = Callable[[], MemoryEstimate]
 
 def list_estimators(parts: dict[str, Any]) -> dict[tuple[str, str], Estimator]:
     """Return, by part and row, what estimates the row again."""
-    steps = {"forum": list_forum_steps, "tile_size": list_tile_steps, "peers": list_peer_steps}
-    steps["residual"] = list_residual_steps
-    estimators: dict[tuple[str, str], Estimator] = {
-        (part, name): partial(estimate, make, size, 2, "16", cuda=True)
-        for part, list_steps in steps.items()
-        for name, (make, size) in list_steps().items()
+    steps = {
+        "forum": list_forum_steps(),
+        "tile_size": list_tile_steps(),
+        "peers": list_peer_steps(),
+        "residual": list_residual_steps(),
     }
-    for name in ("small", "large"):
-        run = partial(estimate_config, [f"experiment=forum_{name}"])
-        estimators["forum", f"{name}, {FORUM_RUN}"] = run
+    configs = {
+        ("forum", f"{n}, {FORUM_RUN}"): [f"experiment=forum_{n}"] for n in ("small", "large")
+    }
     for row in parts["predict"]["rows"]:
         words = [*row.split(), "data.num_classes=5", "trainer.accelerator=gpu"]
-        estimators["predict", row] = partial(estimate_config, words)
-    return estimators
+        configs["predict", row] = words
+    return {
+        (part, name): partial(estimate, make, size, 2, "16", cuda=True)
+        for part, rows in steps.items()
+        for name, (make, size) in rows.items()
+    } | {row: partial(estimate_config, words) for row, words in configs.items()}
 
 
 def estimate_config(words: list[str]) -> MemoryEstimate:

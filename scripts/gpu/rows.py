@@ -1,7 +1,7 @@
 """Measure the rows of one part of the GPU report in this process; scripts.gpu.report starts it.
 
-The job is read as JSON from stdin. Each row is appended to a file as soon as it is measured, so a
-process that crashes or is killed loses only the row that it was measuring.
+Each row is written to the results as soon as it is measured, so a process that crashes or is killed
+loses only the row that it was measuring.
 """
 
 import gc
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from unet3d.files import atomic_write
 
 NEEDS_NEW_PROCESS = 75
 """Exit code after a CUDA error, which would make the remaining rows of this process fail too."""
@@ -28,18 +28,31 @@ Row = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The device, the folders and the time that a part has."""
+    """The device, the folder and the time that a part has."""
 
     device: torch.device
-    tiny: bool  # a rehearsal: everything in its smallest form
     deadline: float  # time.time() at which this process is killed
     scratch: Path
-    data: Path  # folder of the datasets
 
     @property
     def cuda(self) -> bool:
-        """Whether the device is a GPU."""
+        """Whether the device is a GPU; a CPU rehearses everything in its smallest form."""
         return self.device.type == "cuda"
+
+    @property
+    def accelerator(self) -> str:
+        """Return Lightning's name of the device."""
+        return "gpu" if self.cuda else "cpu"
+
+    @property
+    def precision(self) -> str:
+        """Return mixed fp16 on a GPU; a rehearsal is in float32."""
+        return "16" if self.cuda else "32"
+
+    @property
+    def width(self) -> int:
+        """Return the channels of networks at full resolution."""
+        return 64 if self.cuda else 4
 
     def remaining_seconds(self) -> float:
         """Return the seconds until the deadline."""
@@ -59,47 +72,53 @@ class Context:
             torch.cuda.synchronize()
 
 
-def is_cuda_error(error: BaseException) -> bool:
-    """Whether an error may affect later rows of the same process."""
-    kinds = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
-    return isinstance(error, kinds) or "CUDA" in str(error)
+def read_parts(path: Path) -> dict[str, Any]:
+    """Return the parts of a file of results."""
+    return json.loads(path.read_text())["parts"]
+
+
+def write_parts(path: Path, parts: dict[str, Any]) -> None:
+    """Replace the parts of a file of results."""
+    results = json.loads(path.read_text()) | {"parts": parts}
+    with atomic_write(path) as draft:
+        draft.write_text(json.dumps(results, indent=1, default=str) + "\n")
 
 
 def main() -> int:
-    job = json.load(sys.stdin)
-    context = Context(
-        device=torch.device(job["device"]),
-        tiny=job["tiny"],
-        deadline=job["deadline"],
-        scratch=Path(job["scratch"]),
-        data=Path(job["data"]),
-    )
-    if context.tiny:
-        torch.set_num_threads(1)
-    events = Path(job["events"])
-
-    def record(**event: Any) -> None:
-        with events.open("a") as file:
-            file.write(json.dumps(event, default=str) + "\n")
-
+    job = json.loads(sys.argv[1])
+    path, device = Path(job["path"]), torch.device(job["device"])
+    context = Context(device=device, deadline=job["deadline"], scratch=Path(job["scratch"]))
+    parts = read_parts(path)
+    result = parts[job["part"]]
     rows: dict[str, Row] = getattr(importlib.import_module(job["module"]), job["part"])(context)
-    record(names=list(rows))
-    for name, measure in rows.items():
-        if name in job["skip"]:
-            continue
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+        rows = dict(list(rows.items())[:1])  # a rehearsal
+    for name in [name for name in rows if name not in {**result["rows"], **result["failed"]}]:
         if context.remaining_seconds() < job["min_seconds"]:
-            break
-        record(started=name)
+            return 0
+        result["running"] = name
+        write_parts(path, parts)
         start = time.perf_counter()
+        code = 0
         try:
-            value = measure()
-            record(name=name, value=value, seconds=round(time.perf_counter() - start, 1))
+            row = rows[name]()
+            result["rows"][name] = row | {"seconds": round(time.perf_counter() - start, 1)}
+            wrong = ", wrong" if row.get("good") is False else ""
+            print(f"    {name} ({result['rows'][name]['seconds']} s{wrong})", flush=True)
         except Exception as error:
             traceback.print_exc()
-            record(name=name, error=f"{type(error).__name__}: {error}"[:1000])
-            if is_cuda_error(error):
-                return NEEDS_NEW_PROCESS
+            result["failed"][name] = f"{type(error).__name__}: {error}"[:1000]
+            print(f"    {name}: {result['failed'][name][:300]}", flush=True)
+            if isinstance(error, torch.OutOfMemoryError) or "CUDA" in str(error):
+                code = NEEDS_NEW_PROCESS
+        del result["running"]
+        write_parts(path, parts)
+        if code:
+            return code
         context.free_memory()
+    result["state"] = "failed" if result["failed"] else "done"
+    write_parts(path, parts)
     return 0
 
 

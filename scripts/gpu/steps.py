@@ -2,7 +2,6 @@
 
 import statistics
 import time
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -24,7 +23,6 @@ from unet3d.config.compose import compose_config
 from unet3d.machine import CUDA_CONTEXT_BYTES, resolve_precision
 from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate, search_largest_batch
 from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_memory
-from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.measure import measure_phases
 from unet3d.memory.step.training_step import (
     NullListener,
@@ -47,6 +45,7 @@ PATCHES = ("[64,64,64]", "[160,144,32]")
 FORUM_SIZE = [320, 150, 26]
 FORUM_RUN = "in pure fp16 with SGD"
 PEERS_SIZE = [320, 160, 32]
+TINY_SIZE = [64, 32, 32]
 TILE_MIB = (4, 16, 64, 256)
 TUNED_PEERS = ("nnU-Net PlainConvUNet", "MONAI DynUNet")
 
@@ -57,45 +56,30 @@ GPU_MEMORY = 7000 * MIB
 """Memory of the GPU in the forum thread, as nvidia-smi reports it."""
 
 
-def shorten(context: Context, rows: dict[str, Row]) -> dict[str, Row]:
-    """Return the rows; in a rehearsal, only the first."""
-    return dict(list(rows.items())[:1]) if context.tiny else rows
-
-
-def get_width(*, tiny: bool) -> int:
-    return 4 if tiny else 64
-
-
-def get_forum_size(*, tiny: bool) -> list[int]:
-    return [32, 16, 16] if tiny else FORUM_SIZE
-
-
 # Estimated and measured memory.
 
 
 def predict(context: Context) -> dict[str, Row]:
     """Compare estimated with measured memory over a grid of configurations."""
-    grid, patches = GRID, PATCHES
-    if context.tiny:
-        grid = {"precision": ("32",), "checkpointing": ("fused",), "model": ("unet_tiny",)}
-        patches = ("[16,16,16]",)
     rows: dict[str, Row] = {}
-    for patch, *values in product(patches, *grid.values()):
-        words = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
+    for patch, *values in product(PATCHES, *GRID.values()):
+        words = [f"{key}={value}" for key, value in zip(GRID, values, strict=True)]
         words.append(f"data.patch_size={patch}")
         rows[" ".join(words)] = partial(compare_configuration, context, words)
+    if not context.cuda:
+        words = ["precision=32", "model=unet_tiny", "data.patch_size=[16,16,16]"]
+        return {" ".join(words): partial(compare_configuration, context, words)}
     return rows
 
 
 def compare_configuration(context: Context, overrides: list[str]) -> dict[str, Any]:
     """Compare one configuration; on a CPU, errors mean nothing."""
-    accelerator = "gpu" if context.cuda else "cpu"
-    words = [*overrides, "data.num_classes=5", f"trainer.accelerator={accelerator}"]
+    words = [*overrides, "data.num_classes=5", f"trainer.accelerator={context.accelerator}"]
     settings = read_training(compose_config(words, "train"))
     predicted = estimate_memory(settings.step)
     context.free_memory()
     before = torch.cuda.memory_allocated() if context.cuda else 0
-    step = build_configured_step(context, settings.step)
+    step = build_configured_step(context, words)
     row = describe_peaks(measure_peaks(context, step), predicted)
     del step
     context.synchronize()
@@ -104,9 +88,9 @@ def compare_configuration(context: Context, overrides: list[str]) -> dict[str, A
     return row | {"left_by_libraries_bytes": left}
 
 
-def build_configured_step(context: Context, config: StepConfig) -> TrainingStep:
+def build_configured_step(context: Context, words: list[str]) -> TrainingStep:
     """Build the step of a config on the device."""
-    device = context.device.type
+    config, device = read_training(compose_config(words, "train")).step, context.device.type
     precision = resolve_precision(config.precision, device)
     return make_step_factory(config, precision, cuda=context.cuda, device=device)()
 
@@ -149,37 +133,34 @@ def describe_errors(predicted: MemoryEstimate, measured: dict[str, int]) -> dict
 # Measured and timed steps.
 
 
-def list_forum_steps(*, tiny: bool = False) -> Steps:
+def list_forum_steps(width: int = 64) -> Steps:
     """Return the forum networks in plain modules and with each strategy."""
     return {
-        f"{name}, {strategy}": (make, get_forum_size(tiny=tiny))
+        f"{name}, {strategy}": (make, FORUM_SIZE)
         for name in ("small", "large")
-        for strategy, make in list_forum_networks(name, get_width(tiny=tiny)).items()
+        for strategy, make in list_forum_networks(name, width).items()
     }
 
 
-def list_tile_steps(*, tiny: bool = False) -> Steps:
+def list_tile_steps(width: int = 64) -> Steps:
     """Return the small forum network with tiles of several sizes."""
-    forum = list_forum_steps(tiny=tiny)
-    steps: Steps = {}
-    for strategy, mib in product(("fused", "leanest"), TILE_MIB):
-        make, size = forum[f"small, {strategy}"]
-        steps[f"{strategy}, {mib} MiB"] = (set_tile_size(make, mib), size)
-    return steps
+    networks = list_forum_networks("small", width)
+    return {
+        f"{strategy}, {mib} MiB": (set_tile_size(networks[strategy], mib), FORUM_SIZE)
+        for strategy, mib in product(("fused", "leanest"), TILE_MIB)
+    }
 
 
-def list_peer_steps(*, tiny: bool = False) -> Steps:
+def list_peer_steps(width: int = 64) -> Steps:
     """Return the installed networks of other projects, and ours with the same channels."""
-    size = [32, 32, 16] if tiny else PEERS_SIZE
-    networks = list_comparable_networks(get_width(tiny=tiny))
-    return {name: (make, size) for name, make in networks.items()}
+    return {name: (make, PEERS_SIZE) for name, make in list_comparable_networks(width).items()}
 
 
-def list_tuned_steps(*, tiny: bool = False) -> Steps:
+def list_tuned_steps(width: int = 64) -> Steps:
     """Return plain modules, and peers of the front page, in the ways of VARIANTS."""
-    peers, plain = list_peer_steps(tiny=tiny), f"small, {PLAIN}"
+    peers, plain = list_peer_steps(width), f"small, {PLAIN}"
     steps = {name: peers[name] for name in TUNED_PEERS if name in peers}
-    steps[plain] = list_forum_steps(tiny=tiny)[plain]
+    steps[plain] = list_forum_steps(width)[plain]
     return {
         variant: (make_variant, size)
         for name, (make, size) in steps.items()
@@ -187,32 +168,25 @@ def list_tuned_steps(*, tiny: bool = False) -> Steps:
     }
 
 
-def list_residual_steps(*, tiny: bool = False) -> Steps:
+def list_residual_steps(width: int = 64) -> Steps:
     """Return nnU-Net's residual encoder and ours; nothing where nnU-Net's package is missing."""
     try:
-        from scripts.bench import residual_encoder
+        from scripts.bench.networks import RESIDUAL, RESIDUAL_CHANNELS, list_residual_networks
     except ImportError:
         return {}
-    channels, size = residual_encoder.CHANNELS, residual_encoder.SIZE
-    if tiny:
-        channels, size = [4] * len(channels), [64, 64, 64]
-    networks = residual_encoder.list_networks(channels)
-    names = (residual_encoder.THEIRS, "fused", "lean", "leanest")
-    return {name: (networks[name], size) for name in names}
+    networks = list_residual_networks([n * width // 64 for n in RESIDUAL_CHANNELS])
+    names = (RESIDUAL, "fused", "lean", "leanest")
+    return {name: (networks[name], [128, 128, 128]) for name in names}
 
 
-def measure_steps(context: Context, list_steps: Callable[..., Steps]) -> dict[str, Row]:
+def measure_steps(context: Context, steps: Steps) -> dict[str, Row]:
     """Return rows that measure steps with mixed fp16 and AdamW, and estimate their memory."""
-    steps = list_steps(tiny=context.tiny)
-    return shorten(
-        context, {name: partial(measure, context, *step) for name, step in steps.items()}
-    )
+    return {name: partial(measure, context, *step) for name, step in steps.items()}
 
 
 def measure(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
     """Measure memory and time of a network's step, and estimate its memory."""
-    precision = "16" if context.cuda else "32"
-    predicted = estimate(make, size, 2, precision, cuda=context.cuda)
+    predicted = estimate(make, size, 2, context.precision, cuda=context.cuda)
     return measure_network(context, make, size, predicted)
 
 
@@ -220,16 +194,22 @@ def measure_network(
     context: Context, make: Factory, size: list[int], predicted: MemoryEstimate | None = None
 ) -> dict[str, Any]:
     context.free_memory()
-    torch.manual_seed(0)
-    step = build_step(make, size, 2, "16" if context.cuda else "32", context.device.type)
+    step = build_network_step(context, make, size)
     return describe_peaks(measure_peaks(context, step), predicted) | time_step(context, step)
+
+
+def build_network_step(context: Context, make: Factory, size: list[int]) -> TrainingStep:
+    """Build the step of a network on the device; in a rehearsal, of small volumes."""
+    torch.manual_seed(0)
+    size = size if context.cuda else TINY_SIZE
+    return build_step(make, size, 2, context.precision, context.device.type)
 
 
 def time_step(context: Context, step: TrainingStep) -> dict[str, Any]:
     """Return the seconds of a step, and the seconds in which the host queued it."""
     seconds, launch_seconds = [], []
     step.train(NullListener())
-    for _ in range(1 if context.tiny else 8):
+    for _ in range(8 if context.cuda else 1):
         context.synchronize()
         start = time.perf_counter()
         step.train(NullListener())
@@ -244,43 +224,40 @@ def time_step(context: Context, step: TrainingStep) -> dict[str, Any]:
 
 
 def forum(context: Context) -> dict[str, Row]:
-    """Measure the forum networks: as in the forum, in plain modules, and with each strategy."""
-    rows: dict[str, Row] = {}
-    if not context.tiny:
-        for name in ("small", "large"):
-            rows[f"{name}, {FORUM_RUN}"] = partial(measure_forum_run, context, name)
-    return rows | measure_steps(context, list_forum_steps)
+    """Measure the forum networks in plain modules, with each strategy, and as in the forum."""
+    names = ("small", "large")
+    runs = {f"{n}, {FORUM_RUN}": partial(measure_forum_run, context, n) for n in names}
+    return measure_steps(context, list_forum_steps(context.width)) | runs
 
 
 def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
     """Measure a step of experiment=forum_<name>: pure fp16 with SGD."""
-    settings = read_training(compose_config([f"experiment=forum_{name}"], "train"))
-    predicted = estimate_memory(settings.step)
+    words = [f"experiment=forum_{name}"]
+    predicted = estimate_memory(read_training(compose_config(words, "train")).step)
     context.free_memory()
-    step = build_configured_step(context, settings.step)
+    step = build_configured_step(context, words)
     return describe_peaks(measure_peaks(context, step), predicted) | time_step(context, step)
 
 
 def peers(context: Context) -> dict[str, Row]:
     """Measure the installed networks of other projects, with the same channels."""
-    return measure_steps(context, list_peer_steps)
+    return measure_steps(context, list_peer_steps(context.width))
 
 
 def residual(context: Context) -> dict[str, Row]:
     """Measure nnU-Net's residual encoder and ours."""
-    return measure_steps(context, list_residual_steps)
+    return measure_steps(context, list_residual_steps(context.width))
 
 
 def tile_size(context: Context) -> dict[str, Row]:
     """Measure time and memory of the small forum network with tiles of several sizes."""
-    return measure_steps(context, list_tile_steps)
+    return measure_steps(context, list_tile_steps(context.width))
 
 
 def tuned(context: Context) -> dict[str, Row]:
     """Measure plain modules as nnU-Net's users run them, compiled, and channels-last."""
-    steps = list_tuned_steps(tiny=context.tiny)
-    rows: dict[str, Row] = {n: partial(measure_tuned, context, *step) for n, step in steps.items()}
-    return shorten(context, rows)
+    steps = list_tuned_steps(context.width)
+    return {name: partial(measure_tuned, context, *step) for name, step in steps.items()}
 
 
 def measure_tuned(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
@@ -297,19 +274,16 @@ def measure_tuned(context: Context, make: Factory, size: list[int]) -> dict[str,
 
 def batch(context: Context) -> dict[str, Row]:
     """Find the largest batch of the forum networks that runs in GPU_MEMORY."""
-    steps = list_forum_steps(tiny=context.tiny)
-    rows: dict[str, Row] = {
-        name: partial(find_largest_batch, context, *step) for name, step in steps.items()
-    }
-    return shorten(context, rows)
+    steps = list_forum_steps(context.width)
+    return {name: partial(find_largest_batch, context, *step) for name, step in steps.items()}
 
 
 def find_largest_batch(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
     """Try batches, starting from the estimated one, until one fits and the next does not."""
-    precision = "16" if context.cuda else "32"
-    any_batch = BatchExtrapolation(*(estimate(make, size, n, precision, cuda=True) for n in (2, 3)))
+    two, three = (estimate(make, size, n, context.precision, cuda=True) for n in (2, 3))
+    any_batch = BatchExtrapolation(two, three)
     predicted = 0
-    if any_batch.affine and not context.tiny:
+    if any_batch.affine and context.cuda:
         predicted = search_largest_batch(any_batch, GPU_MEMORY)
     tried: dict[int, bool] = {}
 
@@ -352,19 +326,16 @@ def try_batch(context: Context, make: Factory, size: list[int], count: int) -> b
 
 def profile(context: Context) -> dict[str, Row]:
     """List the slowest kernels of a step of the small forum network."""
-    steps = list_forum_steps(tiny=context.tiny)
+    steps = list_forum_steps(context.width)
     names = (PLAIN, *FUSED_STRATEGIES, "offload")
-    rows: dict[str, Row] = {
-        name: partial(profile_step, context, *steps[f"small, {name}"]) for name in names
-    }
-    return shorten(context, rows)
+    return {name: partial(profile_step, context, *steps[f"small, {name}"]) for name in names}
 
 
 def profile_step(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as Profiler
 
-    step = build_step(make, size, 2, "16" if context.cuda else "32", context.device.type)
+    step = build_network_step(context, make, size)
     for _ in range(2):
         step.train(NullListener())
     context.synchronize()

@@ -22,11 +22,9 @@ from scripts.bench.step import (
 )
 from scripts.gpu.kernels import DTYPES
 from scripts.gpu.rows import Context, Row
-from scripts.gpu.steps import build_configured_step, get_forum_size, get_width
-from unet3d.config.compose import compose_config
+from scripts.gpu.steps import FORUM_SIZE, build_configured_step
 from unet3d.memory.cuda_libraries import CONVOLUTIONS
 from unet3d.memory.step.training_step import NullListener, TrainingStep
-from unet3d.training.config import read_training
 
 HISTORY = 10_000
 """Events of the allocator that are kept for an operation."""
@@ -65,21 +63,19 @@ def workspaces(context: Context) -> dict[str, Row]:
         rows[f"{title}, {dtype} {layout}"] = partial(
             record_layer, context, make, size, DTYPES[dtype], last
         )
-    width = get_width(tiny=context.tiny)
-    small, large = (list_forum_networks(name, width) for name in ("small", "large"))
-    for name, networks in (("small", small), ("large", large)):
-        for strategy in (PLAIN, "fused", "lean", "leanest"):
-            make = networks[strategy]
-            rows[f"forum {name}, {strategy}"] = partial(record_network, context, make, "16")
-    written, large_tiles = small[PLAIN], set_tile_size(small["fused"], 256)
-    rows["forum small, fused, 256 MiB"] = partial(record_network, context, large_tiles, "16")
+    networks = {name: list_forum_networks(name, context.width) for name in ("small", "large")}
+    for name, strategy in product(networks, (PLAIN, "fused", "lean", "leanest")):
+        make_network = networks[name][strategy]
+        rows[f"forum {name}, {strategy}"] = partial(record_network, context, make_network)
+    large_tiles = set_tile_size(networks["small"]["fused"], 256)
+    rows["forum small, fused, 256 MiB"] = partial(record_network, context, large_tiles)
     for precision in ("32", "bf16"):
-        title = f"forum small, {PLAIN}, {precision}"
-        rows[title] = partial(record_network, context, written, precision)
+        rows[f"forum small, {PLAIN}, {precision}"] = partial(
+            record_network, context, networks["small"][PLAIN], precision=precision
+        )
     rows["forum small, pure fp16"] = partial(record_forum_run, context)
-    rows["MONAI DynUNet"] = partial(record_dynunet, context)
-    if context.tiny:
-        return dict(list(rows.items())[:1])
+    dynunet = dict(list_peers([32, 64, 128, 256, 320]))["MONAI DynUNet"]
+    rows["MONAI DynUNet"] = partial(record_network, context, dynunet, [96, 96, 96])
     return rows
 
 
@@ -153,20 +149,13 @@ def record_step(context: Context, step: TrainingStep) -> dict[str, Any]:
     return row
 
 
-def record_network(context: Context, make: Factory, precision: str) -> dict[str, Any]:
-    """Record a step of a network at the size of the forum's volumes."""
-    size = get_forum_size(tiny=context.tiny)
+def record_network(
+    context: Context, make: Factory, size: list[int] = FORUM_SIZE, precision: str = "16"
+) -> dict[str, Any]:
+    """Record a step of a network."""
     return record_step(context, build_step(make, size, 2, precision, context.device.type))
 
 
 def record_forum_run(context: Context) -> dict[str, Any]:
     """Record a step of experiment=forum_small: pure fp16 with SGD."""
-    settings = read_training(compose_config(["experiment=forum_small"], "train"))
-    return record_step(context, build_configured_step(context, settings.step))
-
-
-def record_dynunet(context: Context) -> dict[str, Any]:
-    """Record a step of MONAI's DynUNet."""
-    make = dict(list_peers([32, 64, 128, 256, 320]))["MONAI DynUNet"]
-    step = build_step(make, [96, 96, 96], 2, "16", context.device.type)
-    return record_step(context, step)
+    return record_step(context, build_configured_step(context, ["experiment=forum_small"]))

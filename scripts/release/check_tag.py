@@ -22,19 +22,10 @@ def find_problem(tag: str, version: str, changelog: str) -> str | None:
     """
     if tag != f"v{version}":
         return f"the tag {tag} is not v{version}, the version in unet3d/__init__.py"
-    if not re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changelog, re.MULTILINE):
-        return (
-            f"CHANGELOG.md has no released section for {version}: replace (unreleased) by the date"
-        )
-    return None
-
-
-def main() -> int:
-    problem = find_problem(sys.argv[1], __version__, (ROOT / "CHANGELOG.md").read_text())
-    if problem is not None:
-        print(problem, file=sys.stderr)
-    return int(problem is not None)
+    if re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changelog, re.MULTILINE):
+        return None
+    return f"CHANGELOG.md has no released section for {version}: replace (unreleased) by the date"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(find_problem(sys.argv[1], __version__, (ROOT / "CHANGELOG.md").read_text()))

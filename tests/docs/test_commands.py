@@ -4,7 +4,8 @@ The blocks of a page run one after the other in one folder, as a reader would wo
 
     ```bash                              commands, with limits so that they end in seconds
     ```python                            a program
-    ```yaml title="conf/pool/x.yaml"     a file to write, in any language
+    ```yaml title="conf/pool/x.yaml"     a file to write, in any language; in a file of the project,
+                                         the first line of the block is there, the others are added
     ```text                              output of the command before: `unet3d memory` is run as
                                          written, and values that differ by over 1 % fail
 """
@@ -14,6 +15,7 @@ import locale
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -39,17 +41,36 @@ from unet3d.report import run_report as run_page
 
 pytestmark = pytest.mark.slow
 
+LONG = frozenset(
+    """architecture augmentation callbacks cross-validation errors export formats memory-fit nnunet
+    optimizer partial-labels python runs search serve share sweeps""".split()
+)
+"""Pages that take longest, of things that have tests of their own: `make long` runs them."""
+
 ELSEWHERE = ("torchrun", "sbatch", "srun", "docker", "podman", "apptainer", "singularity")
 """Programs that start processes elsewhere: the commands that they start are only composed."""
 
 COMPOSED = (
-    *("download", "trainer=ddp", "trainer.devices=", "hydra/launcher=", "measure=true"),
+    *("trainer=ddp", "trainer.devices=", "hydra/launcher=", "measure=true"),
     *("trainer.accelerator=cuda", "device=cuda", "budget_gib=auto", "compile=true"),
 )
-"""A download, several processes, a GPU, minutes of compiling: only composed as well, like view,
-which opens a browser."""
+"""Several processes, a GPU, minutes of compiling: only composed as well, like download and view."""
 
 FLAGS = {"--help", "--version", "--cfg"}
+
+TINY_STEP = ["volume=[32,16,16]", "data.patch_size=[32,16,16]"]
+LIMITS = {
+    "memory": TINY_STEP,
+    "suggest": [*TINY_STEP[1:], "precisions=[bf16]", "patches=[1]", "strategies=[fused]"],
+    "plan": ["model.width=4", "model.convs_per_level=1", "measure_time=false"],
+    "lr": ["steps=20"],
+}
+"""What is added to a command; a trace costs operations, not sizes."""
+
+READ_LATER = r"(hydra\.|callbacks|logger|metrics|experiment|scheduler|resume|data=|-m$)"
+"""Words of trainings whose validations or files matter; others only take their step."""
+
+STEP_ONLY = ["trainer.num_sanity_val_steps=0", "+trainer.limit_val_batches=0", "logger=none"]
 
 
 def parse_unet3d(words: list[str]) -> list[str] | None:
@@ -70,39 +91,32 @@ def shorten(words: list[str], small: list[str], page: str) -> list[str]:
     command, *given = words
     if "-m" in given and "fold=0,1,2,3,4" not in given:  # the first two values of a sweep
         given = [re.sub(r"^([\w.@/]+=[^\[,]+,[^,]+),.*", r"\1", word) for word in given]
-        words = [command, *given]
     options = {word.partition("=")[0]: word.partition("=")[2] for word in given}
     network = options.get("model") or options.get("experiment", "")
-    planned_here = "experiment" in options and not network.endswith(".json")
-    narrow = SHRUNK.get(network, ["model.width=4"] if planned_here else [])
-    if command in ("memory", "suggest"):  # a trace costs operations, not sizes
-        few = ["model.depth=2", "model.convs_per_level=1"] if network.startswith("unet_") else []
-        own = {
-            "memory": ["volume=[32,16,16]"],
-            "suggest": ["precisions=[bf16]", "patches=[1]", "strategies=[fused]"],
-        }
-        return [*words, *own[command], *few, "data.patch_size=[32,16,16]"]
-    if "benchmark=true" in given:
+    if command in ("memory", "suggest") and network.startswith("unet_"):
+        given += ["model.depth=2", "model.convs_per_level=1"]
+    if options.get("benchmark") == "true":
         return [*words, "data.patch_size=[8,8,8]", "model.depth=2", "model.width=4", "seconds=1"]
-    if command == "plan":
-        return [*words, "model.width=4", "model.convs_per_level=1", "measure_time=false"]
-    if command in ("lr", "search"):
-        extra = [word for word in small if word.split("=")[0] not in options]
-        return [*words, *extra, *(["steps=20"] if command == "lr" else [])]
-    if command != "train":
-        return words
-    folder = options.get("hydra.run.dir") or options.get("hydra.sweep.dir") or "?"
-    is_read = re.search(rf"{re.escape(folder)}(/\*)?/validation", page)
+    if command not in ("train", "lr", "search"):
+        return [command, *given, *LIMITS.get(command, [])]
+    folder = re.escape(options.get("hydra.run.dir") or options.get("hydra.sweep.dir") or "?")
+    is_read = re.search(rf"{folder}(/\*)?/validation", page)
     extra = [word for word in small if not (is_read and word.startswith("evaluation"))]
-    synthetic = options.get("experiment", "forum").startswith("forum") and "data" not in options
-    if not synthetic:
+    is_synthetic = options.get("experiment", "forum").startswith("forum") and "data" not in options
+    if not is_synthetic:
         extra = [word for word in extra if not word.startswith("data.")]
         extra += ["data.batch_size=2", "data.patches_per_case=1", "data.num_workers=0"]
     if "data" in options:
         extra += ["data.patch_size=[16,16,16]"]
-    limits = [word for word in extra if word.startswith("trainer.")]
     extra = [word for word in extra if word.split("=")[0] not in options]
-    return [*words, *extra, *limits, *narrow]
+    if command != "train":
+        return [command, *given, *extra, *LIMITS.get(command, [])]
+    if not any(re.match(READ_LATER, word) for word in given):
+        extra += STEP_ONLY
+    is_planned = "experiment" in options and not network.endswith(".json")
+    narrow = SHRUNK.get(network, ["model.width=4"] if is_planned else [])
+    limits = [word for word in small if word.startswith("trainer.")]
+    return [command, *given, *extra, *limits, *narrow]
 
 
 class Reader:
@@ -117,8 +131,7 @@ class Reader:
         self.page = page.read_text()
         for block, after in pairwise([*read_blocks(page), Block("", "", "")]):
             if block.file:
-                Path(block.file).parent.mkdir(parents=True, exist_ok=True)
-                Path(block.file).write_text(block.content)
+                write_block(Path(block.file), block.content)
             elif block.language == "python":
                 exec(compile(block.content, f"{page}, python", "exec"), {"__name__": "__main__"})
             elif block.language == "text":
@@ -131,29 +144,23 @@ class Reader:
     def type(self, words: list[str], *, as_written: bool) -> None:
         """Run a command; with `as_written` a memory estimate is not shortened."""
         while re.fullmatch(r"[A-Z_]+=.*", words[0]):
-            self.set_variable(*words.pop(0).split("=", 1))
+            variable, value = words.pop(0).split("=", 1)
+            if variable == "PYTHONPATH":  # for commands in this process, and for programs
+                self.monkeypatch.syspath_prepend(str(Path(value).absolute()))
+                value = os.pathsep.join([value, str(ROOT)])
+            self.monkeypatch.setenv(variable, value)
         line, command = shlex.join(words), parse_unet3d(words)
         if command is None:
             assert words[0] in ELSEWHERE or OTHERS[words[0]](words), line
             return
-        is_composed = command[0] == "view" or any(
-            w.startswith(c) for w in command for c in COMPOSED
-        )
-        if words[0] in ELSEWHERE or is_composed:
+        is_composed = words[0] in ELSEWHERE or command[0] in ("download", "view")
+        if is_composed or any(word.startswith(COMPOSED) for word in command):
             command = [*first_combination(command), "--cfg", "job"]
-        as_written &= command[0] == "memory"
-        if not as_written and not FLAGS & set(command):
+        elif not (as_written and command[0] == "memory") and not FLAGS & set(command):
             command = shorten(command, self.small, self.page)
         self.capsys.readouterr()
         assert exit_code(command) == 0, line
         self.output = self.capsys.readouterr().out.splitlines()
-
-    def set_variable(self, variable: str, value: str) -> None:
-        """Set the variable in front of a command."""
-        if variable == "PYTHONPATH":  # for commands in this process, and for programs
-            self.monkeypatch.syspath_prepend(str(Path(value).absolute()))
-            value = os.pathsep.join([value, str(ROOT)])
-        self.monkeypatch.setenv(variable, value)
 
     def was_printed(self, line: str) -> bool:
         """Whether a line begins with the same words, and values within 1 %."""
@@ -164,6 +171,20 @@ class Reader:
             if others.startswith(words) and values == near:
                 return True
         return False
+
+
+def write_block(file: Path, content: str) -> None:
+    """Write a file, or add lines to one of a copy of the project."""
+    if file.parts[0] == "unet3d" and not Path("unet3d").exists():
+        for folder in ("unet3d", "conf"):
+            shutil.copytree(ROOT / folder, folder, dirs_exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.exists() and file.parts[0] == "unet3d":
+        first = content.splitlines(keepends=True)[0]
+        text = file.read_text()
+        assert text.count(first) == 1, f"{file} has no line {first}"
+        content = text.replace(first, content)
+    file.write_text(content)
 
 
 def first_combination(words: list[str]) -> list[str]:
@@ -190,12 +211,10 @@ def split_values(line: str) -> tuple[str, list[float]]:
 
 def is_make(words: list[str]) -> bool:
     """`make TARGET ARGS="overrides"`."""
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     overrides = [o for w in words if w.startswith("ARGS=") for o in w[5:].split()]
-    target = words[1]
-    return target in targets and (
-        target != "train" or main(["train", *overrides, "--cfg", "job"]) == 0
-    )
+    if words[1] == "train" and main(["train", *overrides, "--cfg", "job"]) != 0:
+        return False
+    return f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
 
 
 def is_pip(words: list[str]) -> bool:
@@ -206,29 +225,23 @@ def is_pip(words: list[str]) -> bool:
 
 
 def is_script(words: list[str]) -> bool:
-    """`python -m scripts.x.y --option`, with options that it has, or the script of a bundle."""
-    if words[1].endswith("/scripts/predict.py"):
-        return subprocess.run([sys.executable, *words[1:]], check=False).returncode == 0
+    """`python -m scripts.x.y --option`, with options that it has; others are run."""
+    if words[1].endswith("/scripts/predict.py") or words[1:3] == ["-m", "unet3d"]:
+        return subprocess.run([sys.executable, "-W", "ignore", *words[1:]]).returncode == 0
     if words[1] != "-m":
         return False
     if words[2] == "monai.bundle":  # run in tests/commands/test_export_bundle.py
         return Path(words[words.index("--config_file") + 1]).is_file()
     path = ROOT / words[2].replace(".", "/")
-    text = "".join(file.read_text() for file in (*path.parent.glob("*.py"), *path.glob("*.py")))
+    files = (*path.parent.glob("*.py"), *path.glob("*.py"), ROOT / "scripts/bench/results.py")
+    text = "".join(file.read_text() for file in files)
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
     return is_module(words[2]) and all(f'"{flag}"' in text for flag in flags)
 
 
-def is_mkdir(words: list[str]) -> bool:
-    """`mkdir -p FOLDER ...`."""
-    for folder in words[2:]:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    return words[1] == "-p"
-
-
 OTHERS = {
     "make": is_make,
-    "mkdir": is_mkdir,
+    "mkdir": lambda words: subprocess.run(words).returncode == 0,
     "pip": is_pip,
     "python": is_script,
     "tensorboard": lambda words: Path(words[words.index("--logdir") + 1]).is_dir(),
@@ -271,6 +284,10 @@ def reader(small, known, tmp_path, monkeypatch, decathlon_folder, plans, capsys)
     locale.setlocale(locale.LC_CTYPE, "")  # reading a volume of docs/how-to/formats.md sets ASCII
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def mark_long(page: Path):
+    return pytest.param(page, marks=[pytest.mark.long] if page.stem in LONG else [])
+
+
+@pytest.mark.parametrize("page", [*map(mark_long, PAGES)], ids=map(page_name, PAGES))
 def test_the_commands_of_a_page_work(reader, page):
     reader.follow(page)

