@@ -126,8 +126,7 @@ def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[li
     config = compose_with_hydra(fixed, "train", config_dirs)
     folder, has_time = Path(config.hydra.sweep.dir), has_current_time(config.hydra, "sweep")
     markers = () if "resume=auto" in args else SWEEP_MARKERS
-    inputs = {"init_from": Path(str(config.init_from)) if config.init_from else None}
-    with hold_folder(folder, markers=markers, has_time=has_time, log=print, inputs=inputs) as found:
+    with hold_folder(folder, markers=markers, has_time=has_time, log=print) as found:
         name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
         yield [*args, name] if has_time else [*args]
 

@@ -18,7 +18,7 @@ from unet3d.errors import RunError, UsageError
 from unet3d.export import formats
 from unet3d.export.bundle import get_network_path, write_description, write_weights
 from unet3d.export.parity import TOLERANCE, Parity, compare_outputs, load_sample_patches
-from unet3d.files import name_file, read_report, shorten_name
+from unet3d.files import name_file, read_report
 from unet3d.inference.ensemble import Ensemble, TrainedNetwork, combine_members, load_members
 from unet3d.inference.networks import get_inference_fn, measure_window_memory
 from unet3d.inference.sliding_window import Network, choose_decision
@@ -93,7 +93,7 @@ def export(
     forwards = [get_inference_fn(n, Precision("32", "32"), CPU) for n in ensemble.networks]
     measure_window_memory(forwards, (1, *size), CPU)  # refuses such patches
     patches, source = load_sample_patches(input, metadata, ensemble.patch_size, allow_targets)
-    prefix = f".{shorten_name(output.name, 240)}-"
+    prefix = f".{output.name[-50:]}-"
     with TemporaryDirectory(prefix=prefix, dir=output.parent) as folder, name_file(output):
         draft = Path(folder) / output.name
         kind = write(format, members, ensemble, draft)

@@ -102,12 +102,8 @@ class VolumeDataModule(pl.LightningDataModule):
         self.train_loader, self.val_loader = build_loaders(
             self.training,
             self.validation,
-            patch_size=settings.data.patch_size,
-            batch_size=settings.data.batch_size,
-            patches_per_case=settings.data.patches_per_case,
-            foreground_fraction=settings.data.foreground_fraction,
+            settings.data,
             augment=self.augment,
-            num_workers=settings.data.num_workers,
             device=self.device,
             seed=settings.seed,
             rank=self.process.rank,

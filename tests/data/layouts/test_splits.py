@@ -106,6 +106,7 @@ def test_groups_are_captured_from_names_or_read_from_a_file(tmp_path):
         ("none.json", None, "no file .*none.json"),
         ("a.json", "{", "must be a JSON object"),
         ("a.csv", "a,b,c\n", "or a CSV file with the columns"),
+        ("a.csv", "a,1\na,2\n", "has two groups for a"),
         ("a.csv", "patient001_frame01,1\n", "no group for 2 of 3 cases: patient001_frame12, pat"),
     ],
 )

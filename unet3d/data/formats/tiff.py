@@ -96,6 +96,10 @@ def open_tiff(file: Path) -> Generator[tuple[Any, str]]:
     try:
         with tifffile.TiffFile(file) as tif:
             series = tif.series[0]
+            if any(page is not None and page.parent is not tif for page in series):
+                raise UnreadableFileError(
+                    "is one of several files that hold its image: save the image as one file"
+                )
             missing = sum(page is None for page in series)
             if missing and series.dataoffset is None:
                 raise UnreadableFileError(

@@ -143,8 +143,9 @@ def _read_group_file(file: Path, key: str) -> dict[str, str]:
     try:
         if file.suffix.lower() == ".csv":
             rows = csv.reader(file.read_text("utf-8-sig").splitlines())
-            return {case.strip(): group.strip() for case, group in filter(None, rows)}
-        return {case: str(group) for case, group in read_json(file).items()}
+            pairs = {(case.strip(), group.strip()) for case, group in filter(None, rows)}
+        else:
+            pairs = {(case, str(group)) for case, group in read_json(file).items()}
     except FileNotFoundError:
         raise UsageError(f"{key}: no file {file.absolute()}") from None
     except (ValueError, AttributeError, csv.Error):
@@ -152,6 +153,9 @@ def _read_group_file(file: Path, key: str) -> dict[str, str]:
             f"{file} must be a JSON object {{case: group}} or a CSV file with the columns case and "
             "group"
         ) from None
+    if twice := [case for case, n in Counter(case for case, _ in pairs).items() if n > 1]:
+        raise UsageError(f"{file} has two groups for {join_first(sorted(twice))}")
+    return dict(pairs)
 
 
 def describe_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> str:
