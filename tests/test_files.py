@@ -12,10 +12,10 @@ import pytest
 from unet3d.errors import RunError, UsageError
 from unet3d.files import (
     LOCK,
+    add_path_to_errors,
     atomic_write,
     create_folder,
     lock_folder,
-    name_file,
     read_json,
     write_text,
 )
@@ -38,13 +38,13 @@ def test_a_file_that_cannot_be_completed_keeps_its_old_content(tmp_path):
 def test_errors_of_writing_get_the_name_of_their_file(tmp_path):
     path = tmp_path / "a"
     full = Path("/dev/full")
-    with pytest.raises(OSError, match="No space") as failed, name_file(path):
+    with pytest.raises(OSError, match="No space") as failed, add_path_to_errors(path):
         full.write_text("a")
     assert failed.value.filename == str(path)
 
 
 def test_an_error_that_explains_another_keeps_its_message(tmp_path):
-    with pytest.raises(RunError, match="explained"), name_file(tmp_path / "a"):
+    with pytest.raises(RunError, match="explained"), add_path_to_errors(tmp_path / "a"):
         raise RunError("explained") from OSError(errno.EIO, "Input/output error")
 
 

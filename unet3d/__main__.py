@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with SignalListener().listening() if arguments is None else nullcontext():
-            code = answer(args)
+            code = handle_arguments(args)
             sys.stdout.flush()
             return code
     except Interrupted as stop:  # while a module is imported
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def answer(args: Sequence[str]) -> int:
+def handle_arguments(args: Sequence[str]) -> int:
     """Answer --version, --help or an unknown command, or start a command; return the exit code."""
     command, *rest = args or ["--help"]
     if command == "--version":

@@ -10,7 +10,7 @@ from typing import Any
 
 from unet3d.commands.train import train as run_training
 from unet3d.config.compose import replace_values, to_yaml_literal
-from unet3d.config.keys import compose_call
+from unet3d.config.keys import compose_api_config
 from unet3d.errors import UsageError
 from unet3d.evaluation.evaluate import EvaluationResult, run_evaluation
 from unet3d.evaluation.options import build_evaluation, read_config
@@ -51,7 +51,7 @@ def train(
     if any(".json" in text for text in given if text.startswith("experiment=")):
         given = expand_plans(given, log)
     directory = None if config_dir is None else Path(config_dir).expanduser()
-    composed, run_folder = compose_call("train", given, directory)
+    composed, run_folder = compose_api_config("train", given, directory)
     settings = read_training(composed)
     select_gpu(settings.step.accelerator)
     process = read_process_rank(settings.trainer.launch)
@@ -130,7 +130,7 @@ def evaluate(
     values = {key: to_plain(value) for key, value in values.items()}
     chosen = [f"metrics=[{','.join(metrics)}]"] if metrics else []
     required = ["predictions=null", "references=null", "output=null"]
-    composed, _ = compose_call("evaluate", [*required, *chosen])
+    composed, _ = compose_api_config("evaluate", [*required, *chosen])
     settings = read_config(replace_values(composed, values))
     given = [f"{k}={to_yaml_literal(v)}" for k, v in values.items() if v is not None and v != []]
     command = replace(composed.composition, overrides=(*given, *chosen)).format_command()

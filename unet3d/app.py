@@ -42,7 +42,7 @@ from unet3d.errors import (
     RunError,
     UsageError,
     describe_os_error,
-    lacks_memory,
+    is_out_of_memory,
     summarize_error,
 )
 from unet3d.files import write_output
@@ -118,7 +118,7 @@ def collect_files(command: str, words: Sequence[str]) -> list[str]:
 @contextmanager
 def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[list[str]]:
     """Hold the lock of a sweep's folder; yield the arguments with the folder that it has got."""
-    from unet3d.training.run_folder import SWEEP_MARKERS, hold_folder
+    from unet3d.training.run_folder import SWEEP_MARKERS, create_locked_folder
 
     words = [arg for arg in args if "=" in arg and not arg.startswith("-")]
     parsed = OverridesParser.create().parse_overrides(words)
@@ -126,7 +126,7 @@ def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[li
     config = compose_with_hydra(fixed, "train", config_dirs)
     folder, has_time = Path(config.hydra.sweep.dir), has_current_time(config.hydra, "sweep")
     markers = () if "resume=auto" in args else SWEEP_MARKERS
-    with hold_folder(folder, markers=markers, has_time=has_time, log=print) as found:
+    with create_locked_folder(folder, markers=markers, has_time=has_time, log=print) as found:
         name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
         yield [*args, name] if has_time else [*args]
 
@@ -270,7 +270,7 @@ def get_exit_code(error: Exception) -> int:
     """Return 2 for usage errors, 3 for out of memory, 4 for other errors."""
     if isinstance(error, (UsageError, *CONFIG_ERRORS, *PATH_ERRORS)):
         return 2
-    return 3 if isinstance(error, DoesNotFitError) or lacks_memory(error) else 4
+    return 3 if isinstance(error, DoesNotFitError) or is_out_of_memory(error) else 4
 
 
 def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
@@ -284,7 +284,7 @@ def format_error(error: Exception, command: str, args: Sequence[str]) -> str:
         return text
     if isinstance(error, OSError) and (error.filename is not None or error.errno in ADVICE):
         return describe_os_error(error)
-    if lacks_memory(error):
+    if is_out_of_memory(error):
         return (
             f"out of memory: {text}: make data.patch_size, data.batch_size, the network (model.*) "
             "or the scan smaller"

@@ -61,7 +61,7 @@ NO_MEMORY = (
 """Parts of messages about memory that cannot be had, of torch, numpy, C++ and the system."""
 
 
-def lacks_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory cannot be had; torch is not imported for it."""
     is_named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
     return is_named or any(sign in str(error) for sign in NO_MEMORY)
@@ -87,7 +87,7 @@ def summarize_error(error: BaseException) -> str:
 
 
 @contextmanager
-def need_packages(what: object, *packages: str) -> Generator[None]:
+def explain_missing_packages(what: object, *packages: str) -> Generator[None]:
     """Import optional packages in the body; say how to install them where that fails."""
     try:
         yield

@@ -31,8 +31,8 @@ def find_existing_dir(folder: Path) -> Path:
 
 
 @contextmanager
-def name_file(path: Path) -> Generator[None]:
-    """Name the file in errors of reading or writing it, which do not.
+def add_path_to_errors(path: Path) -> Generator[None]:
+    """Add the path to errors of reading or writing the file that do not name it.
 
     torch raises a RuntimeError where a file that was given to it cannot be written.
     """
@@ -47,7 +47,7 @@ def name_file(path: Path) -> Generator[None]:
         raise cause from None
 
 
-def name_draft(path: Path) -> Path:
+def make_temporary_path(path: Path) -> Path:
     """Return an unused name beside a path, with the same ending: writers choose a format by it."""
     return path.with_name(f".{uuid4().hex[:8]}-{path.name[-60:]}")  # at most 255 bytes
 
@@ -59,9 +59,9 @@ def atomic_write(path: Path) -> Generator[Path]:
     After a crash the file is the old one or the new one, never a part. If the body raises, the
     temporary file is removed.
     """
-    draft = name_draft(path)
+    draft = make_temporary_path(path)
     try:
-        with name_file(path):
+        with add_path_to_errors(path):
             yield draft
             with draft.open("r+b") as file:  # Windows syncs only what is open for writing
                 os.fsync(file.fileno())
@@ -117,10 +117,10 @@ def create_folder(path: Path) -> Generator[Path]:
 
     If another process has created `path` in the meantime, that folder stays and ours is removed.
     """
-    draft = name_draft(path)
+    draft = make_temporary_path(path)
     draft.mkdir()
     try:
-        with name_file(path):
+        with add_path_to_errors(path):
             yield draft
         try:
             draft.rename(path)

@@ -110,13 +110,13 @@ def front_limits() -> str:
     errors = list_errors()
     allocated, reserved = errors["allocated"], errors["reserved"]
     return (
-        "- This network is the most favorable one. In nnU-Net's own plans, fused blocks are "
-        f"estimated to need {plan} of the memory of its eager network, and {residual} of its "
-        "residual encoders.\n"
+        "- This network is the most favorable one. For networks that nnU-Net plans, fused blocks "
+        f"are estimated to need {plan} of the memory of its eager PlainConvUNet, and {residual} of "
+        "its residual encoders.\n"
         f"- Median pooling did not raise Dice: {dice['median']} against {dice['max']} with max "
         f"pooling (hippocampus, fold 0, {runs['steps']} steps, means of {runs['runs']} runs).\n"
-        "- On a CPU, one line (`channels_last_3d`) gives plain modules much of the speed of fused "
-        f"blocks: {last} at two sizes, against {fused}.\n"
+        "- On a CPU, one line (`channels_last_3d`) speeds up plain modules, too: "
+        f"{last} of the time at two sizes, against {fused}.\n"
         f"- In {len(reserved)} steps on that GPU, the estimate was off by {min(allocated):+.1f}% "
         f"to {max(allocated):+.1f}% for allocated memory, and {min(reserved):+.0f}% to "
         f"{max(reserved):+.0f}% for reserved memory, which decides what fits."

@@ -10,7 +10,7 @@ from unet3d.__main__ import main
 from unet3d.commands.search import Range, read_config
 from unet3d.config.compose import compose_config
 from unet3d.errors import UsageError
-from unet3d.training.callbacks.trials import TrialPruned
+from unet3d.training.callbacks.trials import PrunedTrialError
 
 SPACE = "space={pool:[max,avg],optimizer.lr:{low:1e-3,high:3e-2,log:true},model.width:[4,8]}"
 SHORT = ["trials=4", "startup=2", "prune_after=1", "trainer.max_steps=6", "logger=none"]
@@ -79,7 +79,7 @@ def test_a_trial_that_falls_behind_is_pruned(search, tmp_path, monkeypatch, caps
     def train(settings, folder, signals, callbacks, log):
         for number, value in enumerate(next(curves), start=1):
             if callbacks[0].report(number, value):
-                raise TrialPruned
+                raise PrunedTrialError
 
     monkeypatch.setattr("unet3d.commands.search.train", train)
     assert search("trials=4") == 0
@@ -107,7 +107,7 @@ def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, mon
         needed[width] = step
         return {4: 2**20, 8: 2**30}[width]
 
-    monkeypatch.setattr("unet3d.commands.search.predict_bytes", predict)
+    monkeypatch.setattr("unet3d.commands.search.estimate_run_bytes", predict)
     assert search("budget_gib=0.5", "trials=12", "startup=4") == 0
     trials = read_trials(tmp_path)
     assert needed.keys() == {4, 8}

@@ -3,7 +3,7 @@
 import pytest
 
 from unet3d.config.instantiate import read_factory
-from unet3d.config.keys import compose_call
+from unet3d.config.keys import compose_api_config
 from unet3d.errors import UsageError
 from unet3d.training.config import read_training
 
@@ -16,7 +16,9 @@ def compose(tmp_path):
         path = tmp_path / "conf" / "experiment" / "x.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# @package _global_\n{text}\n")
-        return compose_call("train", ["experiment=x", *overrides], tmp_path / "conf")[0].config
+        return compose_api_config("train", ["experiment=x", *overrides], tmp_path / "conf")[
+            0
+        ].config
 
     return write_and_compose
 
@@ -44,7 +46,7 @@ def test_an_option_may_configure_hydra_loggers_and_the_trainer(compose, tmp_path
     config = compose(text)
     assert config.logger.mlflow.tracking_uri == "http://server:5000"
     assert config.data.root == "/scans"
-    composed, folder = compose_call("train", ["experiment=x"], tmp_path / "conf")
+    composed, folder = compose_api_config("train", ["experiment=x"], tmp_path / "conf")
     assert folder == tmp_path / "runs"
     assert read_training(composed).trainer.factory.arguments["profiler"] == "simple"
 

@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 
 from unet3d.config.fields import (
     DURATION,
+    convert_option,
     format_duration,
     integer,
     number,
     read,
-    read_as,
     read_settings,
 )
 from unet3d.config.instantiate import Factory
@@ -24,7 +24,7 @@ from unet3d.types import Triple
 
 
 def read_value(value, hint):
-    return read_as(OmegaConf.create({"group": {"key": value}}), "group.", "key", hint)
+    return convert_option(OmegaConf.create({"group": {"key": value}}), "group.", "key", hint)
 
 
 @pytest.mark.parametrize(

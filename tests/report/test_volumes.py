@@ -10,7 +10,7 @@ from PIL import Image
 
 from unet3d.report.volumes import (
     CaseVolumes,
-    Layer,
+    LabelLayer,
     coarsen,
     draw_case,
     embed_viewer,
@@ -28,7 +28,7 @@ def make_case(shape=(60, 50, 40), name="case", spacing_mm=(1.0, 1.0, 1.0)):
     labels = np.zeros(shape, np.uint8)
     labels[tuple(slice(n // 3, 2 * n // 3) for n in shape)] = 2
     classes = [{"name": name, "color": "#ff0000", "note": ""} for name in "ab"]
-    layers = {"reference": Layer(labels=labels, classes=classes)}
+    layers = {"reference": LabelLayer(labels=labels, classes=classes)}
     return CaseVolumes(name=name, title=name, image=image, layers=layers, spacing_mm=spacing_mm)
 
 
@@ -72,7 +72,7 @@ def test_a_picture_shows_each_layer_in_the_colors_of_its_classes():
     case = make_case()
     reference = case.layers["reference"]
     errors = [{"name": "missed", "color": "#0000ff", "note": "a note"}]
-    missed = Layer(labels=(reference.labels > 0).astype(np.uint8), classes=errors)
+    missed = LabelLayer(labels=(reference.labels > 0).astype(np.uint8), classes=errors)
     case = replace(case, layers={"reference": reference, "errors": missed})
     with Image.open(BytesIO(draw_case(case, find_label_box(case)))) as file:
         parts = np.array_split(np.asarray(file).astype(int)[:-40], 3, axis=1)  # without the legend

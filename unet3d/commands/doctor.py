@@ -41,7 +41,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the report; return 1 if something would certainly stop the run."""
     settings = read_settings(DoctorConfig, composed.config, training=read_training(composed))
     if settings.benchmark:
-        return print_benchmark(settings)
+        return measure_and_save_benchmark(settings)
     machine = inspect_machine(settings.training, folder)
     run, problems = inspect_run(settings.training, folder, machine)
     content: dict[str, Any] = {"unet3d": __version__, **asdict(machine), "run": asdict(run)}
@@ -53,7 +53,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     return 1 if any(problem.is_fatal for problem in problems) else 0
 
 
-def print_benchmark(settings: DoctorConfig) -> int:
+def measure_and_save_benchmark(settings: DoctorConfig) -> int:
     """Measure, and write the file; return 1 if something did not run as it should."""
     training = settings.training
     device = resolve_device(training.step.accelerator)

@@ -18,10 +18,10 @@ from unet3d.errors import RunError, UsageError
 from unet3d.export import formats
 from unet3d.export.bundle import get_network_path, write_description, write_weights
 from unet3d.export.parity import TOLERANCE, Parity, compare_outputs, load_sample_patches
-from unet3d.files import name_file, read_report
+from unet3d.files import add_path_to_errors, read_report
 from unet3d.inference.ensemble import Ensemble, TrainedNetwork, combine_members, load_members
 from unet3d.inference.networks import get_inference_fn, measure_window_memory
-from unet3d.inference.sliding_window import Network, choose_decision
+from unet3d.inference.sliding_window import Network, choose_label_function
 from unet3d.machine import Precision
 from unet3d.nnunet.model_folder import NnUnetSession, write_model_folder
 from unet3d.report.page import make_model_card
@@ -94,7 +94,7 @@ def export(
     measure_window_memory(forwards, (1, *size), CPU)  # refuses such patches
     patches, source = load_sample_patches(input, metadata, ensemble.patch_size, allow_targets)
     prefix = f".{output.name[-50:]}-"
-    with TemporaryDirectory(prefix=prefix, dir=output.parent) as folder, name_file(output):
+    with TemporaryDirectory(prefix=prefix, dir=output.parent) as folder, add_path_to_errors(output):
         draft = Path(folder) / output.name
         kind = write(format, members, ensemble, draft)
         parity = verify_export(format, draft, forwards, ensemble, patches, source)
@@ -179,7 +179,7 @@ def verify_export(
 
     Return the largest difference of all networks in all runtimes.
     """
-    decide = choose_decision(ensemble.regions, ensemble.region_labels)
+    decide = choose_label_function(ensemble.regions, ensemble.region_labels)
     batches = [torch.stack(patches[:1]), torch.stack(patches[1:])]  # it has to take any size
     found = [
         compare_outputs(forward, session, batches, decide)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unet3d.config.compose import ComposedConfig, compose_config, format_overrides
-from unet3d.config.fields import Kind, is_text, one_of, read, read_as, read_settings
+from unet3d.config.fields import Kind, convert_option, is_text, one_of, read, read_settings
 from unet3d.data.preprocessing.channels import get_plane_names
 from unet3d.errors import UsageError
 from unet3d.files import write_text
@@ -53,7 +53,7 @@ class PlanConfig:
 def read_config(composed: ComposedConfig) -> PlanConfig:
     """Read the config; a preset has its own network, and a budget of its own."""
     config, overrides = composed.config, composed.composition.overrides
-    preset = read_as(config, "", "preset", Annotated[str | None, one_of(tuple(PRESET_GIB))])
+    preset = convert_option(config, "", "preset", Annotated[str | None, one_of(tuple(PRESET_GIB))])
     if preset is not None:
         words = [word for word in overrides if word.startswith("model=")]
         if words:

@@ -47,7 +47,7 @@ class PredictConfig(PredictorConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShareResult:
+class ShardResult:
     """What became of a process's share of the scans."""
 
     num_tasks: int
@@ -84,7 +84,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     return 1 if failures else 0
 
 
-def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) -> ShareResult:
+def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) -> ShardResult:
     """Segment one scan after the other; report those that fail, and continue.
 
     A share of (n, count) is every count-th scan from the n-th on. `ram` is for one case; None: what
@@ -144,7 +144,7 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
         exit_codes.add(get_exit_code(error))
         failures.append(f"{task.scan.name}: {summarize_error(error)}")
         print(f"unet3d: {failures[-1]}", file=sys.stderr, flush=True)
-    return ShareResult(
+    return ShardResult(
         num_tasks=len(pending),
         num_skipped=len(tasks) - len(pending),
         num_different=num_different,

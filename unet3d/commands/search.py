@@ -19,7 +19,13 @@ from unet3d.commands.compare import print_sweep_summary
 from unet3d.commands.train import train
 from unet3d.config.compose import ComposedConfig, compose_config, format_overrides, to_yaml_literal
 from unet3d.config.fields import integer, is_number, number, read, read_settings
-from unet3d.errors import DoesNotFitError, RunError, UsageError, need_packages, summarize_error
+from unet3d.errors import (
+    DoesNotFitError,
+    RunError,
+    UsageError,
+    explain_missing_packages,
+    summarize_error,
+)
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import get_device_bytes
 from unet3d.memory.from_config import estimate_memory
@@ -27,7 +33,7 @@ from unet3d.memory.step.config import StepConfig
 from unet3d.report.run_report import write_report
 from unet3d.stop_signals import SignalListener
 from unet3d.text import GIB, format_bytes, format_columns, pluralize
-from unet3d.training.callbacks.trials import TrialPruned, TrialReport
+from unet3d.training.callbacks.trials import PrunedTrialError, TrialReport
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.training.run_folder import TRAINING_MARKERS, open_run_folder, write_records
 from unet3d.training.trainer import check_search_monitor
@@ -168,7 +174,7 @@ def run_trials(settings: SearchConfig, folder: Path) -> list[dict[str, Any]]:
     with open_study(settings, folder) as study:
         from optuna.trial import TrialState
 
-        while (trial := next_trial(study, settings)) is not None:
+        while (trial := get_next_trial(study, settings)) is not None:
             values = draw_values(trial, settings)
             print(f"\ntrial {trial.number}: {format_overrides(values)}")
             state = run_trial(study, trial, settings, values, folder / f"trial-{trial.number:03d}")
@@ -197,7 +203,7 @@ def run_trial(
     try:
         run_settings = settings.make_trial(values)
         if settings.budget_gib is not None:
-            needed = predict_bytes(run_settings.step)
+            needed = estimate_run_bytes(run_settings.step)
             trial.set_user_attr("predicted_gib", needed / GIB)
             if needed / GIB > settings.budget_gib:
                 print(f"not trained: a step is estimated to need {format_bytes(needed)}")
@@ -205,7 +211,7 @@ def run_trial(
         callback = TrialReport(report, monitor=settings.monitor)
         with SignalListener().listening() as signals:
             train(run_settings, folder, signals, callbacks=[callback], log=print)
-    except TrialPruned:
+    except PrunedTrialError:
         print(f"pruned after {pluralize(len(get_results(study, trial)), 'validation')}")
         return "PRUNED"
     except (DoesNotFitError, RunError, UsageError) as error:
@@ -215,7 +221,7 @@ def run_trial(
     return "COMPLETE"
 
 
-def predict_bytes(step: StepConfig) -> int:
+def estimate_run_bytes(step: StepConfig) -> int:
     """Return the bytes that a run is estimated to need of its device."""
     estimate = estimate_memory(step, validates=False)
     if step.accelerator == "cpu":
@@ -226,7 +232,7 @@ def predict_bytes(step: StepConfig) -> int:
 @contextmanager
 def open_study(settings: SearchConfig, folder: Path) -> Generator[Any]:
     """Open the study of a folder, or begin it; refuse to go on with another search."""
-    with need_packages("search", "optuna"):
+    with explain_missing_packages("search", "optuna"):
         import optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
@@ -261,7 +267,7 @@ def open_study(settings: SearchConfig, folder: Path) -> Generator[Any]:
         storage.engine.dispose()
 
 
-def next_trial(study: Any, settings: SearchConfig) -> Any | None:
+def get_next_trial(study: Any, settings: SearchConfig) -> Any | None:
     """Return a trial that was interrupted, or a new one; None if there are enough."""
     import optuna
 

@@ -23,7 +23,7 @@ from unet3d.report.page import render_page
 from unet3d.report.slices import get_class_colors
 from unet3d.report.volumes import (
     CaseVolumes,
-    Layer,
+    LabelLayer,
     draw_case,
     embed_viewer,
     make_class_map,
@@ -83,7 +83,7 @@ def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolum
     layers = {}
     for name, volume in volumes.items():
         numbers = reorient(make_class_map(volume, classes), axes, flips)
-        layers[name] = Layer(labels=numbers, classes=legend)
+        layers[name] = LabelLayer(labels=numbers, classes=legend)
     return CaseVolumes(
         name=image.name,
         title=", ".join(volumes) or "Image",

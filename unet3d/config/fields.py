@@ -46,18 +46,18 @@ class Kind:
 def read_settings(
     settings: type[Settings], config: DictConfig, prefix: str = "", **given: Any
 ) -> Settings:
-    """Build a settings class from the keys that are called as its fields, except `given` ones.
+    """Build a settings class from the keys with the names of its fields; `given` ones are not read.
 
     A text in the annotation of a field names another key; fields with defaults are not read.
     """
     hints = get_type_hints(settings, include_extras=True)
     for field in fields(settings):  # ty: ignore[invalid-argument-type]
         if field.name not in given and field.default is MISSING:
-            given[field.name] = read_as(config, prefix, field.name, hints[field.name])
+            given[field.name] = convert_option(config, prefix, field.name, hints[field.name])
     return settings(**given)
 
 
-def read_as(config: DictConfig, prefix: str, name: str, hint: Any) -> Any:
+def convert_option(config: DictConfig, prefix: str, name: str, hint: Any) -> Any:
     """Return a value as an annotation says: a type, or a union of one with words and None."""
     notes: Sequence[Any] = ()
     if get_origin(hint) is Annotated:

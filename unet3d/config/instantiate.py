@@ -16,7 +16,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from unet3d.config.compose import Config, compose_config, get_config_dir, to_plain
-from unet3d.errors import UsageError, lacks_memory, summarize_error
+from unet3d.errors import UsageError, is_out_of_memory, summarize_error
 
 NETWORKS = ("unet3d.model", "unet3d.pool", "monai.networks", "torch.nn")
 """Packages of the classes that a saved network may consist of."""
@@ -68,7 +68,7 @@ class Factory:
         except Exception as error:  # of an argument, or of the machine
             is_plain = type(error) in (RuntimeError, NotImplementedError)
             is_of_machine = isinstance(error, RuntimeError | OSError) and not is_plain
-            if is_of_machine or lacks_memory(error):
+            if is_of_machine or is_out_of_memory(error):
                 raise
             reason = summarize_error(error)
             if isinstance(error, TypeError) and str(error).startswith(target.__name__):

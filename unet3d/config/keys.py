@@ -124,7 +124,7 @@ def _read_defaults(path: Path) -> list[str]:
     return [name for name in defaults if isinstance(name, str)]
 
 
-def compose_call(
+def compose_api_config(
     command: str, overrides: Sequence[str], config_dir: Path | None = None
 ) -> tuple[ComposedConfig, Path]:
     """Return the checked config and the folder of the run; an error is a UsageError.

@@ -118,7 +118,9 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
         tolerance_mm=resolve_tolerance(settings.tolerance_mm, names),
         metrics=build_class_metrics(settings),
         groups=None if groups is None else read_groups(groups, case_names, "group_by"),
-        roles=find_roles(settings.checkpoints, case_names) if settings.checkpoints else None,
+        roles=group_cases_by_use(settings.checkpoints, case_names)
+        if settings.checkpoints
+        else None,
         command=settings.command,
     )
 
@@ -236,7 +238,7 @@ def resolve_tolerance(
     return tolerance
 
 
-def find_roles(checkpoints: Sequence[Path], names: Sequence[str]) -> dict[str, list[str]]:
+def group_cases_by_use(checkpoints: Sequence[Path], names: Sequence[str]) -> dict[str, list[str]]:
     """Return the cases that trained a checkpoint, that chose it, and that did neither, by name."""
     from unet3d.checkpoint_file import load_checkpoint  # torch takes a second
 

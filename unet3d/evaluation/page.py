@@ -19,7 +19,7 @@ from unet3d.report.page import MAX_BYTES, embed_pictures, render_page
 from unet3d.report.slices import get_class_colors
 from unet3d.report.volumes import (
     CaseVolumes,
-    Layer,
+    LabelLayer,
     draw_case,
     embed_viewer,
     find_label_box,
@@ -120,9 +120,9 @@ def iter_worst_cases(
             title=f"{name}: Dice {entry['dice']:.3f}",
             image=image,
             layers={
-                "reference": Layer(labels=reference, classes=legend),
-                "prediction": Layer(labels=prediction, classes=legend),
-                "errors": Layer(labels=errors.astype(np.uint8), classes=ERRORS),
+                "reference": LabelLayer(labels=reference, classes=legend),
+                "prediction": LabelLayer(labels=prediction, classes=legend),
+                "errors": LabelLayer(labels=errors.astype(np.uint8), classes=ERRORS),
             },
             spacing_mm=get_spacing(affine, axes),
         )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unet3d.checkpoint_file import check_format_version
-from unet3d.errors import UsageError, need_packages, summarize_error
+from unet3d.errors import UsageError, explain_missing_packages, summarize_error
 from unet3d.files import read_json
 
 FORMAT = "unet3d bundle"
@@ -139,7 +139,7 @@ def read_bundle(folder: Path) -> list[dict[str, Any]]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UsageError(f"{path} is not of a bundle of unet3d")
     check_format_version(path, content, FORMAT_VERSION)
-    with need_packages(path, "safetensors"):
+    with explain_missing_packages(path, "safetensors"):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     networks = []
@@ -168,7 +168,7 @@ def download_bundle(path: Path) -> Path:
     match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", name)
     if match is None:
         raise UsageError(f"{name} must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
-    with need_packages("hf://", "huggingface_hub", "safetensors"):
+    with explain_missing_packages("hf://", "huggingface_hub", "safetensors"):
         from huggingface_hub import snapshot_download
     previous_level = logging.root.manager.disable
     logging.disable(logging.INFO)  # every request is logged

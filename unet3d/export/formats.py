@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 
-from unet3d.errors import RunError, need_packages, summarize_error
+from unet3d.errors import RunError, explain_missing_packages, summarize_error
 from unet3d.pool.export_modules import replace_with_plain
 from unet3d.types import HasRetention
 
@@ -196,7 +196,7 @@ def _get_openvino_core() -> Any:
 
 def require_packages(key: str, packages: Sequence[str]) -> None:
     """Refuse what `key` asks for if one of these packages is not installed."""
-    with need_packages(key, *packages), suppress_output():
+    with explain_missing_packages(key, *packages), suppress_output():
         for package in packages:
             import_module(package)
 

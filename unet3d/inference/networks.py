@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from unet3d import __version__
-from unet3d.errors import DoesNotFitError, UsageError, lacks_memory, summarize_error
+from unet3d.errors import DoesNotFitError, UsageError, is_out_of_memory, summarize_error
 from unet3d.export import formats
 from unet3d.inference.sliding_window import Network
 from unet3d.machine import (
@@ -110,7 +110,7 @@ def measure_window_memory(
         raise
     except Exception as error:
         size = "x".join(map(str, shape[2:]))
-        if lacks_memory(error):
+        if is_out_of_memory(error):
             memory = "GPU" if device.type == "cuda" else "RAM"
             raise DoesNotFitError(
                 f"{shape[0]} windows of {size} do not fit in the {memory}: try batch_size=1, "

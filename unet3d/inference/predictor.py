@@ -27,7 +27,7 @@ from unet3d.inference.networks import measure_window_memory, open_network
 from unet3d.inference.sliding_window import (
     BackgroundTest,
     WindowRunner,
-    choose_decision,
+    choose_label_function,
     list_flips,
 )
 from unet3d.inference.window_order import WindowSchedule
@@ -243,7 +243,7 @@ class Predictor:
     ) -> np.ndarray:
         """Return the labels of a scan in the grid of its file, uint8; fill `more` outputs."""
         labels, regions = np.zeros(prepared.scan.grid.file_shape, np.uint8), self.ensemble.regions
-        decide = choose_decision(regions, self.ensemble.region_labels)
+        decide = choose_label_function(regions, self.ensemble.region_labels)
         outputs = [Output(decide, get_crop(labels, prepared)), *more]
         image, level, background = torch.from_numpy(prepared.scan.image), self.skip_background, None
         if level is not None:

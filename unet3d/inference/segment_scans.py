@@ -86,7 +86,7 @@ def find_pending(
     if overwrite:
         return list(tasks), None
     with ThreadPoolExecutor() as pool:
-        causes = list(pool.map(lambda task: find_cause(task, settings), tasks))
+        causes = list(pool.map(lambda task: find_reason_to_segment(task, settings), tasks))
     foreign = [t.labels.name for t, cause in zip(tasks, causes, strict=True) if cause == FOREIGN]
     if foreign:
         raise UsageError(
@@ -102,7 +102,7 @@ def find_pending(
     return pending, f"{labels} {verb} of {others}: predicting {again} again"
 
 
-def find_cause(task: ScanTask, settings: Mapping[str, Any]) -> str | None:
+def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str | None:
     """Return why a scan is to be segmented, "" if nothing would be replaced; None: it is not."""
     if not task.labels.exists():
         return ""

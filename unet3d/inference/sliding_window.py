@@ -58,7 +58,7 @@ def label_regions(logits: Tensor, labels: Sequence[int]) -> Tensor:
     return output
 
 
-def choose_decision(
+def choose_label_function(
     regions: Mapping[str, Sequence[int]] | None, region_labels: Sequence[int] | None
 ) -> Decision:
     """Return what turns logits of classes, or of regions, into labels."""

@@ -20,7 +20,7 @@ from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.autocast import use_cuda_autocast_rules
 from unet3d.memory.cuda_libraries import COLUMNS, follow_cudnn
-from unet3d.memory.trace import Block, Trace, answer_on_host
+from unet3d.memory.trace import Block, Trace, evaluate_on_host
 from unet3d.peak_memory import MemoryRecord
 from unet3d.simulated_cuda import simulate_cuda
 from unet3d.triton_kernels import Launch, collect_launches
@@ -54,7 +54,7 @@ class Step(Protocol):
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerCall:
     """One call of a module: bytes allocated after it, their change, and bytes reserved."""
 
     name: str
@@ -142,14 +142,14 @@ class MemoryEstimate:
         return {kind: nbytes[kind] for kind in KINDS if nbytes[kind]}
 
     @property
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[LayerCall]:
         """Return one row per call of a leaf module in the steady step, in order."""
         layers, (start, stop) = [], self.steady_step
         for call in self.trace.calls:
             if start <= call.start and call.stop <= stop:
                 before, after = (int(self.curve[event - 1]) for event in (call.start, call.stop))
                 sizes = after, after - before, int(self.reserved_curve[call.stop - 1])
-                layers.append(Layer(call.name, call.type, call.phase, *sizes))
+                layers.append(LayerCall(call.name, call.type, call.phase, *sizes))
         return layers
 
     def find_live_blocks(self, event: int) -> list[Block]:
@@ -251,11 +251,11 @@ def estimate_step(
 
 def run_as_on_gpu(func: Any, args: tuple, kwargs: dict) -> Any:
     """Run an operation on fake CPU tensors, with the result that it has on a GPU."""
-    answer = answer_on_host(func, args, kwargs)
+    answer = evaluate_on_host(func, args, kwargs)
     return follow_cudnn(func, args, func(*args, **kwargs)) if answer is None else answer
 
 
-class BodyRunner(TorchDispatchMode):
+class OperatorBodyMode(TorchDispatchMode):
     """Runs the implementation of our operators, too: fake tensors need only what they return."""
 
     def __torch_dispatch__(
@@ -270,7 +270,7 @@ class BodyRunner(TorchDispatchMode):
 
 def list_launches(make_step: Callable[[], Step]) -> list[Launch]:
     """Return the launches of our Triton kernels in a step on a GPU, without running it."""
-    with FakeTensorMode(), simulate_cuda_step(), BodyRunner(), collect_launches() as launches:
+    with FakeTensorMode(), simulate_cuda_step(), OperatorBodyMode(), collect_launches() as launches:
         make_step().train(Trace(cuda=True))  # which is not active: the step only needs one
     return launches
 

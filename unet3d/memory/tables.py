@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from unet3d.memory.estimate import KINDS, Layer, MemoryEstimate
+from unet3d.memory.estimate import KINDS, LayerCall, MemoryEstimate
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB, format_bytes, format_columns
 
@@ -48,7 +48,7 @@ def format_short(estimate: MemoryEstimate) -> str:
     )
 
 
-def format_layers(layers: Sequence[Layer]) -> str:
+def format_layers(layers: Sequence[LayerCall]) -> str:
     """Format one row per call of a module."""
     rows = [("layer", "type", "phase", "allocated MiB", "change bytes", "reserved MiB")]
     for x in layers:
@@ -126,7 +126,7 @@ def estimate_to_dict(estimate: MemoryEstimate) -> dict[str, Any]:
     }
 
 
-def layers_to_dicts(layers: Sequence[Layer]) -> list[dict[str, Any]]:
+def layers_to_dicts(layers: Sequence[LayerCall]) -> list[dict[str, Any]]:
     """Return layers as JSON-compatible rows."""
     return [
         {key if isinstance(x, str) else f"{key}_bytes": x for key, x in asdict(layer).items()}

@@ -185,7 +185,7 @@ class Trace(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.overloadpacket in FUSED_OPTIMIZERS:
             return None  # changes tensors in place; torch would run it on real ones
-        if (answer := answer_on_host(func, args, kwargs)) is not None:
+        if (answer := evaluate_on_host(func, args, kwargs)) is not None:
             self._see(answer, "arange")
             return answer
         in_backward = torch._C._current_graph_task_id() != -1
@@ -433,7 +433,7 @@ def _is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or has_channels_last_memory(x)
 
 
-def answer_on_host(func: Any, args: tuple, kwargs: dict) -> Any:
+def evaluate_on_host(func: Any, args: tuple, kwargs: dict) -> Any:
     """Return a device, a few numbers or the result of `.item()`; None where a kernel has to run."""
     if func is torch.ops.prim.device.default:
         return func(*args)

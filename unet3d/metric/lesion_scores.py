@@ -36,7 +36,7 @@ class LesionScores:
     def __call__(
         self, prediction: np.ndarray, reference: np.ndarray, spacing_mm: Sequence[float]
     ) -> Mapping[str, float]:
-        """Return the scores; NaN for a part of nothing, F1 0 then."""
+        """Return the scores: NaN for sensitivity or precision without components, F1 is then 0."""
         sensitivity = self._find_overlapping(reference, prediction)
         precision = self._find_overlapping(prediction, reference)
         total = np.nan_to_num(sensitivity) + np.nan_to_num(precision)

@@ -35,7 +35,7 @@ WHOLE = (slice(None),) * 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class LabelLayer:
     """Labels to show over an image."""
 
     labels: np.ndarray  # uint8 (D, H, W): the number of a class, from 1; 0 for none
@@ -49,7 +49,7 @@ class CaseVolumes:
     name: str
     title: str
     image: np.ndarray  # uint8
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, LabelLayer]
     spacing_mm: Sequence[float]
 
     @property

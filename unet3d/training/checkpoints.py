@@ -220,7 +220,7 @@ def replace_with_copy(path: Path, target: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class RunStart:
     """Where a run starts, and messages about resume= and init_from=."""
 
     checkpoint: Path | None = None  # to resume from
@@ -229,7 +229,7 @@ class Start:
     messages: list[str]
 
 
-def resolve_start(run: "TrainingRun") -> Start:
+def resolve_start(run: "TrainingRun") -> RunStart:
     """Verify the checkpoint to resume from, if any, or load pretrained weights."""
     settings, folder, callbacks = run.settings, run.folder / "checkpoints", run.callbacks
     found, logged = load_resume(settings.resume, folder), 0
@@ -243,7 +243,7 @@ def resolve_start(run: "TrainingRun") -> Start:
     purge_logs(run.trainer, logged)
     if found is None:
         model, source = run.module.model, settings.init_from
-        return Start(messages=[] if source is None else [load_pretrained(model, source)])
+        return RunStart(messages=[] if source is None else [load_pretrained(model, source)])
     if run.is_main:
         restore_checkpoints(folder, path, content, is_fallback=bool(problems))
     finished = is_finished(run, content)
@@ -252,7 +252,7 @@ def resolve_start(run: "TrainingRun") -> Start:
         warnings.load_state_dict(content["callbacks"][warnings.state_key])
         run.module.on_load_checkpoint(content)
     # Lightning loads the file itself: the content must not stay in memory while it trains.
-    return Start(
+    return RunStart(
         checkpoint=path,
         steps=content["global_step"],
         is_finished=finished,

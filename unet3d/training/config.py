@@ -122,7 +122,9 @@ def read_training(composed: ComposedConfig) -> TrainConfig:
     factory = read_factory(config, "trainer")
     arguments = {k: v for k, v in factory.arguments.items() if k not in TRAINER_KEYS}
     for key in sorted(RESERVED_KEYS & arguments.keys()):
-        raise UsageError(f"trainer.{key} cannot be set: unet3d sets what it controls itself")
+        raise UsageError(
+            f"trainer.{key} cannot be set: unet3d sets this argument of Lightning's Trainer itself"
+        )
     factory = replace(factory, arguments=arguments)
     trainer = read_settings(TrainerConfig, config, "trainer.", factory=factory)
     if trainer.max_steps is trainer.max_epochs is trainer.max_seconds is None:

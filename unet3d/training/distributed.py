@@ -160,7 +160,7 @@ def choose_environment(process: ProcessRank, launch: str) -> ClusterEnvironment:
 
 
 @contextmanager
-def process_group(
+def join_process_group(
     process: ProcessRank, *, launch: str, device: torch.device, timeout_seconds: float
 ) -> Generator[None]:
     """Join and leave the process group of a run; `timeout_seconds` applies to every collective.

@@ -24,7 +24,7 @@ from lightning.pytorch.loggers import (
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard.summary import hparams
 
-from unet3d.errors import describe_os_error, need_packages, summarize_error
+from unet3d.errors import describe_os_error, explain_missing_packages, summarize_error
 from unet3d.files import atomic_write, write_text
 from unet3d.training.lightning_internals import (
     catch_write_errors,
@@ -120,7 +120,7 @@ class ResumableCSVLogger(CSVLogger):
         """Write the row of the current step over what it was before."""
         if not self.row:
             return
-        with survive_errors(self, OSError):
+        with suppress_logging_errors(self, OSError):
             if new := [name for name in self.row if name not in self.columns]:
                 self._rewrite([*self.columns, *new])
             with self.path.open("r+", newline="", encoding="utf-8") as file:
@@ -161,7 +161,7 @@ class ResumableWandbLogger(WandbLogger):
         entity: str | None = None,
         run_name: str | None = None,
     ):
-        with need_packages("logger=wandb", "wandb"):
+        with explain_missing_packages("logger=wandb", "wandb"):
             from wandb import Settings
         self.id_file = Path(save_dir, "wandb", "run_id")
         super().__init__(
@@ -200,7 +200,7 @@ class ResumableMLFlowLogger(MLFlowLogger):
         self.id_file = folder / "mlflow" / "run_id"
         uri = tracking_uri or f"sqlite:///{folder / 'mlflow.db'}"
         is_local = uri.startswith("sqlite:")
-        with need_packages("logger=mlflow", "mlflow"):
+        with explain_missing_packages("logger=mlflow", "mlflow"):
             super().__init__(
                 experiment,
                 run_name or folder.resolve().name,
@@ -221,7 +221,7 @@ class ResumableMLFlowLogger(MLFlowLogger):
 
     @rank_zero_only
     def finalize(self, status: str = "success") -> None:
-        with survive_errors(self, Exception):
+        with suppress_logging_errors(self, Exception):
             super().finalize(status)
 
 
@@ -250,7 +250,7 @@ def log_image(logger: Logger, name: str, image: np.ndarray, step: int) -> None:
     """Show an RGB image (H, W, 3) of bytes, where a logger can do that."""
     from PIL import Image  # when the first one is drawn
 
-    with survive_errors(logger, Exception):  # such as those of a server
+    with suppress_logging_errors(logger, Exception):  # such as those of a server
         match logger:
             case TensorBoardLogger():
                 logger.experiment.add_image(name, image, step, dataformats="HWC")
@@ -278,7 +278,7 @@ _reported = WeakSet[Logger]()  # loggers whose first error was printed
 
 
 @contextmanager
-def survive_errors(logger: Logger, *kinds: type[Exception]) -> Generator[None]:
+def suppress_logging_errors(logger: Logger, *kinds: type[Exception]) -> Generator[None]:
     """Let training continue without what cannot be logged; the first error is printed."""
     try:
         yield

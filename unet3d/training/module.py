@@ -17,7 +17,7 @@ from unet3d.data.dataset import get_network_sizes
 from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.evaluation.options import build_metrics
 from unet3d.files import set_compiler_caches
-from unet3d.inference.sliding_window import SlidingWindow, choose_decision
+from unet3d.inference.sliding_window import SlidingWindow, choose_label_function
 from unet3d.loss.adapter import check_loss
 from unet3d.machine import Precision
 from unet3d.memory.step.build import find_heads, group_parameters, make_optimizer_factory
@@ -85,7 +85,7 @@ class SegmentationModule(LightningModule):
         self.unknown_classes = step.data.unknown_classes  # for which a label may stand
         self.sliding_window = SlidingWindow(
             list(step.data.patch_size),
-            decide=choose_decision(dataset.regions, dataset.region_labels),
+            decide=choose_label_function(dataset.regions, dataset.region_labels),
             overlap=step.windows.overlap,
             batch_size=step.windows.batch_size,
         )

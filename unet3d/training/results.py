@@ -103,7 +103,7 @@ def build_report(
 
 
 def reopen_report(run: TrainingRun, steps: int) -> dict[str, Any]:
-    """Return the report of a run that has reached its limits; one that was killed then has none."""
+    """Return the report of a run that has reached its limits; rebuild it if a kill prevented it."""
     report = read_report(run.folder)
     report.pop("error", None)
     if report.get("finished"):

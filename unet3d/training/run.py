@@ -25,7 +25,7 @@ from unet3d.stop_signals import SignalListener
 from unet3d.training.checkpoints import AtomicCheckpointIO
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
-from unet3d.training.distributed import find_device, process_group, run_on_rank_zero
+from unet3d.training.distributed import find_device, join_process_group, run_on_rank_zero
 from unet3d.training.lightning_internals import is_restoring
 from unet3d.training.module import SegmentationModule
 from unet3d.training.run_folder import Log, open_run_folder, write_records
@@ -66,7 +66,7 @@ def join_run(
 
     Only the first process prints.
     """
-    group = process_group(
+    group = join_process_group(
         process,
         launch=settings.trainer.launch,
         device=find_device(settings, process),

@@ -29,11 +29,13 @@ def open_run_folder(
     checkpoints, path = folder.resolve() / "checkpoints", Path(resume or "/").resolve()
     continues = resume == "auto" or checkpoints in (path, path.parent, path / "checkpoints")
     markers = () if continues else RUN_MARKERS
-    return hold_folder(folder, markers=markers, has_time=composition.folder_has_time, log=log)
+    return create_locked_folder(
+        folder, markers=markers, has_time=composition.folder_has_time, log=log
+    )
 
 
 @contextmanager
-def hold_folder(
+def create_locked_folder(
     folder: Path, *, markers: Sequence[str], has_time: bool, log: Log
 ) -> Generator[Path]:
     """Create and lock a folder; an earlier run in it, which `markers` show, is set aside.
@@ -47,7 +49,7 @@ def hold_folder(
             folder = lock_unused_folder(folder, markers, stack)
         else:
             if has_any(folder, markers):
-                aside = set_aside(folder)
+                aside = rename_earlier_run(folder)
                 log(f"{folder} held an earlier run, which is in {aside} now")
             stack.enter_context(lock_folder(folder))
         try:
@@ -79,7 +81,7 @@ def lock_unused_folder(folder: Path, markers: Sequence[str], stack: ExitStack) -
     raise AssertionError
 
 
-def set_aside(folder: Path) -> Path:
+def rename_earlier_run(folder: Path) -> Path:
     """Rename the folder of an earlier run to NAME.1 or higher, and create it again, empty."""
     where = folder.resolve()  # a link to a folder keeps leading to the latest run
     numbers = (where.with_name(f"{where.name}.{number}") for number in count(1))

@@ -19,7 +19,7 @@ from unet3d.data.formats.volume_format import (
     VolumeFormat,
     VolumeHeader,
 )
-from unet3d.errors import need_packages
+from unet3d.errors import explain_missing_packages
 from unet3d.files import atomic_write
 from unet3d.text import join_first
 
@@ -94,7 +94,7 @@ class Dicom(VolumeFormat):
 
         Slices without labels are written too, so that the file has the grid of the images.
         """
-        with need_packages(path, *self.packages):
+        with explain_missing_packages(path, *self.packages):
             import highdicom
             from pydicom.sr.codedict import codes
         logging.getLogger("highdicom").setLevel(logging.WARNING)  # it tells every step
@@ -287,7 +287,7 @@ def compute_affine(
 
 def open_image(file: Path) -> tuple[Any, Any]:
     """Return highdicom's image without voxels, and the geometry of its frames."""
-    with need_packages(file, *Dicom.packages):
+    with explain_missing_packages(file, *Dicom.packages):
         import highdicom
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about values that other programs wrote

@@ -12,7 +12,7 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     get_number_type,
 )
-from unet3d.files import atomic_write, name_file
+from unet3d.files import add_path_to_errors, atomic_write
 
 
 class NumPy(VolumeFormat):
@@ -45,7 +45,7 @@ def save_array(path: Path, array: np.ndarray) -> None:
     """Write an array as np.save does, which cannot say why a file cannot be written; sync it."""
     array = np.ascontiguousarray(array)
     header = np.lib.format.header_data_from_array_1_0(array)
-    with name_file(path), path.open("wb") as file:
+    with add_path_to_errors(path), path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         file.write(array.data)
         file.flush()

@@ -20,7 +20,7 @@ from unet3d.data.formats.volume_format import (
     VolumeFormat,
     VolumeHeader,
 )
-from unet3d.errors import UsageError, describe_os_error, need_packages
+from unet3d.errors import UsageError, describe_os_error, explain_missing_packages
 from unet3d.types import Triple
 
 DICOM = Dicom()
@@ -133,7 +133,7 @@ def open_format(path: Path) -> Generator[VolumeFormat]:
 
 def import_packages(format: VolumeFormat, path: Path) -> None:
     """Import the library of a format; say what to install for `path` where it is missing."""
-    with need_packages(path, *format.packages):
+    with explain_missing_packages(path, *format.packages):
         for package in format.packages[:1]:
             import_module(package)
 

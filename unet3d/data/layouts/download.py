@@ -15,7 +15,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from unet3d.errors import RunError, UsageError
-from unet3d.files import name_file
+from unet3d.files import add_path_to_errors
 from unet3d.text import MIB
 
 TIMEOUT_SECONDS = 30  # time without a byte after which the connection counts as lost
@@ -37,7 +37,7 @@ def download(url: str, md5: str, part: Path, progress: Progress) -> None:
         raise UsageError(f"url must begin with http:// or https://, got {url}")
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with name_file(part):
+        with add_path_to_errors(part):
             _receive(url, part, progress)
     except HTTPError as error:
         if error.code != 416:  # nothing left to send: the checksum says whether it is complete
@@ -80,7 +80,7 @@ def extract(archive: Path, folder: Path, progress: Progress) -> None:
     total = archive.stat().st_size
     try:
         with (
-            name_file(folder),
+            add_path_to_errors(folder),
             TemporaryDirectory(dir=folder.parent, prefix=".") as draft,
             tarfile.open(archive) as tar,
         ):

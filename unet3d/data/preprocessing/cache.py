@@ -31,7 +31,7 @@ from unet3d.data.preprocessing.channels import (
 from unet3d.data.preprocessing.pipeline import PREPROCESSING_VERSION, Preprocessing
 from unet3d.data.preprocessing.statistics import Statistics, to_tuples
 from unet3d.errors import UsageError
-from unet3d.files import atomic_write, create_folder, lock_file, name_file, read_json
+from unet3d.files import add_path_to_errors, atomic_write, create_folder, lock_file, read_json
 from unet3d.text import MIB, format_bytes
 from unet3d.types import IGNORE_LABEL
 
@@ -246,7 +246,7 @@ def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[
     """Write arrays and values, which then survive a power failure."""
     for key, array in arrays.items():
         save_array(folder / f"{key}.npy", array)
-    with name_file(folder / VALUES):
+    with add_path_to_errors(folder / VALUES):
         (folder / VALUES).write_text(json.dumps({"values": values}), "utf-8")
 
 
@@ -307,7 +307,7 @@ def digest_volume(volume: Path) -> str:
 
 def digest_file(file: Path) -> str:
     """Return a digest of the contents of a file."""
-    with name_file(file), file.open("rb") as stream:
+    with add_path_to_errors(file), file.open("rb") as stream:
         return file_digest(stream, "blake2b").hexdigest()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from unet3d.machine import resolve_precision
-from unet3d.memory.estimate import Layer
+from unet3d.memory.estimate import LayerCall
 from unet3d.memory.from_config import resolve_strategy
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import NullListener, TrainingStep, make_step_factory
@@ -25,7 +25,7 @@ class Measurement:
     """What a step took, by phase and by layer."""
 
     phases: dict[str, MemoryRecord]
-    layers: list[Layer]
+    layers: list[LayerCall]
 
     @property
     def peak(self) -> MemoryRecord:
@@ -76,17 +76,19 @@ class PhaseMeter(NullListener):
 
 
 @contextmanager
-def record_layers(model: nn.Module, read: Callable[[], tuple[int, int]]) -> Generator[list[Layer]]:
+def record_layers(
+    model: nn.Module, read: Callable[[], tuple[int, int]]
+) -> Generator[list[LayerCall]]:
     """Record each leaf module that runs in the body, in forward and backward.
 
     `read` returns the bytes that are allocated and reserved.
     """
-    layers: list[Layer] = []
+    layers: list[LayerCall] = []
     starts: list[int] = []  # bytes allocated as the open calls began
 
     def add(path: str, kind: str, phase: str, start: int) -> None:
         allocated, reserved = read()
-        layers.append(Layer(path, kind, phase, allocated, allocated - start, reserved))
+        layers.append(LayerCall(path, kind, phase, allocated, allocated - start, reserved))
 
     def after(path: str, kind: str, output: Any, is_leaf: bool) -> None:
         start = starts.pop()

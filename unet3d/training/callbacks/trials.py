@@ -40,7 +40,7 @@ class LRRangeTest(Callback):
                 trainer.should_stop = True
 
 
-class TrialPruned(Exception):
+class PrunedTrialError(Exception):
     """A trial has fallen behind the others."""
 
 
@@ -60,7 +60,7 @@ class TrialReport(Callback):
             raise UsageError(f"no metric {self.monitor}; a validation logs {names}")
         self.validations += 1
         if self.report(self.validations, float(known[self.monitor])):
-            raise TrialPruned
+            raise PrunedTrialError
 
     def state_dict(self) -> dict[str, Any]:
         return {"validations": self.validations}
