@@ -52,6 +52,11 @@ def make_temporary_path(path: Path) -> Path:
     return path.with_name(f".{uuid4().hex[:8]}-{path.name[-60:]}")  # at most 255 bytes
 
 
+def find_temporary_files(folder: Path, suffix: str) -> list[Path]:
+    """Return the files that `atomic_write` was writing when its process was killed."""
+    return list(folder.glob(f".{8 * '[0-9a-f]'}-*{suffix}"))
+
+
 @contextmanager
 def atomic_write(path: Path) -> Generator[Path]:
     """Yield a temporary path; after the body, sync it to disk and move it to `path`.

@@ -8,6 +8,7 @@ from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
+from unet3d.files import make_temporary_path
 from unet3d.training.callbacks.resume_state import find_differences, list_compared
 from unet3d.training.checkpoints import PREVIOUS, AtomicCheckpointIO, load_resume, resolve_start
 
@@ -127,7 +128,7 @@ def test_a_run_whose_last_checkpoint_is_missing_goes_on_from_an_older_one(
         assert (folder / "checkpoints" / name).exists()
     (folder / "checkpoints" / "last.ckpt").rename(folder / "checkpoints" / "previous.ckpt")
     (folder / "checkpoints" / "best.ckpt").unlink()
-    draft = folder / "checkpoints" / ".123-last.ckpt"  # of a run that was killed
+    draft = make_temporary_path(folder / "checkpoints" / "last.ckpt")  # of a run that was killed
     draft.touch()
     settings = composed("resume=auto", "trainer.max_steps=5", base=base)
     start = resolve_start(build_training(settings, folder))

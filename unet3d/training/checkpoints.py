@@ -25,6 +25,7 @@ from unet3d.checkpoint_file import (
     save_checkpoint,
 )
 from unet3d.errors import UsageError, describe_os_error
+from unet3d.files import find_temporary_files
 from unet3d.model.pretrained import (
     adapt_input_channels,
     get_axes_of_nnunet,
@@ -238,7 +239,7 @@ def resolve_start(run: "TrainingRun") -> RunStart:
         logged = get_logged_steps(callbacks.resume_state, content, path, run.module.metadata)
     # Nothing was changed before, when it could still be refused.
     if run.is_main:
-        for draft in folder.glob(".[0-9]*-*.ckpt"):  # of runs that were killed
+        for draft in find_temporary_files(folder, ".ckpt"):
             draft.unlink(missing_ok=True)
     purge_logs(run.trainer, logged)
     if found is None:
