@@ -113,7 +113,8 @@ def test_a_label_without_a_class_is_an_error_and_earlier_results_are_overwritten
     [
         (["predictions=predictions/a.nii"], "must be folders, or two files"),
         (["predictions=empty"], "no volume in empty (0 files) has the name of one in"),
-        (["regions={a:[0]}"], "class a: labels must be >= 1, got [0]"),
+        (["regions={a:[0]}"], "class a: labels must be 1..65535, got [0]"),
+        (["regions={a:[70000]}"], "class a: labels must be 1..65535, got [70000]"),
         (["tolerance_mm={a:1}"], "needs classes= or regions="),
         (["classes=[x,a,b]", "tolerance_mm={a:1}"], "must name every class once: a, b; it names a"),
         (["classes=[x,a,b]", "ignore_label=1"], "ignore_label=1 is a label of the class a"),

@@ -222,7 +222,8 @@ def test_labels_of_any_dtype_are_read_as_integers(tmp_path, dtype):
     [
         (np.full((2, 2, 2), 0.5, np.float32), "labels must be integers, found 0.5"),
         (np.full((2, 2, 2), np.nan, np.float32), "labels must be integers, found nan"),
-        (np.full((2, 2, 2), np.inf, np.float32), "labels must be integers, found inf"),
+        (np.full((2, 2, 2), np.inf, np.float32), r"within -65535\.\.65535, found inf"),
+        (np.full((2, 2, 2), 70000, np.int32), r"within -65535\.\.65535, found 70000"),
         (np.zeros((2, 2, 2, 3), np.uint8), "one real number per voxel, but holds 3 of type uint8"),
         (np.zeros((2, 2), np.uint8), "has shape 2 x 2: it must be 3D.*2D images are not supported"),
         (np.zeros((2, 2, 2), np.complex64), "one real number per voxel, but holds 1 of type compl"),

@@ -55,6 +55,7 @@ OUTPUT_FORMATS = {
 }
 """Endings of labels by name."""
 
+MAX_LABEL = 2**16 - 1
 TOLERANCE = 1e-2  # tolerated distance in voxels between the corners of two grids
 ORTHOGONAL = 1e-4  # tolerated cosine of the angle between two axes; SimpleITK holds no others
 
@@ -229,10 +230,15 @@ def read_labels(file: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
     values = channels[0]
     if values.dtype.kind == "f":
         for plane in np.moveaxis(values, -1, 0):
-            wrong = plane[~np.isfinite(plane) | (plane != np.rint(plane))]
-            if len(wrong):
-                raise UsageError(f"{file}: labels must be integers, found {wrong[0]:g}")
+            fractional = plane[plane != np.rint(plane)]  # includes NaN, which is unequal to itself
+            if len(fractional):
+                raise UsageError(f"{file}: labels must be integers, found {fractional[0]:g}")
     low, high = values.min(), values.max()
+    if low < -MAX_LABEL or high > MAX_LABEL:
+        label = low if low < -MAX_LABEL else high
+        raise UsageError(
+            f"{file}: labels must be within -{MAX_LABEL}..{MAX_LABEL}, found {label:g}"
+        )
     return values.astype(np.uint8 if low >= 0 and high < 256 else np.int32, copy=False), affine
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from unet3d.data.case import Case
 from unet3d.data.findings import Finding
-from unet3d.data.formats.volumes import list_volumes
+from unet3d.data.formats.volumes import MAX_LABEL, list_volumes
 from unet3d.errors import UsageError
 from unet3d.files import read_json
 
@@ -91,8 +91,8 @@ class LabelNames:
 
     def __post_init__(self):
         for name, labels in self.classes.items():
-            if not labels or min(labels) < 1:
-                raise UsageError(f"class {name}: labels must be >= 1, got {list(labels)}")
+            if not labels or not all(0 < label <= MAX_LABEL for label in labels):
+                raise UsageError(f"class {name}: labels must be 1..{MAX_LABEL}, got {list(labels)}")
 
 
 def find_label_names(folder: Path) -> LabelNames | None:
