@@ -213,6 +213,7 @@ def test_low_resolution_loses_detail_without_shifting_the_image():
         ({"scale": [0, 1]}, "scale must be two numbers within 0.1..10"),
         ({"rotation_degrees": [0, 0, 181]}, "rotation_degrees must be three"),
         ({"flip_axes": [3]}, "flip_axes must be a list of axes"),
+        ({"flip_axes": [[0]]}, "flip_axes must be a list of axes"),
         ({"elastic_spacing": 14}, "so that the image is not folded"),
     ],
 )

@@ -26,26 +26,30 @@ from unet3d.data.augmentation.spatial import SpatialTransform, apply_transform, 
 from unet3d.errors import UsageError
 
 Probability = Annotated[float, number(">= 0", "<= 1")]
-Axes = Kind("a list of axes 0, 1 and 2", lambda v: isinstance(v, Sequence) and {*v} <= {0, 1, 2})
+Axes = Kind(
+    "a list of axes 0, 1 and 2",
+    lambda v: isinstance(v, Sequence) and all(axis in (0, 1, 2) for axis in v),
+)
 
 
-def are_numbers(values: Any, count: int) -> bool:
-    """Return whether a value is a list of so many numbers."""
-    return isinstance(values, Sequence) and len(values) == count and all(map(is_number, values))
+def numbers_within(low: float, high: float, words: str, count: int) -> Kind:
+    """Return lists of `count` numbers within bounds."""
+
+    def accepts(value: Any) -> bool:
+        is_list = isinstance(value, Sequence) and len(value) == count
+        return is_list and all(is_number(n) and low <= n <= high for n in value)
+
+    return Kind(words, accepts)
 
 
 def within(low: float, high: float) -> Kind:
     """Return ranges: two numbers within bounds, the lower first."""
-    return Kind(
-        f"two numbers within {low:g}..{high:g}, the lower first",
-        lambda v: are_numbers(v, 2) and low <= v[0] <= v[1] <= high,
-    )
+    words = f"two numbers within {low:g}..{high:g}, the lower first"
+    numbers = numbers_within(low, high, words, 2)
+    return Kind(words, lambda v: numbers.accepts(v) and v[0] <= v[1])
 
 
-Angles = Kind(
-    "three numbers within 0..180",
-    lambda v: are_numbers(v, 3) and all(0 <= degrees <= 180 for degrees in v),
-)
+Angles = numbers_within(0, 180, "three numbers within 0..180", 3)
 Range = Sequence[float]
 
 
