@@ -29,6 +29,7 @@ from unet3d.config.compose import (
     format_records,
     get_config_dir,
     has_current_time,
+    quote,
     quote_override,
     read_choices,
 )
@@ -107,7 +108,7 @@ def collect_files(command: str, words: Sequence[str]) -> list[str]:
     files = [word for word in words if "=" not in word or os.path.exists(word)]  # noqa: PTH110
     if not files or command not in ("compare", "view"):
         return list(words)
-    quoted = ["'" + name.replace("'", "\\'") + "'" for name in files]
+    quoted = [quote(name) for name in files]
     others = [word for word in words if word not in files]
     if command == "compare":
         return [*others, f"runs=[{','.join(quoted)}]"]

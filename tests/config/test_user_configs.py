@@ -78,3 +78,11 @@ def test_a_reference_to_nothing_names_its_key_in_a_file_and_on_the_command_line(
         assert unet3d(word) == 2
         line = "unet3d: optimizer.lr: Interpolation key 'optimizer.rate' not found\n"
         assert capsys.readouterr().err == line
+
+
+def test_the_folder_of_options_may_have_a_quote_in_its_name(tmp_path):
+    file = tmp_path / "it's" / "experiment" / "x.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("# @package _global_\nseed: 7\n")
+    composed, _ = compose_api_config("train", ["experiment=x"], tmp_path / "it's")
+    assert composed.config.seed == 7

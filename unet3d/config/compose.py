@@ -96,7 +96,8 @@ def compose_with_hydra(
     overrides: Sequence[str], command: str, user_dirs: Sequence[Path] = ()
 ) -> DictConfig:
     """Compose a command's config and Hydra's own, within a running Hydra or without one."""
-    words = [*(f"hydra.searchpath=['file://{path.resolve()}']" for path in user_dirs), *overrides]
+    urls = [f"hydra.searchpath=[{quote(f'file://{path.resolve()}')}]" for path in user_dirs]
+    words = [*urls, *overrides]
     running, folder = GlobalHydra.instance().is_initialized(), str(get_config_dir())
     with nullcontext() if running else initialize_config_dir(folder, version_base="1.3"):
         return compose(command, overrides=words, return_hydra_config=True)
@@ -230,6 +231,15 @@ def quote_override(override: str, *, sweep: bool) -> str:
         return override
     if value[0] + value[-1] in ("{}", "[]") or (sweep and "," in value):
         return override
+    return f"{key}={quote(value)}"
+
+
+def quote(text: str) -> str:
+    r"""Return a text that Hydra's grammar reads as it is.
+
+    >>> print(quote("it's"))
+    'it\'s'
+    """
     # Hydra reads backslashes as escapes before a quote only, also before the one that we add.
-    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'")
-    return f"{key}='{escaped}'"
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", "\\'")
+    return f"'{escaped}'"
