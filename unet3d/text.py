@@ -6,8 +6,6 @@ from typing import Any
 
 MIB, GIB = 2**20, 2**30
 
-NAME_RULE = "names have 1 to 200 printable characters"
-
 
 def escape_unprintable(text: str, keep: str = "") -> str:
     r"""Return text whose control characters, marks of direction and the like are escapes.

@@ -141,7 +141,7 @@ def word_or(word: str | bool | None, kind: Kind, stored: Any = None) -> Kind:
 
 
 def list_of(kind: Kind, words: str, length: int | None = None) -> Kind:
-    """Return lists of so many values, or of one or more; they are stored as tuples."""
+    """Return lists of `length` values, or of one or more; they are stored as tuples."""
 
     def accepts(value: Any) -> bool:
         has_length = isinstance(value, list) and len(value) == (length or len(value) or 1)

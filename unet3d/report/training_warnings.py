@@ -118,7 +118,7 @@ def find_absent_classes(
 def format_never_predicted_warning(
     validations: Mapping[str, int], suggested: SuggestedOverrides
 ) -> str:
-    """Return the warning about classes without a predicted voxel in so many validations."""
+    """Return the warning about classes without a predicted voxel, for how many validations."""
     counts = [f"{name} (for {pluralize(n, 'validation')})" for name, n in validations.items()]
     message = f"not one voxel of the validation set is predicted as {join_first(counts)}"
     return append_overrides(message, suggested.class_not_learned)

@@ -166,20 +166,14 @@ def suggest_overrides(settings: TrainConfig, *, out_of_time: bool = False) -> Su
     A run that was `out_of_time` is not asked for more steps, epochs or channels.
     """
     step, trainer = settings.step, settings.trainer
-    arguments, batches, volumes = (
-        step.network.model.arguments,
-        step.micro_batches,
-        step.data.batch_size,
-    )
+    arguments = step.network.model.arguments
+    batches, volumes = step.micro_batches, step.data.batch_size
     width = None if arguments.get("channels") is not None else arguments.get("width")
-    limits = (
-        []
-        if trainer.max_seconds is None
-        else [f"trainer.max_time={format_duration(2 * trainer.max_seconds)}"]
-    )
-    if not out_of_time:
-        counts = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
-        limits[:0] = [f"trainer.{key}={2 * n}" for key, n in counts.items() if n is not None]
+    counts = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
+    counts = {} if out_of_time else counts
+    limits = [f"trainer.{key}={2 * n}" for key, n in counts.items() if n is not None]
+    if trainer.max_seconds is not None:
+        limits.append(f"trainer.max_time={format_duration(2 * trainer.max_seconds)}")
     for_class = [] if step.network.prior_bias else ["model.prior_bias=true"]
     for_class.append(" ".join(limits))
     if step.data.foreground_fraction < HIGH_FOREGROUND_FRACTION:
