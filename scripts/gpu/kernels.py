@@ -6,6 +6,7 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import product
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,18 +17,9 @@ from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
 from unet3d.doctor.benchmark import compare_gradients
 from unet3d.machine import get_cpu_model
-from unet3d.pool.argmax_codes import choose_code, encode
-from unet3d.pool.kernels import dispatch
-from unet3d.pool.layout import is_channels_last
-from unet3d.pool.reference import (
-    approx_median,
-    approx_median_gradient,
-    average,
-    average_gradient,
-    maximum,
-    median,
-)
-from unet3d.pool.selection import scatter_gradient
+from unet3d.pool.argmax_codes import allocate_outputs
+from unet3d.pool.kernels import plain, select_kernels
+from unet3d.pool.operators import choose_saved
 from unet3d.pool.windows import PoolWindows
 from unet3d.training.config import read_training
 
@@ -113,35 +105,28 @@ def check_pooling(
     x = x.to(dtype)
     if last:
         x = x.contiguous(memory_format=torch.channels_last_3d)
-    kernels = dispatch.select_kernels(x)
-    if kernels is None:
+    kernels = select_kernels(x)
+    if kernels is plain:
         raise RuntimeError("no kernel supports this tensor")
-    y, codes = kernels.forward(x, pool, windows, TAU)
-    grad_output = torch.randn_like(y)
-    saved = {"codes": codes} if pool in ("median", "max") else {}
-    if pool == "approx_median":
-        saved = {"x": x, "tau": TAU}
-    grad = kernels.backward(grad_output, pool, windows, x.shape, is_channels_last(x), **saved)
-    expected, expected_grad, expected_codes = compute_reference(x, grad_output, pool, windows, TAU)
-    differences = 0 if expected_codes is None else int((codes != expected_codes).sum())
+    upper = torch.randn_like(allocate_outputs(x, pool, windows)[0])
+    y, codes, grad = run_kernels(kernels, x, upper, pool, windows, TAU)
+    expected, expected_codes, expected_grad = run_kernels(plain, x, upper, pool, windows, TAU)
+    differences = int((codes != expected_codes).sum())
     # approx_median uses exp2, which GPUs approximate, and divides by tau.
     tolerance = 4 * torch.finfo(dtype).eps + (2e-5 if pool == "approx_median" else 0)
     row = compare(tolerance, {"output": (y, expected), "gradient": (grad, expected_grad)})
     return row | ({"different_codes": differences, "good": False} if differences else {})
 
 
-def compute_reference(
-    x: Tensor, grad: Tensor, pool: str, windows: PoolWindows, tau: float
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the output of a pooling, the gradient of its input, and its codes if it has any."""
-    if pool in ("median", "max"):
-        y, indices = {"median": median, "max": maximum}[pool](x, windows)
-        codes = encode(indices, choose_code(pool, windows), windows, x.shape)
-        return y, scatter_gradient(grad, indices, windows, x.shape), codes
-    if pool == "avg":
-        return average(x, windows), average_gradient(grad, x.shape, windows), None
-    y = approx_median(x, windows, tau)
-    return y, approx_median_gradient(grad, x, windows, tau), None
+def run_kernels(
+    kernels: ModuleType, x: Tensor, upper: Tensor, pool: str, windows: PoolWindows, tau: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a pooling's output, its codes, and the gradient of its input, given the output's."""
+    y, codes = allocate_outputs(x, pool, windows)
+    kernels.forward(x, y, codes, pool, windows, tau)
+    grad = torch.empty_like(x)
+    kernels.backward(upper, choose_saved(pool, x, codes), grad, pool, windows, tau)
+    return y, codes, grad
 
 
 def compare(tolerance: float, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ KINDS = {
         *("native_group_norm_backward", "relu", "relu_", "leaky_relu", "leaky_relu_"),
         *("threshold_backward", "leaky_relu_backward", "instance_norm"),
     ),
-    "pooling": ("unet3d::pool_scatter",),
+    "pooling": ("unet3d::pool3d_backward",),
     "upsampling": ("unet3d::interpolate", "unet3d::interpolate_gradient"),
     "copies": ("copy_", "clone", "_to_copy", "cat", "constant_pad_nd", "zero_", "zeros"),
 }

@@ -25,7 +25,7 @@ from unet3d.export.formats import (
 from unet3d.export.parity import compare_outputs
 from unet3d.inference.sliding_window import argmax_labels
 from unet3d.memory.step.build import build_network
-from unet3d.pool import export_modules
+from unet3d.pool import median
 from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
@@ -99,9 +99,7 @@ class Poolings(nn.Module):
 
 @pytest.mark.slow
 def test_every_kind_of_pooling_has_equal_outputs_in_both_formats(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        export_modules, "MAX_COMPARED", 5
-    )  # what is sorted has a long graph otherwise
+    monkeypatch.setattr(median, "MAX_COMPARED", 5)  # what is sorted has a long graph otherwise
     pools = Poolings()
     graph = export_program(to_plain_operators(pools), (2, 7, 8, 9))
     batches = (torch.randn(1, 2, 7, 8, 9), torch.randn(2, 2, 7, 8, 9).relu().round(decimals=1))
@@ -138,5 +136,5 @@ def test_files_have_plain_names_and_the_metadata_and_no_local_paths(tmp_path):
 
 
 def test_a_custom_operator_is_an_error_that_names_it():
-    with pytest.raises(RunError, match=r"unet3d\.median_pool3d"):
+    with pytest.raises(RunError, match=r"unet3d\.pool3d"):
         export_program(nn.Sequential(MedianPool3d(2)), (1, 4, 4, 4))

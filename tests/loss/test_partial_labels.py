@@ -8,7 +8,7 @@ from tests.contract.helpers.components import saved_bytes
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.loss import dice_terms
-from unet3d.loss.adapter import AdaptedLoss
+from unet3d.loss.build import AdaptedLoss
 from unet3d.loss.overlap import DiceCE, Tversky
 from unet3d.loss.partial_labels import PartialLabels
 from unet3d.types import IGNORE_LABEL

@@ -10,10 +10,7 @@ from unet3d.loss.skeleton_recall import skeletonize
 from unet3d.metric import case_scores
 from unet3d.metric.calibration import CalibrationError
 from unet3d.metric.case_scores import CaseScores, ValidationHD95
-from unet3d.metric.centerline_dice import CenterlineDice, find_skeleton
-from unet3d.metric.lesion_scores import LesionScores
-from unet3d.metric.scores import SCORES, score_case
-from unet3d.metric.volume_error import VolumeError
+from unet3d.metric.class_metrics import CenterlineDice, LesionScores, VolumeError, find_skeleton
 from unet3d.types import IGNORE_LABEL
 
 SPACING = (1.0, 1.0, 2.0)
@@ -127,16 +124,6 @@ def test_scores_of_cases_are_means_over_those_that_have_a_class():
     assert np.isnan(result["volume_error/b"])
     scores.reset()
     assert scores.compute() == {}
-
-
-def test_an_evaluation_adds_the_scores_of_metrics():
-    reference = np.zeros((6, 6, 6), np.uint8)
-    reference[1:3, 1:3, 1:3] = 1
-    options = {"spacing_mm": SPACING, "classes": {"a": (1,), "b": (2,)}}
-    scores = score_case(reference, reference, **options, metrics=[VolumeError(), LesionScores()])
-    assert list(scores["a"])[len(SCORES) :] == [*VolumeError.scores, *LesionScores.scores]
-    assert (scores["a"]["volume_error"], scores["a"]["lesion_f1"]) == (0, 1)
-    assert np.isnan(scores["b"]["lesion_f1"])
 
 
 def test_invalid_options_are_an_error():

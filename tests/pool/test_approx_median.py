@@ -9,9 +9,8 @@ from scipy.special import lambertw
 from tests.pool.helpers.volumes import DTYPES, WINDOWS, make_volume
 from unet3d.errors import UsageError
 from unet3d.pool.approx_median import ApproxMedianPool3d
-from unet3d.pool.kernels import cpu
+from unet3d.pool.kernels import plain
 from unet3d.pool.median import MedianPool3d
-from unet3d.pool.reference import approx_median, approx_median_gradient
 from unet3d.pool.windows import PoolWindows
 
 
@@ -68,26 +67,11 @@ def test_tau_must_be_greater_than_zero(tau):
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_the_reference_gradient_equals_that_of_autograd(window):
+def test_the_plain_gradient_equals_that_of_autograd(window):
     windows = PoolWindows.from_args(*WINDOWS[window])
     x = make_volume((1, 2, 6, 7, 8), "post-ReLU", torch.float64).requires_grad_()
-    y = approx_median(x, windows, 0.3)
+    y = plain.approx_median(x, windows, 0.3)
     upper = torch.randn_like(y)
     (expected,) = torch.autograd.grad(y, x, upper)
-    torch.testing.assert_close(approx_median_gradient(upper, x.detach(), windows, 0.3), expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
-@pytest.mark.parametrize("window", WINDOWS)
-def test_compiled_and_plain_results_are_equal(window, layout, dtype):
-    assert cpu.kernels.library(dtype)
-    windows = PoolWindows.from_args(*WINDOWS[window])
-    x = make_volume((1, 5, 6, 9, 11), "post-ReLU", dtype).contiguous(memory_format=layout)
-    y, _ = cpu.forward(x, "approx_median", windows, 0.3)
-    upper = torch.randn_like(y)
-    last = layout == torch.channels_last_3d and not x.is_contiguous()
-    g = cpu.backward(upper, "approx_median", windows, x.shape, last, x=x, tau=0.3)
-    torch.testing.assert_close(y, approx_median(x, windows, 0.3))
-    tolerance = {"rtol": torch.finfo(dtype).eps * 8, "atol": torch.finfo(dtype).eps * 8}
-    torch.testing.assert_close(g, approx_median_gradient(upper, x, windows, 0.3), **tolerance)
+    gradient = plain.compute_gradient(upper, x, "approx_median", windows, x.shape, 0.3)
+    torch.testing.assert_close(gradient, expected)

@@ -1,6 +1,5 @@
 """Every option of conf/pool is a PoolFactory: arguments and shapes are those of nn.MaxPool3d."""
 
-import pickle
 from pathlib import Path
 
 import hydra.utils
@@ -71,9 +70,3 @@ def test_an_empty_batch_gives_an_empty_batch(factory):
     y.sum().backward()
     assert y.shape == (0, 3, 2, 2, 2)
     assert x.grad.shape == x.shape
-
-
-def test_a_pooling_can_be_pickled_and_printed(factory):
-    pool, x = factory((1, 2, 2)), torch.randn(1, 2, 4, 4, 4)
-    assert torch.equal(pickle.loads(pickle.dumps(pool))(x), pool(x))
-    assert "(1, 2, 2)" in repr(pool)

@@ -17,14 +17,6 @@ def test_a_pooling_that_is_used_twice_stays_one_layer():
     assert type(network[0]) is MaxPool3d
 
 
-@pytest.mark.parametrize(
-    "network", [nn.Conv3d(1, 1, 3), nn.Sequential(nn.MaxPool2d(2)), nn.Sequential(MaxPool3d(2))]
-)
-def test_nothing_to_replace_is_a_warning(network):
-    with pytest.warns(UserWarning, match="has no 3D pooling to replace"):
-        assert unet3d.replace_pooling(network) == 0
-
-
 @pytest.mark.parametrize("pool", [nn.MaxPool3d(2), MedianPool3d(2)])
 def test_a_pooling_itself_cannot_be_replaced_in_place(pool):
     with pytest.raises(UsageError, match=r"Pool3d is itself a pooling.*unet3d\.MedianPool3d\(2\)"):
@@ -34,7 +26,6 @@ def test_a_pooling_itself_cannot_be_replaced_in_place(pool):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (nn.MaxPool3d(2, ceil_mode=True), "1.0: a pooling with ceil_mode=True"),
         (nn.MaxPool3d(2, dilation=2), "1.0: a pooling with dilation=2"),
         (nn.MaxPool3d(2, return_indices=True), "1.0: a pooling with return_indices=True"),
         (nn.AvgPool3d(2, divisor_override=3), "1.0: a pooling with divisor_override=3"),

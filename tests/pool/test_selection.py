@@ -39,7 +39,7 @@ def test_max_pooling_has_the_values_and_gradients_of_torch(kind, window, dtype):
     (g_expected,) = torch.autograd.grad(expected, x, upper)
     assert torch.equal(y.nan_to_num(nan=7), expected.nan_to_num(nan=7))
     # where windows overlap, torch accumulates in half precision
-    tolerance = 0 if WINDOWS[window][0] != 3 and "4x4" not in window else torch.finfo(dtype).eps * 8
+    tolerance = torch.finfo(dtype).eps * 8 if "stride" in window or "padding" in window else 0
     torch.testing.assert_close(g, g_expected, rtol=tolerance, atol=tolerance)
 
 
@@ -64,10 +64,9 @@ def test_gradient_weights_sum_to_one_and_reproduce_the_output(
     torch.testing.assert_close((gradient * x).sum(), y.sum())
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_backward_is_deterministic(threads):
+def test_backward_with_several_threads_is_deterministic():
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(2)
     x = torch.randn(2, 8, 17, 33, 21, requires_grad=True)
     y = MedianPool3d(3, 2, 1)(x)
     upper = torch.randn_like(y)

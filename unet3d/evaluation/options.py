@@ -29,8 +29,7 @@ from unet3d.data.layouts.splits import read_groups
 from unet3d.errors import UsageError
 from unet3d.evaluation.evaluate import CasePair, Evaluation
 from unet3d.files import TRAINING_FILES
-from unet3d.metric.case_scores import LogitMetric
-from unet3d.metric.scores import SCORES, ClassMetric
+from unet3d.metric.scores import SCORES, ClassMetric, LogitMetric
 from unet3d.text import are_unique_names
 
 CLASSES = Kind(

@@ -1,15 +1,36 @@
-"""Build the loss; losses of other projects are adapted."""
+"""Build the loss; those of MONAI, torch and users are given labels in the form that they take.
 
+Signatures were read in MONAI 1.6.1.
+"""
+
+import inspect
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from unet3d.config.instantiate import Factory
-from unet3d.errors import UsageError
-from unet3d.loss.adapter import AdaptedLoss, choose_arguments
+from unet3d.errors import UsageError, summarize_error
+from unet3d.loss.deep_supervision import average_levels
 from unet3d.loss.partial_labels import PartialLabels
+from unet3d.types import IGNORE_LABEL
+
+CERTAIN = 30.0
+"""Logit of the right class where a label is ignored: its cross-entropy is below 1e-25."""
+
+TAKES_CLASSES = (
+    *("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"),
+    *("GeneralizedWassersteinDiceLoss", "NACLLoss"),
+)
+"""Losses of torch and MONAI that take the class of each voxel; the others take one-hot labels."""
 
 OWN = "unet3d.loss."
+
+ACTIVATIONS = ("softmax", "sigmoid", "other_act")
+TENSORS = ("weight", "pos_weight", "dist_matrix")
+"""Arguments that a config holds as lists."""
 
 
 def build_loss(
@@ -37,3 +58,82 @@ def build_loss(
             "cannot know: set it to 0"
         )
     return PartialLabels(loss, unknown_classes)
+
+
+def choose_arguments(target: Any, given: Mapping[str, Any], *, has_regions: bool) -> dict[str, Any]:
+    """Return arguments with which a loss takes logits and one-hot labels; `given` ones stay.
+
+    >>> from monai.losses import DiceLoss
+    >>> choose_arguments(DiceLoss, {"include_background": False}, has_regions=False)
+    {'to_onehot_y': False, 'softmax': True}
+    """
+    known = inspect.signature(target).parameters
+    chosen: dict[str, Any] = {"to_onehot_y": False}
+    if not any(name in given for name in ACTIVATIONS):
+        chosen["sigmoid" if has_regions else "softmax"] = True
+    if "use_softmax" not in given:
+        chosen["use_softmax"] = not has_regions
+    if has_regions:
+        chosen["include_background"] = True  # regions do not have one
+    for name in TENSORS:
+        if given.get(name) is not None:
+            chosen[name] = torch.tensor(given[name], dtype=torch.float)
+    return {name: value for name, value in chosen.items() if name in known}
+
+
+class AdaptedLoss(nn.Module):
+    """Call a loss with float32 logits (B, K, D, H, W), and labels in the form that it takes.
+
+    Labels are one-hot (B, K, D, H, W), or the class of each voxel (B, D, H, W) for TAKES_CLASSES
+    and for losses with the attribute `takes_classes`. Where a label is IGNORE_LABEL, the loss sees
+    a certain and correct prediction of the background, and the network gets no gradient. Deep
+    supervision is that of DiceCE.
+    """
+
+    def __init__(self, loss: nn.Module, regions: Mapping[str, Sequence[int]] | None = None):
+        super().__init__()
+        self.loss = loss
+        self.regions = None if regions is None else [list(labels) for labels in regions.values()]
+        self.takes_classes = getattr(loss, "takes_classes", type(loss).__name__ in TAKES_CLASSES)
+        if self.takes_classes and regions is not None:
+            raise UsageError(f"{type(loss).__name__} takes one class per voxel, not data.regions")
+
+    def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
+        return average_levels(self._compute_one, logits, labels)
+
+    def _compute_one(self, logits: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast(logits.device.type, enabled=False):
+            ignored = labels == IGNORE_LABEL
+            labels = labels.long().masked_fill(ignored, 0)
+            certain = logits.new_full((logits.shape[1], 1, 1, 1), -CERTAIN, dtype=torch.float32)
+            if self.regions is None:
+                certain[0] = CERTAIN
+            visible = torch.where(ignored[:, None], certain, logits.float())
+            return self.loss(visible, self._shape_labels(labels, logits.shape[1]))
+
+    def _shape_labels(self, labels: Tensor, classes: int) -> Tensor:
+        if self.takes_classes:
+            return labels
+        if self.regions is None:
+            return F.one_hot(labels, classes).movedim(-1, 1).float()
+        parts = [sum(labels == label for label in part) for part in self.regions]
+        return torch.stack([torch.as_tensor(part) for part in parts], dim=1).float()
+
+
+def check_loss(loss: nn.Module, outputs: int) -> None:
+    """Refuse a loss that does not give a scalar with a gradient for a small patch."""
+    named = loss
+    while isinstance(named, AdaptedLoss | PartialLabels):
+        named = named.loss
+    logits = torch.zeros(2, outputs, 16, 16, 16, requires_grad=True)
+    labels = (torch.arange(16) % 2).expand(2, 16, 16, 16)
+    try:
+        loss(logits, labels).backward()
+    except UsageError:
+        raise
+    except Exception as error:  # it is any class
+        raise UsageError(
+            f"loss: {type(named).__name__} cannot train a segmentation: with logits of "
+            f"{list(logits.shape)} and labels it fails: {summarize_error(error)}"
+        ) from error

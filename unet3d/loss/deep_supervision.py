@@ -11,20 +11,27 @@ def average_levels(
 ) -> Tensor:
     """Return the weighted mean of a loss over the levels of deep supervision, finest first.
 
-    Each level has half the weight of the one before and sees the labels at its own resolution. A
-    tensor (B, L, K, D, H, W), as of MONAI's DynUNet, holds levels at the same resolution.
+    Each level has half the weight of the one before and sees the labels at its own resolution.
     """
-    if isinstance(logits, Tensor) and logits.dim() == labels.dim() + 2:
-        logits = logits.unbind(1)
-    if isinstance(logits, Tensor):
-        return compute(logits, resize_labels(labels, logits.shape[2:]))
-    outputs = list(logits)
-    weights = [2.0**-i for i in range(len(outputs))]
+    levels = split_levels(logits, labels)
+    if isinstance(levels, Tensor):
+        return compute(levels, resize_labels(labels, levels.shape[2:]))
+    weights = [2.0**-i for i in range(len(levels))]
     losses = [
         w * compute(y, resize_labels(labels, y.shape[2:]))
-        for w, y in zip(weights, outputs, strict=True)
+        for w, y in zip(weights, levels, strict=True)
     ]
     return torch.stack(losses).sum() / sum(weights)
+
+
+def split_levels(logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor | Sequence[Tensor]:
+    """Return the levels of logits, or logits of one resolution as they are.
+
+    MONAI's DynUNet has a tensor (B, L, K, D, H, W) of levels at the same resolution.
+    """
+    if isinstance(logits, Tensor) and logits.dim() == labels.dim() + 2:
+        return logits.unbind(1)
+    return logits
 
 
 def resize_labels(labels: Tensor, size: Sequence[int]) -> Tensor:

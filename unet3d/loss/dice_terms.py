@@ -15,14 +15,16 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from unet3d.custom_ops import custom_op
+from unet3d.loss.kernels import cuda
 from unet3d.triton_kernels import runs_triton
 from unet3d.types import IGNORE_LABEL
 
 KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-CHUNK_ELEMENTS = 2**20
-"""Logits of one volume that are in float32 at once: 4 MiB for each of a few temporaries."""
+CHUNK_ELEMENTS = 2**18
+"""Logits of one volume that are in float32 at once: 1 MiB for each of a few temporaries."""
+
+SPACE = (2, 3, 4)
 
 TINY = 1e-30
 """Replaces a probability of 0 in front of a power or a logarithm."""
@@ -44,24 +46,31 @@ class ClassSums(NamedTuple):
     counted: Tensor
 
 
+class CrossEntropy(NamedTuple):
+    """How much the cross-entropy of a voxel counts, whose label has probability p."""
+
+    gamma: float = 0.0
+    """(1 - p)^gamma as much: the focal loss."""
+    topk: float | None = None
+    """Only this share of the batch's voxels counts, those with the largest cross-entropy."""
+    smoothing: float = 0.0
+    """So much of a label's probability is spread evenly over all classes, or over a region and its
+    outside; excludes the others."""
+
+
+PLAIN = CrossEntropy()
+
+
 def sum_classes(
     logits: Tensor,
     labels: Tensor,
     table: Tensor | None = None,
     *,
     batch: bool,
-    gamma: float = 0.0,
-    topk: float | None = None,
-    smoothing: float = 0.0,
+    kind: CrossEntropy = PLAIN,
 ) -> ClassSums:
-    """Sum up logits (B, K, D, H, W) by labels (B, D, H, W); backward saves only these two.
-
-    With `gamma` the cross-entropy of a voxel whose label has probability p is that of the focal
-    loss, (1 - p)^gamma as much. With `topk` only this share of the batch's voxels counts, those
-    with the largest cross-entropy. With `smoothing` this much of a label's probability is spread
-    evenly over all classes, or over a region and its outside; it excludes `gamma` and `topk`.
-    """
-    parts = _SumClasses.apply(logits, labels, table, gamma, topk, smoothing)
+    """Sum up logits (B, K, D, H, W) by labels (B, D, H, W); backward saves only these two."""
+    parts = _SumClasses.apply(logits, labels, table, kind)
     if batch:
         parts = [part.sum(1, keepdim=True) for part in parts]
     return ClassSums(*parts[0].unbind(), *parts[1].unbind())
@@ -70,19 +79,13 @@ def sum_classes(
 class _SumClasses(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        logits: Tensor,
-        labels: Tensor,
-        table: Tensor | None,
-        gamma: float,
-        topk: float | None,
-        smoothing: float,
+        ctx: Any, logits: Tensor, labels: Tensor, table: Tensor | None, kind: CrossEntropy
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(logits.device.type, enabled=False):
-            threshold = None if topk is None else find_threshold(logits, labels, topk)
+            threshold = None if kind.topk is None else find_threshold(logits, labels, kind.topk)
             ctx.save_for_backward(logits, labels, table, threshold)
-            ctx.gamma, ctx.smoothing = gamma, smoothing
-            sums = sum_terms(logits, labels, table, gamma, smoothing, threshold)
+            ctx.kind = kind
+            sums = sum_terms(logits, labels, table, kind, threshold)
             differentiable, counts = sums[:3], sums[3:]
             ctx.mark_non_differentiable(counts)
             ctx.set_materialize_grads(False)
@@ -93,10 +96,8 @@ class _SumClasses(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         logits, labels, table, threshold = ctx.saved_tensors
         with torch.autocast(logits.device.type, enabled=False):
-            gradient = compute_gradient(
-                logits, labels, table, grad, ctx.gamma, ctx.smoothing, threshold
-            )
-            return gradient, None, None, None, None, None
+            gradient = compute_gradient(logits, labels, table, grad, ctx.kind, threshold)
+            return gradient, None, None, None
 
 
 def make_region_table(regions: Iterable[int | Sequence[int]]) -> Tensor:
@@ -120,9 +121,9 @@ def find_threshold(logits: Tensor, labels: Tensor, share: float) -> Tensor:
     """
     entropy = upcast(logits.new_zeros(())).new_full(labels.shape, -1.0)
     for rows in iter_chunks(logits):
-        y = labels[:, rows]
-        log_q = _get_log_q(F.log_softmax(upcast(logits[:, :, rows]), dim=1), y)
-        entropy[:, rows] = torch.where(y == IGNORE_LABEL, -1.0, -log_q)
+        x, is_class, valid = _get_chunk(logits, labels, None, rows)
+        log_q = _get_log_q(F.log_softmax(x, dim=1), is_class)
+        entropy[:, rows] = torch.where(valid, -log_q, -1.0)[:, 0]
     count = max(1, round(share * entropy.numel()))
     value = entropy.flatten().topk(count, sorted=False).values.amin()
     ties = (count - (entropy > value).sum()) / (entropy == value).sum()
@@ -133,50 +134,36 @@ def sum_terms(
     logits: Tensor,
     labels: Tensor,
     table: Tensor | None,
-    gamma: float = 0.0,
-    smoothing: float = 0.0,
+    kind: CrossEntropy,
     threshold: Tensor | None = None,
 ) -> Tensor:
     """Return the sums of ClassSums as (5, B, K)."""
     if threshold is None and _has_kernels(logits):
-        return sum_terms_cuda(logits, labels, table, gamma, smoothing)
-    b, k = logits.shape[:2]
-    sums = upcast(logits.new_zeros(())).new_zeros(5, b, k)
-    overlap, predicted, entropy, reference, counted = sums
+        return cuda.sum_terms(logits, labels, table, kind.gamma, kind.smoothing)
+    sums = upcast(logits.new_zeros(())).new_zeros(5, *logits.shape[:2])
     for rows in iter_chunks(logits):
-        y = labels[:, rows]
-        valid = y != IGNORE_LABEL
-        log_p = None if table is not None else F.log_softmax(upcast(logits[:, :, rows]), dim=1)
-        weight = None if log_p is None else _weigh(_get_log_q(log_p, y), gamma, threshold)
-        for c in range(k):
-            if log_p is not None:
-                is_class, log_c = y == c, log_p[:, c]
-                cross = -log_c if weight is None else -log_c * weight
-                part = is_class if weight is None or threshold is None else is_class * weight
-                if smoothing:
-                    cross = torch.where(
-                        valid, -log_c * _smooth(is_class, smoothing, k, log_c.dtype), 0
-                    )
-                    entropy[:, c] += cross.flatten(1).sum(1)
-                else:
-                    entropy[:, c] += torch.where(is_class, cross, 0).flatten(1).sum(1)
-                counted[:, c] += part.flatten(1).sum(1)
-                p = log_c.exp()
-            else:
-                assert table is not None
-                x, is_class = upcast(logits[:, c, rows]), table[c][y.long()]
-                p = x.sigmoid()
-                cross = F.softplus(torch.where(is_class, -x, x))
-                if smoothing:
-                    cross = F.softplus(x) - x * _smooth(is_class, smoothing, 2, x.dtype)
-                if gamma:
-                    cross = cross * (-torch.expm1(-cross)) ** gamma
-                entropy[:, c] += torch.where(valid, cross, 0).flatten(1).sum(1)
-                counted[:, c] += valid.flatten(1).sum(1)
-            reference[:, c] += is_class.flatten(1).sum(1)
-            overlap[:, c] += torch.where(is_class, p, 0).flatten(1).sum(1)
-            predicted[:, c] += torch.where(valid, p, 0).flatten(1).sum(1)
-        del log_p, p, cross, weight
+        x, is_class, valid = _get_chunk(logits, labels, table, rows)
+        counted = is_class
+        if table is None:
+            log_p = F.log_softmax(x, dim=1)
+            p = log_p.exp()
+            cross = torch.where(is_class, -log_p, 0)
+            if kind.smoothing:
+                target = _smooth(is_class, kind.smoothing, logits.shape[1], p.dtype)
+                cross = torch.where(valid, -log_p * target, 0)
+            if kind.gamma or threshold is not None:
+                weight = _weigh(-cross.sum(1, keepdim=True), kind.gamma, threshold)
+                cross = cross * weight
+                counted = is_class * weight if threshold is not None else is_class
+        else:
+            p, away = x.sigmoid(), torch.where(is_class, -x, x)
+            cross = F.softplus(away) - kind.smoothing / 2 * away
+            if kind.gamma:
+                cross = cross * _weigh(-cross, kind.gamma, None)
+            cross, counted = torch.where(valid, cross, 0), valid
+        overlap, predicted = torch.where(is_class, p, 0), torch.where(valid, p, 0)
+        for total, term in zip(sums, (overlap, predicted, cross, is_class, counted), strict=True):
+            total += term.sum(SPACE, dtype=total.dtype)
     return sums
 
 
@@ -185,91 +172,38 @@ def compute_gradient(
     labels: Tensor,
     table: Tensor | None,
     grad: Tensor,
-    gamma: float = 0.0,
-    smoothing: float = 0.0,
+    kind: CrossEntropy,
     threshold: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of the logits, given that of the first three sums, (3, B, K)."""
     if threshold is None and _has_kernels(logits):
-        return compute_gradient_cuda(logits, labels, table, grad, gamma, smoothing)
-    k, result = logits.shape[1], torch.empty_like(logits)
-    by_overlap, by_predicted, by_entropy = grad
+        return cuda.compute_gradient(logits, labels, table, grad, kind.gamma, kind.smoothing)
+    result = torch.empty_like(logits)
+    by_overlap, by_predicted, by_entropy = grad[..., None, None, None]
     for rows in iter_chunks(logits):
-        y = labels[:, rows]
-        valid = y != IGNORE_LABEL
-        x = upcast(logits[:, :, rows])
-        inner: Tensor | float = 0.0
-        ce_scale = torch.zeros_like(x[:, 0])
-        if table is None:
-            log_p = F.log_softmax(x, dim=1)
+        x, is_class, valid = _get_chunk(logits, labels, table, rows)
+        slope = torch.where(is_class, by_predicted + by_overlap, by_predicted)
+        log_p = F.log_softmax(x, dim=1) if table is None else None
+        if log_p is not None:
             p = log_p.exp()
-            for c in range(k):
-                inner = inner + p[:, c] * _slope(y == c, c, by_overlap, by_predicted)
-                by_class = by_entropy[:, c, None, None, None]
-                if smoothing:
-                    ce_scale += by_class * _smooth(y == c, smoothing, k, p.dtype)
-                else:
-                    ce_scale = torch.where(y == c, by_class, ce_scale)
-            if gamma or threshold is not None:
-                ce_scale *= _weigh_slope(_get_log_q(log_p, y), gamma, threshold)
-            del log_p
+            mean_slope = (p * slope).sum(1, keepdim=True)
+            pull = by_entropy * _smooth(is_class, kind.smoothing, logits.shape[1], p.dtype)
+            scale = pull.sum(1, keepdim=True)
         else:
             p = x.sigmoid()
-        for c in range(k):
-            is_class = y == c if table is None else table[c][y.long()]
-            p_c, slope = p[:, c], _slope(is_class, c, by_overlap, by_predicted)
-            if table is not None:
-                inner = slope * p_c
-                ce_scale = by_entropy[:, c, None, None, None].expand_as(p_c)
-                if gamma:
-                    log_q = F.logsigmoid(torch.where(is_class, x[:, c], -x[:, c]))
-                    ce_scale = ce_scale * _weigh_slope(log_q, gamma, None)
-            if smoothing and table is None:
-                by_class = by_entropy[:, c, None, None, None]
-                target = _smooth(is_class, smoothing, k, p.dtype)
-                entropy = p_c * ce_scale - by_class * target
+            mean_slope = p * slope
+            pull = by_entropy * _smooth(is_class, kind.smoothing, 2, p.dtype)
+            scale = by_entropy
+        if kind.gamma or threshold is not None:
+            if log_p is not None:
+                log_q = _get_log_q(log_p, is_class)
             else:
-                target = _smooth(is_class, smoothing, 2, p.dtype)
-                entropy = (p_c - target) * ce_scale
-            g = p_c * (slope - inner) + entropy
-            result[:, c, rows] = torch.where(valid, g, 0)
-        del x, p, p_c, g, inner, slope, ce_scale, entropy
+                log_q = -F.softplus(torch.where(is_class, -x, x))
+            steepness = _weigh_slope(log_q, kind.gamma, threshold)
+            pull, scale = pull * steepness, scale * steepness
+        g = p * (slope - mean_slope) + (p * scale - pull)
+        result[:, :, rows] = torch.where(valid, g, 0)
     return result
-
-
-@custom_op("unet3d::dice_ce_sums")
-def sum_terms_cuda(
-    logits: Tensor, labels: Tensor, table: Tensor | None, gamma: float, smoothing: float
-) -> Tensor:
-    """Run sum_terms in one kernel."""
-    from unet3d.loss.kernels import cuda
-
-    return cuda.sum_terms(logits, labels, table, gamma, smoothing)
-
-
-@sum_terms_cuda.register_fake
-def _(logits: Tensor, *others: object) -> Tensor:
-    return logits.new_empty(5, *logits.shape[:2], dtype=torch.float32)
-
-
-@custom_op("unet3d::dice_ce_gradient")
-def compute_gradient_cuda(
-    logits: Tensor,
-    labels: Tensor,
-    table: Tensor | None,
-    grad: Tensor,
-    gamma: float,
-    smoothing: float,
-) -> Tensor:
-    """Run compute_gradient in one kernel."""
-    from unet3d.loss.kernels import cuda
-
-    return cuda.compute_gradient(logits, labels, table, grad, gamma, smoothing)
-
-
-@compute_gradient_cuda.register_fake
-def _(logits: Tensor, *others: object) -> Tensor:
-    return torch.empty_like(logits)
 
 
 def _has_kernels(logits: Tensor) -> bool:
@@ -284,26 +218,36 @@ def iter_chunks(logits: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-def _get_log_q(log_p: Tensor, labels: Tensor) -> Tensor:
-    """Return the logarithm of the label's probability (B, D, H, W); any where it is ignored."""
-    index = labels.clamp(max=log_p.shape[1] - 1).long()[:, None]
-    return log_p.gather(1, index)[:, 0]
+def _get_chunk(
+    logits: Tensor, labels: Tensor, table: Tensor | None, rows: slice
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits and whether a class is the label (B, K, ...), and which voxels count."""
+    x, y = upcast(logits[:, :, rows]), labels[:, rows]
+    if table is None:
+        classes = torch.arange(x.shape[1], dtype=y.dtype, device=y.device)
+        is_class = y[:, None] == classes[:, None, None, None]
+    else:
+        is_class = table[:, y.long()].movedim(0, 1)
+    return x, is_class, (y != IGNORE_LABEL)[:, None]
 
 
-def _weigh(log_q: Tensor, gamma: float, threshold: Tensor | None) -> Tensor | None:
-    """Return how much each voxel's cross-entropy counts; None: all the same."""
-    if threshold is not None:
-        lowest, ties = threshold
-        return torch.where(-log_q == lowest, ties, (-log_q > lowest).to(log_q.dtype))
-    return (-torch.expm1(log_q)) ** gamma if gamma else None
+def _get_log_q(log_p: Tensor, is_class: Tensor) -> Tensor:
+    """Return the logarithm of the label's probability (B, 1, ...); 0 where it is ignored."""
+    return torch.where(is_class, log_p, 0).sum(1, keepdim=True)
+
+
+def _weigh(log_q: Tensor, gamma: float, threshold: Tensor | None) -> Tensor:
+    """Return how much the cross-entropy of voxels counts."""
+    if threshold is None:
+        return (-torch.expm1(log_q)) ** gamma
+    lowest, ties = threshold
+    return torch.where(-log_q == lowest, ties, (-log_q > lowest).to(log_q.dtype))
 
 
 def _weigh_slope(log_q: Tensor, gamma: float, threshold: Tensor | None) -> Tensor:
-    """Return how much steeper each voxel's term is than its cross-entropy."""
+    """Return how much steeper the terms of voxels are than their cross-entropy."""
     if threshold is not None:
-        weight = _weigh(log_q, gamma, threshold)
-        assert weight is not None
-        return weight
+        return _weigh(log_q, gamma, threshold)
     q, rest = log_q.exp(), (-torch.expm1(log_q)).clamp(min=TINY)
     return rest ** (gamma - 1) * (rest - gamma * q * log_q)
 
@@ -312,9 +256,3 @@ def _smooth(is_class: Tensor, smoothing: float, classes: int, dtype: torch.dtype
     """Return the probability of a class that its label stands for."""
     truth = is_class.to(dtype)
     return truth * (1 - smoothing) + smoothing / classes if smoothing else truth
-
-
-def _slope(is_class: Tensor, c: int, by_overlap: Tensor, by_predicted: Tensor) -> Tensor:
-    """Return the derivative by the probability of class c, at every voxel of a chunk."""
-    outside = by_predicted[:, c, None, None, None]
-    return torch.where(is_class, outside + by_overlap[:, c, None, None, None], outside)

@@ -8,10 +8,17 @@ from torch import Tensor, nn
 
 from unet3d.errors import UsageError
 from unet3d.loss.deep_supervision import average_levels
-from unet3d.loss.dice_terms import ClassSums
-from unet3d.loss.voxel_loss import Kind, VoxelLoss
+from unet3d.loss.dice_terms import (
+    PLAIN,
+    TINY,
+    ClassSums,
+    CrossEntropy,
+    make_region_table,
+    sum_classes,
+)
 
 Regions = Mapping[str, int | Sequence[int]]
+VoxelLoss = Literal["ce", "focal", "topk"]
 Weighting = Literal["square", "simple", "uniform"]
 EXPONENTS = {"square": 2, "simple": 1, "uniform": 0}
 
@@ -20,30 +27,74 @@ class OverlapLoss(nn.Module):
     """The error of a formula over class sums + `ce` * mean cross-entropy.
 
     Voxels labeled IGNORE_LABEL count in neither. With `batch` a class has one sum over the batch,
-    otherwise one per volume. VoxelLoss explains class weights, regions and other options. With deep
-    supervision, logits are a list, finest first: each has half the weight of the one before and
-    sees the labels at its own resolution.
+    otherwise one per volume. In the cross-entropy a voxel counts as much as the weight of its
+    class, as in torch.nn.CrossEntropyLoss. Overlapping `regions` (name -> labels) have binary
+    cross-entropy, and one weight each. With deep supervision, logits are a list, finest first: each
+    has half the weight of the one before and sees the labels at its own resolution.
     """
 
-    def __init__(self, voxel_loss: VoxelLoss, *, ce: float, smooth: float, batch: bool):
+    def __init__(
+        self,
+        *,
+        ce: float,
+        smooth: float,
+        batch: bool,
+        class_weights: Sequence[float] | None,
+        regions: Regions | None,
+        kind: CrossEntropy = PLAIN,
+    ):
         super().__init__()
-        self.voxel_loss, self.ce, self.smooth, self.batch = voxel_loss, ce, smooth, batch
+        if ce < 0 or smooth <= 0:
+            raise UsageError(f"loss needs loss.ce >= 0 and loss.smooth > 0, got {ce} and {smooth}")
+        if class_weights is not None and (min(class_weights) < 0 or not any(class_weights)):
+            raise UsageError(
+                f"loss.class_weights is a list of numbers >= 0, not all 0, got {class_weights}"
+            )
+        self.ce, self.smooth, self.batch, self.kind = ce, smooth, batch, kind
+        weights = None if class_weights is None else torch.tensor(class_weights)
+        table = None if regions is None else make_region_table(regions.values())
+        self.register_buffer("class_weights", weights, persistent=False)
+        self.register_buffer("region_table", table, persistent=False)
+        self.class_weights: Tensor | None
+        self.region_table: Tensor | None
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), labels (B, D, H, W) of any integer type -> scalar."""
-        return average_levels(self._compute_one, logits, labels)
+        return average_levels(self.compute_level, logits, labels)
 
-    def _compute_one(self, logits: Tensor, labels: Tensor) -> Tensor:
-        sums, entropy = self.voxel_loss(logits, labels, batch=self.batch)
-        return self.compute_error(sums) + self.ce * entropy
+    def compute_level(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of one level of deep supervision."""
+        weights, outputs = self.class_weights, logits.shape[1]
+        if weights is not None and len(weights) != outputs:
+            raise UsageError(
+                f"loss.class_weights has {len(weights)} weights, the network {outputs} outputs: "
+                "give one weight per class, background first, or per region"
+            )
+        sums = sum_classes(logits, labels, self.region_table, batch=self.batch, kind=self.kind)
+        entropy, counted = sums.entropy, sums.counted
+        if weights is not None:
+            entropy, counted = entropy * weights, counted * weights
+        mean = entropy.sum() / counted.sum().clamp(min=TINY)
+        return self.compute_error(sums) + self.ce * mean
 
     def compute_error(self, sums: ClassSums) -> Tensor:
         """Return the formula's value."""
         raise NotImplementedError
 
+    def select_foreground(self, sums: ClassSums) -> list[Tensor]:
+        """Return overlap, predicted and reference without the background, which regions lack."""
+        first = 1 if self.region_table is None else 0
+        return [part[:, first:] for part in (sums.overlap, sums.predicted, sums.reference)]
+
 
 class DiceCE(OverlapLoss):
-    """`dice` * (1 - mean soft Dice of the foreground) + `ce` * mean cross-entropy."""
+    """`dice` * (1 - mean soft Dice of the foreground) + `ce` * mean cross-entropy.
+
+    `voxel_loss` replaces the cross-entropy. The focal loss weights a voxel whose label has
+    probability p by (1 - p)^gamma. Top-k averages over a share of the voxels, those with the
+    largest cross-entropy. `label_smoothing` spreads that much of each label's probability over all
+    classes.
+    """
 
     def __init__(
         self,
@@ -52,31 +103,44 @@ class DiceCE(OverlapLoss):
         ce: float = 1.0,
         smooth: float = 1e-5,
         batch_dice: bool = True,
-        voxel_loss: Kind = "ce",
+        voxel_loss: VoxelLoss = "ce",
         gamma: float = 2.0,
         topk: float = 0.1,
         label_smoothing: float = 0.0,
         class_weights: Sequence[float] | None = None,
         regions: Regions | None = None,
     ):
-        if min(dice, ce) < 0 or dice + ce == 0 or smooth <= 0:
+        if dice < 0 or dice + ce == 0:
+            raise UsageError(f"loss needs loss.dice >= 0, or loss.ce > 0, got {dice} and {ce}")
+        if voxel_loss not in get_args(VoxelLoss):
+            raise UsageError(f"loss.voxel_loss is ce, focal or topk, got {voxel_loss}")
+        if voxel_loss == "focal" and gamma < 1:
+            raise UsageError(f"loss.gamma is at least 1, got {gamma}")
+        if voxel_loss == "topk" and not 0 < topk <= 1:
+            raise UsageError(f"loss.topk is a share of the voxels, 0 < topk <= 1, got {topk}")
+        if voxel_loss == "topk" and regions is not None:
+            raise UsageError("loss.voxel_loss=topk takes one class per voxel, not data.regions")
+        if not 0 <= label_smoothing < 1 or (label_smoothing and voxel_loss != "ce"):
             raise UsageError(
-                "loss needs loss.dice >= 0, loss.ce >= 0, not both 0, and loss.smooth > 0, "
-                f"got {dice}, {ce} and {smooth}"
+                "loss.label_smoothing is a probability, 0 <= label_smoothing < 1, and goes with "
+                f"loss.voxel_loss=ce; got {label_smoothing} with {voxel_loss}"
             )
-        entropy = VoxelLoss(
-            kind=voxel_loss,
-            gamma=gamma,
-            topk=topk,
-            label_smoothing=label_smoothing,
+        super().__init__(
+            ce=ce,
+            smooth=smooth,
+            batch=batch_dice,
             class_weights=class_weights,
             regions=regions,
+            kind=CrossEntropy(
+                gamma=gamma if voxel_loss == "focal" else 0.0,
+                topk=topk if voxel_loss == "topk" else None,
+                smoothing=label_smoothing,
+            ),
         )
-        super().__init__(entropy, ce=ce, smooth=smooth, batch=batch_dice)
         self.dice = dice
 
     def compute_error(self, sums: ClassSums) -> Tensor:
-        overlap, predicted, reference = self.voxel_loss.select_foreground(sums)
+        overlap, predicted, reference = self.select_foreground(sums)
         scores = (2 * overlap + self.smooth) / (predicted + reference + self.smooth)
         return self.dice * (1 - scores.mean())
 
@@ -100,21 +164,22 @@ class Tversky(OverlapLoss):
         class_weights: Sequence[float] | None = None,
         regions: Regions | None = None,
     ):
-        if min(alpha, beta, ce) < 0 or alpha + beta == 0 or min(smooth, gamma) <= 0:
+        if min(alpha, beta) < 0 or alpha + beta == 0 or gamma <= 0:
             raise UsageError(
-                "loss needs loss.alpha >= 0, loss.beta >= 0, not both 0, loss.ce >= 0, "
-                f"loss.gamma > 0 and loss.smooth > 0, got {alpha}, {beta}, {ce}, {gamma}, {smooth}"
+                "loss needs loss.alpha >= 0, loss.beta >= 0, not both 0, and loss.gamma > 0, "
+                f"got {alpha}, {beta} and {gamma}"
             )
-        entropy = VoxelLoss(class_weights=class_weights, regions=regions)
-        super().__init__(entropy, ce=ce, smooth=smooth, batch=batch)
-        self.alpha, self.beta, self.gamma = alpha, beta, gamma
+        super().__init__(
+            ce=ce, smooth=smooth, batch=batch, class_weights=class_weights, regions=regions
+        )
+        self.alpha, self.beta, self.exponent = alpha, beta, 1 / gamma
 
     def compute_error(self, sums: ClassSums) -> Tensor:
-        overlap, predicted, reference = self.voxel_loss.select_foreground(sums)
+        overlap, predicted, reference = self.select_foreground(sums)
         false = self.alpha * (predicted - overlap) + self.beta * (reference - overlap)
         errors = 1 - (overlap + self.smooth) / (overlap + false + self.smooth)
-        if self.gamma != 1:  # the root of 0 has no derivative, that of a rounding error no value
-            errors = errors.clamp(min=self.smooth) ** (1 / self.gamma)
+        if self.exponent != 1:  # the root of 0 has no derivative, that of a rounding error no value
+            errors = errors.clamp(min=self.smooth) ** self.exponent
         return errors.mean()
 
 
@@ -138,10 +203,9 @@ class GeneralizedDice(OverlapLoss):
     ):
         if weighting not in get_args(Weighting):
             raise UsageError(f"loss.weighting is square, simple or uniform, got {weighting}")
-        if ce < 0 or smooth <= 0:
-            raise UsageError(f"loss needs loss.ce >= 0 and loss.smooth > 0, got {ce} and {smooth}")
-        entropy = VoxelLoss(class_weights=class_weights, regions=regions)
-        super().__init__(entropy, ce=ce, smooth=smooth, batch=batch)
+        super().__init__(
+            ce=ce, smooth=smooth, batch=batch, class_weights=class_weights, regions=regions
+        )
         self.exponent = EXPONENTS[weighting]
 
     def compute_error(self, sums: ClassSums) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from unet3d.loss.deep_supervision import resize_labels
+from unet3d.loss.deep_supervision import resize_labels, split_levels
 from unet3d.loss.dice_terms import iter_chunks, upcast
 from unet3d.types import IGNORE_LABEL
 
@@ -37,13 +37,11 @@ class PartialLabels(nn.Module):
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
-        if isinstance(logits, Tensor) and logits.dim() == labels.dim() + 2:
-            logits = logits.unbind(1)
-        merged: Tensor | list[Tensor]
-        if isinstance(logits, Tensor):
-            merged = self._merge(logits, labels)
+        levels = split_levels(logits, labels)
+        if isinstance(levels, Tensor):
+            merged = self._merge(levels, labels)
         else:
-            merged = [self._merge(level, labels) for level in logits]
+            merged = [self._merge(level, labels) for level in levels]
         is_unknown = (labels >= self.first) & (labels != IGNORE_LABEL)
         return self.loss(merged, labels.masked_fill(is_unknown, 0))
 

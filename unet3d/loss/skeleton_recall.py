@@ -1,20 +1,19 @@
 """Compute soft Dice + cross-entropy + skeleton recall, for thin structures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unet3d.errors import UsageError
-from unet3d.loss.deep_supervision import average_levels
 from unet3d.loss.dice_terms import sum_classes
-from unet3d.loss.overlap import DiceCE
+from unet3d.loss.overlap import DiceCE, Regions
 from unet3d.types import IGNORE_LABEL
 
 SPACE = (-3, -2, -1)
 
 
-class SkeletonRecall(nn.Module):
+class SkeletonRecall(DiceCE):
     """DiceCE + `recall` * (1 - mean recall of the foreground along the skeleton of the labels).
 
     The skeleton of all that is not background is dilated to a tube; recall is the mean probability
@@ -33,16 +32,14 @@ class SkeletonRecall(nn.Module):
         smooth: float = 1e-5,
         batch_dice: bool = True,
         class_weights: Sequence[float] | None = None,
-        regions: Mapping[str, int | Sequence[int]] | None = None,
+        regions: Regions | None = None,
     ):
-        super().__init__()
         if recall <= 0 or iterations < 1 or dilations < 0:
             raise UsageError(
                 "loss needs loss.recall > 0, loss.iterations >= 1 and loss.dilations >= 0, "
                 f"got {recall}, {iterations} and {dilations}"
             )
-        self.recall, self.iterations, self.dilations = recall, iterations, dilations
-        self.dice_ce = DiceCE(
+        super().__init__(
             dice=dice,
             ce=ce,
             smooth=smooth,
@@ -50,18 +47,13 @@ class SkeletonRecall(nn.Module):
             class_weights=class_weights,
             regions=regions,
         )
+        self.recall, self.iterations, self.dilations = recall, iterations, dilations
 
-    def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
-        """Logits (B, K, D, H, W), labels (B, D, H, W) of any integer type -> scalar."""
-        return average_levels(self._compute_one, logits, labels)
-
-    def _compute_one(self, logits: Tensor, labels: Tensor) -> Tensor:
-        options = self.dice_ce
-        table, batch = options.voxel_loss.region_table, options.batch
-        sums = sum_classes(logits, self.keep_tube(labels), table, batch=batch)
-        overlap, _, reference = options.voxel_loss.select_foreground(sums)
-        recall = (overlap + options.smooth) / (reference + options.smooth)
-        return self.dice_ce(logits, labels) + self.recall * (1 - recall.mean())
+    def compute_level(self, logits: Tensor, labels: Tensor) -> Tensor:
+        sums = sum_classes(logits, self.keep_tube(labels), self.region_table, batch=self.batch)
+        overlap, _, reference = self.select_foreground(sums)
+        recall = (overlap + self.smooth) / (reference + self.smooth)
+        return super().compute_level(logits, labels) + self.recall * (1 - recall.mean())
 
     @torch.no_grad()
     def keep_tube(self, labels: Tensor) -> Tensor:

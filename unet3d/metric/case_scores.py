@@ -1,35 +1,25 @@
 """Scores of validation cases beside Dice: HD95, and those of the metrics of the config."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
-from unet3d.metric.scores import ClassMetric, call_metrics, iter_masks, mask_ignored, score_case
+from unet3d.metric.scores import (
+    ClassMetric,
+    LogitMetric,
+    call_metrics,
+    iter_masks,
+    mask_ignored,
+    score_case,
+)
 from unet3d.types import IGNORE_LABEL
-
-if TYPE_CHECKING:  # torch takes a second, which an evaluation of files does not need
-    from torch import Tensor
 
 MAX_POINTS = 1_000_000
 """Surface voxels of a class, above which it is not scored.
 
 The noise that an untrained network predicts has more: a meaningless number would take minutes.
 """
-
-
-@runtime_checkable
-class LogitMetric(Protocol):
-    """Scores the logits of a case, part by part; validation calls it."""
-
-    def start(self) -> None:
-        """Begin a case."""
-
-    def update(self, logits: "Tensor", labels: "Tensor") -> None:
-        """Add logits (K, ...) and labels (...) of a part; labels of K and more are unknown."""
-
-    def finish(self) -> Mapping[str, float]:
-        """Return the scores of the case."""
 
 
 class CaseScores:
@@ -49,21 +39,19 @@ class CaseScores:
     def reset(self) -> None:
         self.cases: list[dict[str, float]] = []
 
-    def begin(
-        self, labels: "Tensor"
-    ) -> "Callable[[Sequence[tuple[int, int]], Tensor], None] | None":
+    def begin(self, labels: Tensor) -> Callable[[Sequence[tuple[int, int]], Tensor], None] | None:
         """Begin a case with labels (D, H, W); return what takes boxes and logits of its parts."""
         for metric in self.logit_metrics:
             metric.start()
 
-        def update(box: Sequence[tuple[int, int]], logits: "Tensor") -> None:
+        def update(box: Sequence[tuple[int, int]], logits: Tensor) -> None:
             part = labels[tuple(slice(*span) for span in box)]
             for metric in self.logit_metrics:
                 metric.update(logits, part)
 
         return update if self.logit_metrics else None
 
-    def end(self, case: str, prediction: "Tensor", labels: "Tensor") -> None:
+    def end(self, case: str, prediction: Tensor, labels: Tensor) -> None:
         """Add a case with its predicted and reference labels (D, H, W)."""
         scores = {k: v for metric in self.logit_metrics for k, v in metric.finish().items()}
         if self.class_metrics:
@@ -98,7 +86,7 @@ class ValidationHD95:
     def reset(self) -> None:
         self.distances_mm: list[list[float]] = []  # (volumes, classes)
 
-    def update(self, cases: Sequence[str], prediction: "Tensor", labels: "Tensor") -> None:
+    def update(self, cases: Sequence[str], prediction: Tensor, labels: Tensor) -> None:
         """Add predicted and reference labels, both (B, D, H, W)."""
         for case, p, t in zip(cases, prediction.cpu().numpy(), labels.cpu().numpy(), strict=True):
             scores = score_case(

@@ -8,9 +8,12 @@ surface, in mm. HD95 and surface Dice equal MONAI's `compute_hausdorff_distance(
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
+
+if TYPE_CHECKING:  # torch takes a second, which an evaluation of files does not need
+    from torch import Tensor
 
 SCORES = {
     "dice": "2 TP / (2 TP + FP + FN), in voxels",
@@ -49,6 +52,20 @@ class ClassMetric(Protocol):
         """Return the scores of two masks (D, H, W), not both empty, in the box of both."""
 
 
+@runtime_checkable
+class LogitMetric(Protocol):
+    """Scores the logits of a case, part by part; validation calls it."""
+
+    def start(self) -> None:
+        """Begin a case."""
+
+    def update(self, logits: "Tensor", labels: "Tensor") -> None:
+        """Add logits (K, ...) and labels (...) of a part; labels of K and more are unknown."""
+
+    def finish(self) -> Mapping[str, float]:
+        """Return the scores of the case."""
+
+
 def score_case(
     prediction: np.ndarray,
     reference: np.ndarray,
@@ -71,23 +88,22 @@ def score_case(
     results = {}
     for name, p, r in iter_masks(prediction, reference, classes):
         in_p, in_r, shared = (int(np.count_nonzero(m)) for m in (p, r, p & r))
-        volumes = {
+        scores = dict.fromkeys(("dice", "iou", "hd95_mm", "surface_dice"), np.nan)
+        if in_p or in_r:
+            scores["dice"] = 2 * shared / (in_p + in_r)
+            scores["iou"] = shared / (in_p + in_r - shared)
+            scores["hd95_mm"], scores["surface_dice"] = diagonal, 0.0
+        if in_p and in_r:
+            mm = tolerance_mm if isinstance(tolerance_mm, float | int) else tolerance_mm[name]
+            scores["hd95_mm"], scores["surface_dice"] = compute_surface_scores(
+                p, r, spacing_mm=spacing_mm, tolerance_mm=mm, max_points=max_points
+            )
+        volumes_ml = {
             "reference_ml": in_r * voxel_ml,
             "prediction_ml": in_p * voxel_ml,
             "difference_ml": (in_p - in_r) * voxel_ml,
         }
-        overlap = {"dice": np.nan, "iou": np.nan}
-        if in_p or in_r:
-            overlap = {"dice": 2 * shared / (in_p + in_r), "iou": shared / (in_p + in_r - shared)}
-        if in_p and in_r:
-            mm = tolerance_mm if isinstance(tolerance_mm, float | int) else tolerance_mm[name]
-            hd95, surface_dice = compute_surface_scores(
-                p, r, spacing_mm=spacing_mm, tolerance_mm=mm, max_points=max_points
-            )
-        else:
-            hd95, surface_dice = (diagonal, 0.0) if in_p or in_r else (np.nan, np.nan)
-        results[name] = overlap | {"hd95_mm": hd95, "surface_dice": surface_dice} | volumes
-        results[name] |= call_metrics(metrics, p, r, spacing_mm)
+        results[name] = scores | volumes_ml | call_metrics(metrics, p, r, spacing_mm)
     return results
 
 

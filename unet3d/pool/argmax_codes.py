@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unet3d.pool.windows import PoolWindows
+from unet3d.pool.windows import PoolWindows, get_memory_format, is_channels_last
 
 
 class IndexCode(IntEnum):
@@ -58,6 +58,19 @@ def choose_code(pool: str, windows: PoolWindows) -> IndexCode:
     )
     largest = max((n for n in map(prod, product(*counts)) if n % 2 == 0), default=0)
     return IndexCode.PAIR if largest * (largest - 1) // 2 <= 256 else IndexCode.TWO
+
+
+def allocate_outputs(x: Tensor, pool: str, windows: PoolWindows) -> tuple[Tensor, Tensor]:
+    """Allocate a pooling layer's output and its codes, which are empty if it has none."""
+    b, c = x.shape[:2]
+    space = windows.output_shape(x.shape)
+    format = get_memory_format(is_channels_last(x))
+    copies = {IndexCode.NONE: 0, IndexCode.TWO: 2}.get(choose_code(pool, windows), 1)
+    y = torch.empty((b, c, *space), dtype=x.dtype, device=x.device, memory_format=format)
+    codes = torch.empty(
+        (b * copies, c, *space), dtype=torch.uint8, device=x.device, memory_format=format
+    )
+    return y, codes
 
 
 def encode(

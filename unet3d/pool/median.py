@@ -6,33 +6,54 @@ elements the one with the lower index comes first, as in a stable sort. Backward
 output (two for large windows, see argmax_codes.py), not the input.
 """
 
+import torch
 from torch import Tensor, nn
 
-from unet3d.pool.layout import to_supported_layout
-from unet3d.pool.reference import median
-from unet3d.pool.selection import define_selection_op, recompute_gradient
+from unet3d.pool.operators import Pool3d
+from unet3d.pool.sorting_network import choose_median_network
 from unet3d.pool.windows import PoolWindows
-from unet3d.types import Size
+
+MAX_COMPARED = 32
+"""Exports sort larger windows: a median network for 32 elements already has 284 operators."""
 
 
-class MedianPool3d(nn.Module):
+class MedianPool3d(Pool3d):
     """Median pooling with the arguments of nn.MaxPool3d."""
 
-    def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
+    pool = "median"
+
+    def to_standard_operators(self) -> nn.Module:
+        return Median(self.windows)
+
+
+class Median(nn.Module):
+    """MedianPool3d by standard operators."""
+
+    def __init__(self, windows: PoolWindows):
         super().__init__()
-        self.windows = PoolWindows.from_args(kernel_size, stride, padding)
+        self.windows = windows
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
-        return median_pool3d(to_supported_layout(x), *self.windows.axes)[0]
-
-    def compute_input_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient of x, given that of the output."""
-        return recompute_gradient(median_pool3d, "median", x, grad, self.windows)
-
-    def extra_repr(self) -> str:
-        """Return what print(model) shows."""
-        return str(self.windows)
+        low, high = compute_middle_values(x, self.windows)
+        return low / 2 + high / 2
 
 
-median_pool3d = define_selection_op("median", median)
+def compute_middle_values(x: Tensor, windows: PoolWindows) -> tuple[Tensor, Tensor]:
+    """Return the lower and upper middle value of each window, by minima and maxima, or sorted."""
+    values = list(windows.views(x, fill=torch.inf))
+    if any(windows.padding) or len(values) > MAX_COMPARED:
+        ordered = torch.stack(values, -1).sort(-1).values  # padding comes last
+        count = torch.stack(windows.valid_masks(x)).sum(0)[..., None]
+        low, high = (
+            ordered.gather(-1, middle.expand(*ordered.shape[:-1], 1))[..., 0]
+            for middle in ((count - 1) // 2, count // 2)
+        )
+        return low, high
+    for first, second, outputs in choose_median_network(len(values), padded=False):
+        a, b = values[first], values[second]
+        if outputs & 1:
+            values[first] = torch.minimum(a, b)
+        if outputs & 2:
+            values[second] = torch.maximum(a, b)
+    return values[(len(values) - 1) // 2], values[len(values) // 2]

@@ -11,15 +11,10 @@ from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
+from unet3d.pool.operators import Pool3d
 from unet3d.types import PoolFactory
 
-POOLINGS: dict[str, type[nn.Module]] = {
-    "max": MaxPool3d,
-    "avg": AvgPool3d,
-    "median": MedianPool3d,
-    "approx_median": ApproxMedianPool3d,
-}
-OUR_POOLINGS = tuple(POOLINGS.values())
+POOLINGS = {p.pool: p for p in (MaxPool3d, AvgPool3d, MedianPool3d, ApproxMedianPool3d)}
 TORCH_POOLINGS = (nn.MaxPool3d, nn.AvgPool3d)
 
 
@@ -53,7 +48,7 @@ def replace_pooling(model: nn.Module, pool: str | PoolFactory | None = None) -> 
         MedianPool3d(kernel_size=(2, 2, 2), stride=(2, 2, 2), padding=(0, 0, 0))
     """
     factory = None if pool is None else get_pooling(pool)
-    if isinstance(model, TORCH_POOLINGS + OUR_POOLINGS):
+    if isinstance(model, (*TORCH_POOLINGS, Pool3d)):
         raise UsageError(
             f"{type(model).__name__} is itself a pooling, which cannot be replaced in place: build "
             "the other one, for example unet3d.MedianPool3d(2)"
@@ -61,7 +56,7 @@ def replace_pooling(model: nn.Module, pool: str | PoolFactory | None = None) -> 
     replacements: dict[nn.Module, nn.Module] = {}  # a layer may be used in several places
     for path, module in list(model.named_modules()):
         for name, child in list(module._modules.items()):
-            if isinstance(child, TORCH_POOLINGS) or (factory and isinstance(child, OUR_POOLINGS)):
+            if isinstance(child, TORCH_POOLINGS) or (factory and isinstance(child, Pool3d)):
                 if child not in replacements:
                     where = f"{path}.{name}".lstrip(".")
                     replacements[child] = _make_replacement(where, child, factory)
@@ -71,9 +66,17 @@ def replace_pooling(model: nn.Module, pool: str | PoolFactory | None = None) -> 
     return len(replacements)
 
 
+def replace_with_standard_operators(network: nn.Module) -> None:
+    """Replace our pooling layers in a network, at any depth, by layers for export."""
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, Pool3d):
+                setattr(module, name, child.to_standard_operators())
+
+
 def _make_replacement(where: str, layer: Any, factory: PoolFactory | None) -> nn.Module:
     """Return the replacement of a layer; refuse one that pools in another way."""
-    if isinstance(layer, OUR_POOLINGS):
+    if isinstance(layer, Pool3d):
         assert factory is not None
         return factory(*layer.windows.axes)
     is_max = isinstance(layer, nn.MaxPool3d)

@@ -1,4 +1,4 @@
-"""Describe pooling windows and view their elements by strides, without unfolding or copying."""
+"""Describe pooling windows, view their elements by strides, and choose memory layouts."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unet3d.errors import UsageError
-from unet3d.types import Size
+from unet3d.types import Size, Triple
 
 
-def to_triple(value: Size, name: str) -> tuple[int, int, int]:
+def to_triple(value: Size, name: str) -> Triple:
     """Expand an int for all axes, or check one int per axis.
 
     >>> to_triple(2, "kernel_size"), to_triple([1, 2, 2], "kernel_size")
@@ -29,9 +29,9 @@ def to_triple(value: Size, name: str) -> tuple[int, int, int]:
 class PoolWindows:
     """Kernel size, stride and padding of a pooling layer per axis (D, H, W)."""
 
-    size: tuple[int, int, int]
-    stride: tuple[int, int, int]
-    padding: tuple[int, int, int]
+    size: Triple
+    stride: Triple
+    padding: Triple
 
     @classmethod
     def from_args(cls, kernel_size: Size, stride: Size | None, padding: Size) -> "PoolWindows":
@@ -50,26 +50,34 @@ class PoolWindows:
             raise UsageError(f"a pooling window may hold at most 256 elements, got {size}")
         return cls(size, steps, pads)
 
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[int]) -> "PoolWindows":
+        """Return the windows of `numbers`, an argument of operators."""
+        size, stride, padding = zip(*[iter(numbers)] * 3, strict=True)
+        return cls(size, stride, padding)
+
     def __str__(self) -> str:
         return f"kernel_size={self.size}, stride={self.stride}, padding={self.padding}"
 
     @property
-    def axes(self) -> tuple[tuple[int, int, int], ...]:
+    def axes(self) -> tuple[Triple, Triple, Triple]:
         """Return (size, stride, padding), each per axis."""
         return self.size, self.stride, self.padding
+
+    @property
+    def numbers(self) -> list[int]:
+        """Return size, stride and padding in one list, for operators."""
+        return [*self.size, *self.stride, *self.padding]
 
     @property
     def elements(self) -> int:
         """Return K, the number of elements in a window."""
         return prod(self.size)
 
-    def output_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
+    def output_shape(self, shape: Sequence[int]) -> Triple:
         """Return (D, H, W) of the output for an input whose `shape` ends in (D, H, W)."""
         space = tuple(shape)[-3:]
-        d, h, w = (
-            (n + 2 * p - k) // s + 1
-            for n, k, s, p in zip(space, self.size, self.stride, self.padding, strict=True)
-        )
+        d, h, w = ((n + 2 * p - k) // s + 1 for n, k, s, p in zip(space, *self.axes, strict=True))
         if min(d, h, w) < 1:
             raise UsageError(
                 f"a pooling window of {self.size} is larger than the feature map {tuple(space)}: "
@@ -87,22 +95,35 @@ class PoolWindows:
             axes = zip(start, self.stride, out, strict=True)
             yield x[(..., *(slice(b, b + s * (n - 1) + 1, s) for b, s, n in axes))]
 
-    def scatter_add(self, shape: Sequence[int], parts: Iterable[Tensor]) -> Tensor:
-        """Add K parts of the output's shape to their elements: the transpose of `views`."""
+    def scatter_add(self, zeros: Tensor, parts: Iterable[Tensor]) -> Tensor:
+        """Add K parts of the output's shape to their elements in an input of zeros.
+
+        It is the transpose of `views`.
+        """
         pd, ph, pw = self.padding
-        *batch, d, h, w = shape
-        padded = torch.empty(0)
-        unpadded = PoolWindows(self.size, self.stride, (0, 0, 0))
-        for i, part in enumerate(parts):
-            if i == 0:
-                padded = part.new_zeros(*batch, d + 2 * pd, h + 2 * ph, w + 2 * pw)
-                views = list(unpadded.views(padded, fill=0))
-            views[i] += part
+        d, h, w = zeros.shape[-3:]
+        padded = F.pad(zeros, (pw, pw, ph, ph, pd, pd))
+        views = PoolWindows(self.size, self.stride, (0, 0, 0)).views(padded, fill=0)
+        for view, part in zip(views, parts, strict=True):
+            view += part
         return padded[..., pd : pd + d, ph : ph + h, pw : pw + w]
 
-    def valid_masks(self, x: Tensor) -> list[Tensor] | None:
-        """Return, for each of the K elements, which windows have it inside; None: all of them."""
-        if not any(self.padding):
-            return None
+    def valid_masks(self, x: Tensor) -> list[Tensor]:
+        """Return, for each of the K elements, in which windows (D', H', W') it is not padding."""
         ones = torch.ones(x.shape[-3:], dtype=torch.bool, device=x.device)
         return list(self.views(ones, fill=False))
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Return whether x is channels-last and not also contiguous."""
+    return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def has_channels_last_strides(x: Tensor) -> bool:
+    """Return whether x is channels-last, or a part of such a tensor, and not also contiguous."""
+    return not x.is_contiguous() and x.shape[1] > 1 and x.stride(1) == 1
+
+
+def get_memory_format(channels_last: bool) -> torch.memory_format:
+    """Return torch's memory format for a layout."""
+    return torch.channels_last_3d if channels_last else torch.contiguous_format

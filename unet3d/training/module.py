@@ -18,7 +18,7 @@ from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.evaluation.options import build_metrics
 from unet3d.files import set_compiler_caches
 from unet3d.inference.sliding_window import SlidingWindow, choose_label_function
-from unet3d.loss.adapter import check_loss
+from unet3d.loss.build import check_loss
 from unet3d.machine import Precision
 from unet3d.memory.step.build import find_heads, group_parameters, make_optimizer_factory
 from unet3d.memory.step.config import list_data_values

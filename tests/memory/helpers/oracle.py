@@ -34,13 +34,8 @@ KERNELS = {
     "aten::repeat": "the indices of the copies",
     "aten::upsample_nearest3d": "the neighbours along each axis",
     "aten::upsample_trilinear3d": "the neighbours along each axis and their weights",
-    "unet3d::max_pool3d": "temporaries of plain PyTorch, used without a C++ compiler",
-    "unet3d::median_pool3d": "see above",
-    "unet3d::avg_pool3d": "see above",
-    "unet3d::avg_pool3d_backward": "see above",
-    "unet3d::approx_median_pool3d": "see above",
-    "unet3d::approx_median_pool3d_backward": "see above",
-    "unet3d::pool_scatter": "see above",
+    "unet3d::pool3d": "temporaries of plain PyTorch, used without a C++ compiler",
+    "unet3d::pool3d_backward": "see above",
 }
 """Operations that use temporary memory while they run, and what for."""
 

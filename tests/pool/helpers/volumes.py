@@ -37,6 +37,8 @@ WINDOWS = {
     "3x3x3 stride 3": (3, None, 0),
     "3x2x2 padding 1,1,0": ((3, 2, 2), 2, (1, 1, 0)),
     "4x4x2 stride 3 padding 2,1,1": ((4, 4, 2), 3, (2, 1, 1)),
+    "4x4x2": ((4, 4, 2), None, 0),
+    "5x5x1 stride 2 padding 2,2,0": ((5, 5, 1), 2, (2, 2, 0)),
     "1x1x1": (1, None, 0),
 }
 

@@ -1,24 +1,22 @@
-"""Launch the Triton kernels; Triton is imported on first use."""
+"""Define the operators that run the Triton kernels; Triton is imported on first use."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unet3d.custom_ops import custom_op
 from unet3d.triton_kernels import launch
 
 TILE = 1024  # elements that a program holds in registers
 PROGRAMS = 512  # approximate number of programs that sum up a batch
 
 
+@custom_op("unet3d::dice_ce_sums")
 def sum_terms(
-    logits: Tensor,
-    labels: Tensor,
-    table: Tensor | None,
-    gamma: float = 0.0,
-    smoothing: float = 0.0,
+    logits: Tensor, labels: Tensor, table: Tensor | None, gamma: float, smoothing: float
 ) -> Tensor:
-    """Run dice_terms.sum_terms."""
+    """Run dice_terms.sum_terms in one kernel."""
     from unet3d.loss.kernels.triton import sum_terms_kernel
 
     logits = _to_supported_layout(logits)
@@ -28,34 +26,43 @@ def sum_terms(
     per_program = max(1, tiles * b // PROGRAMS)
     grid = (-(-tiles // per_program), b)
     parts = logits.new_empty(grid[0], 5, b, k, dtype=torch.float32)
-    arguments = (logits, labels.contiguous(), _to_bytes(logits, table), parts)
-    launch(
-        *(sum_terms_kernel, logits.device, grid, *arguments, *_numbers(logits)),
-        *(per_program, gamma, smoothing),
-        **sizes,
-    )
+    tensors = (logits, labels.contiguous(), _to_bytes(logits, table), parts)
+    numbers = (labels[0].numel(), b, k, per_program, gamma, smoothing)
+    launch(sum_terms_kernel, logits.device, grid, *tensors, *numbers, **sizes)
     return parts.sum(0)
 
 
+@sum_terms.register_fake
+def _(logits: Tensor, *others: object) -> Tensor:
+    return logits.new_empty(5, *logits.shape[:2], dtype=torch.float32)
+
+
+@custom_op("unet3d::dice_ce_gradient")
 def compute_gradient(
     logits: Tensor,
     labels: Tensor,
     table: Tensor | None,
     grad: Tensor,
-    gamma: float = 0.0,
-    smoothing: float = 0.0,
+    gamma: float,
+    smoothing: float,
 ) -> Tensor:
-    """Run dice_terms.compute_gradient."""
+    """Run dice_terms.compute_gradient in one kernel."""
     from unet3d.loss.kernels.triton import gradient_kernel
 
     logits = _to_supported_layout(logits)
+    b, k = logits.shape[:2]
     out = torch.empty_like(logits)
     sizes = _sizes(logits, table, gamma, smoothing)
-    grid = (-(-labels[0].numel() // sizes["BV"]), len(logits))
+    grid = (-(-labels[0].numel() // sizes["BV"]), b)
     tensors = (logits, labels.contiguous(), _to_bytes(logits, table), grad.contiguous(), out)
-    numbers = (*_numbers(logits), gamma, smoothing)
+    numbers = (labels[0].numel(), b, k, gamma, smoothing)
     launch(gradient_kernel, logits.device, grid, *tensors, *numbers, **sizes)
     return out
+
+
+@compute_gradient.register_fake
+def _(logits: Tensor, *others: object) -> Tensor:
+    return torch.empty_like(logits)
 
 
 def _to_supported_layout(logits: Tensor) -> Tensor:
@@ -64,18 +71,17 @@ def _to_supported_layout(logits: Tensor) -> Tensor:
     return logits if is_channels_last else logits.contiguous()
 
 
-def _numbers(logits: Tensor) -> tuple[int, int, int]:
-    """Return V = D * H * W, B and K."""
-    b, k, *space = logits.shape
-    return space[0] * space[1] * space[2], b, k
-
-
 def _sizes(logits: Tensor, table: Tensor | None, gamma: float, smoothing: float) -> dict[str, Any]:
     """Return the voxels and outputs of a tile, and the kinds of outputs, layout and loss."""
     outputs = 1 << (logits.shape[1] - 1).bit_length()
-    kinds = {"REGIONS": table is not None, "LAST": not logits.is_contiguous()}
-    kinds |= {"FOCAL": gamma != 0, "SMOOTH": smoothing != 0}
-    return {"BV": max(1, TILE // outputs), "BK": outputs, **kinds}
+    return {
+        "BV": max(1, TILE // outputs),
+        "BK": outputs,
+        "REGIONS": table is not None,
+        "LAST": not logits.is_contiguous(),
+        "FOCAL": gamma != 0,
+        "SMOOTH": smoothing != 0,
+    }
 
 
 def _to_bytes(logits: Tensor, table: Tensor | None) -> Tensor:

@@ -1,1 +1,21 @@
-"""Pooling kernels for CPUs and GPUs."""
+"""Implementations of the poolings: Triton on CUDA, compiled C++ on CPUs, and plain PyTorch.
+
+`forward` writes outputs and codes; `backward` writes the gradient of the input, and reads what was
+saved: the codes, the input or nothing.
+"""
+
+from types import ModuleType
+
+from torch import Tensor
+
+from unet3d.pool.kernels import cpu, plain
+from unet3d.simulated_cuda import get_device_type
+
+
+def select_kernels(x: Tensor) -> ModuleType:
+    """Return the module for a tensor; Triton is imported on first use."""
+    if get_device_type(x) == "cuda":
+        from unet3d.pool.kernels import cuda
+
+        return cuda if cuda.supports(x) else plain
+    return cpu if cpu.kernels.supports(x) else plain

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from unet3d.errors import UsageError
-from unet3d.loss.adapter import AdaptedLoss, check_loss, choose_arguments
+from unet3d.loss.build import AdaptedLoss, check_loss, choose_arguments
 from unet3d.types import IGNORE_LABEL
 
 REGIONS = {"whole": (1, 2), "core": (2,)}
