@@ -6,7 +6,7 @@ from torch import nn
 
 from unet3d.errors import UsageError
 from unet3d.memory.step.build import build_network
-from unet3d.model.build import count_parameters
+from unet3d.model.weights import count_parameters
 
 
 def get_num_outputs(network):

@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import nn
 
-from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.model.unet import UNet3D
+from unet3d.model.weights import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 
 FRACTIONS = [0.9, 0.08, 0.02]
 

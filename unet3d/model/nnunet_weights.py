@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError
-from unet3d.model.blocks import Strided
-from unet3d.model.residual import ResidualLevel
+from unet3d.model.blocks import ResidualLevel, Strided
 from unet3d.model.unet import UNet3D
 
 NORMS = {"instance": "instancenorm.InstanceNorm3d", "batch": "batchnorm.BatchNorm3d"}

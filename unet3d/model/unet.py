@@ -10,12 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError
-from unet3d.model.blocks import ConvBlock, Strided, build_activation, build_upsampling, pad_to
+from unet3d.model.blocks import (
+    ConvBlock,
+    ResidualLevel,
+    Strided,
+    build_activation,
+    build_upsampling,
+    pad_to,
+)
 from unet3d.model.fused.decoder import run_decoder_block
 from unet3d.model.fused.encoder import PlainEncoder, make_input_map, run_encoder
 from unet3d.model.fused.residual_encoder import ResidualEncoder
 from unet3d.model.fused.support import find_unsupported
-from unet3d.model.residual import ResidualLevel
 from unet3d.pool.replace import get_pooling
 from unet3d.types import PoolFactory, Retention, Size, Triple
 

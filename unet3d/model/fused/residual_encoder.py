@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unet3d.model.blocks import ResidualBlock
 from unet3d.model.fused import tiled_conv
 from unet3d.model.fused.convolution import convolve
 from unet3d.model.fused.encoder import Encoder, InputGradient
@@ -29,7 +30,6 @@ from unet3d.model.fused.layers import GradientSum, Layers, add_parameter_gradien
 from unet3d.model.fused.norms import get_negative_slope
 from unet3d.model.fused.ops import norm_ops
 from unet3d.model.fused.tiled_conv import Sink, add_norm_gradient_sums, backward_norm_act
-from unet3d.model.residual import ResidualBlock
 
 
 class ResidualEncoder(Encoder):

@@ -13,8 +13,15 @@ from typing import Any
 
 from torch import nn
 
-from unet3d.model.blocks import ConvBlock, ConvNormAct, Interpolate, Strided
-from unet3d.model.residual import ResidualBlock, ResidualLevel, StochasticDepth
+from unet3d.model.blocks import (
+    ConvBlock,
+    ConvNormAct,
+    Interpolate,
+    ResidualBlock,
+    ResidualLevel,
+    StochasticDepth,
+    Strided,
+)
 from unet3d.types import Triple
 
 ONE = (1, 1, 1)
