@@ -39,6 +39,10 @@ def _count_groups(channels: int) -> int:
     return next(g for g in range(min(8, channels), 0, -1) if channels % g == 0)
 
 
+MakeLayer = Callable[..., "ConvNormAct"]
+"""Build a layer from its channels and, by name, its stride and what other layers do not have."""
+
+
 def build_activation(name: str, negative_slope: float) -> nn.Module:
     """Build the activation that the config names."""
     return lookup(ACTIVATIONS, name, "activation")(negative_slope)
@@ -76,27 +80,16 @@ class ConvNormAct(nn.Sequential):
 
 
 class ConvBlock(nn.Sequential):
-    """A sequence of ConvNormAct; `channels` lists those of the input and of every output.
+    """A sequence of layers; `channels` lists those of the input and of every output.
 
     The first convolution may have a stride.
     """
 
     def __init__(
-        self,
-        channels: Sequence[int],
-        *,
-        kernel_size: Triple,
-        stride: Triple = (1, 1, 1),
-        norm: str,
-        activation: Callable[[], nn.Module],
+        self, channels: Sequence[int], *, stride: Triple = (1, 1, 1), make_layer: MakeLayer
     ):
-        options: Any = {"kernel_size": kernel_size, "norm": norm, "activation": activation}
-        super().__init__(
-            *(
-                ConvNormAct(i, o, stride=(1, 1, 1) if n else stride, **options)
-                for n, (i, o) in enumerate(pairwise(channels))
-            )
-        )
+        first, *others = pairwise(channels)
+        super().__init__(make_layer(*first, stride=stride), *(make_layer(*io) for io in others))
 
 
 class Strided(nn.Module):
@@ -138,8 +131,8 @@ class StochasticDepth(nn.Module):
 class ResidualBlock(nn.Module):
     """Add the output of two convolutions to the input, then activate (ResNet-D's basic block).
 
-    With a `stride`, the first convolution has it, and the input is pooled before it is added; with
-    a change of channels, a 1 x 1 x 1 convolution projects it.
+    With `strided`, the first convolution has its stride, and the input is pooled before it is
+    added; with a change of channels, a 1 x 1 x 1 convolution projects it.
     """
 
     def __init__(
@@ -147,19 +140,15 @@ class ResidualBlock(nn.Module):
         in_channels: int,
         out_channels: int,
         *,
-        kernel_size: Triple,
         strided: Strided | None,
         stochastic_depth: float,
-        norm: str,
+        make_layer: MakeLayer,
         activation: Callable[[], nn.Module],
     ):
         super().__init__()
         stride = (1, 1, 1) if strided is None else strided.kernel_size
-        options: Any = {"kernel_size": kernel_size, "norm": norm}
-        self.conv1 = ConvNormAct(
-            in_channels, out_channels, stride=stride, activation=activation, **options
-        )
-        self.conv2 = ConvNormAct(out_channels, out_channels, activation=None, **options)
+        self.conv1 = make_layer(in_channels, out_channels, stride=stride)
+        self.conv2 = make_layer(out_channels, out_channels, activation=None)
         scale = getattr(self.conv2.norm, "weight", None)
         if scale is not None:
             nn.init.zeros_(scale)  # the block begins as its skip
@@ -167,13 +156,8 @@ class ResidualBlock(nn.Module):
         self.skip_pool = None if strided is None else strided.skip_pool
         self.projection = None
         if in_channels != out_channels:
-            self.projection = ConvNormAct(
-                *(in_channels, out_channels),
-                kernel_size=(1, 1, 1),
-                bias=False,
-                norm=norm,
-                activation=None,
-            )
+            options: Any = {"kernel_size": (1, 1, 1), "bias": False, "activation": None}
+            self.projection = make_layer(in_channels, out_channels, **options)
         self.act = activation()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -184,7 +168,10 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualLevel(nn.Sequential):
-    """A sequence of residual blocks; the finest level begins with a convolution, the stem."""
+    """A sequence of residual blocks; the finest level begins with a convolution, the stem.
+
+    `strided` is what precedes the first block; `options` are those of all blocks.
+    """
 
     def __init__(
         self,
@@ -193,28 +180,18 @@ class ResidualLevel(nn.Sequential):
         blocks: int,
         *,
         stem: bool,
-        kernel_size: Triple,
         strided: Strided | None,
-        stochastic_depth: float,
-        norm: str,
-        activation: Callable[[], nn.Module],
+        make_layer: MakeLayer,
+        **options: Any,
     ):
-        options: Any = {"kernel_size": kernel_size, "norm": norm, "activation": activation}
-        modules: list[nn.Module] = []
+        super().__init__()
         if stem:
-            modules.append(ConvNormAct(in_channels, channels, **options))
+            self.append(make_layer(in_channels, channels))
             in_channels = channels
-        for n in range(blocks):
-            modules.append(
-                ResidualBlock(
-                    in_channels if n == 0 else channels,
-                    channels,
-                    strided=strided if n == 0 else None,
-                    stochastic_depth=stochastic_depth,
-                    **options,
-                )
-            )
-        super().__init__(*modules)
+        options["make_layer"] = make_layer
+        self.append(ResidualBlock(in_channels, channels, strided=strided, **options))
+        for _ in range(blocks - 1):
+            self.append(ResidualBlock(channels, channels, strided=None, **options))
 
 
 class Interpolate(nn.Module):

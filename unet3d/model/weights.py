@@ -1,4 +1,4 @@
-"""Initialize the bias of heads, freeze, average, and convert a network's weights to half precision."""
+"""Set the bias of heads; freeze, average, and convert weights to half precision."""
 
 from collections.abc import Sequence
 from types import MethodType
