@@ -13,7 +13,7 @@ from torch import nn
 
 from unet3d.config.compose import get_config_dir
 from unet3d.loss.overlap import DiceCE
-from unet3d.model.blocks import Strided
+from unet3d.model.blocks import ConvNormAct, Strided
 from unet3d.model.fused import conv_ops, node, tiling
 from unet3d.model.fused.kernels import cpu
 from unet3d.model.unet import FUSED, UNet3D
@@ -169,6 +169,27 @@ def test_gradients_in_evaluation_mode_use_the_running_statistics(small_tiles):
     x, labels = make_batch(SIZES["odd"])
     plain, fused = (run_steps(model.eval(), x, labels) for model in make_pair(MIXED))
     assert_equal_results(fused, plain)
+
+
+def share_parameters(model):
+    """Make layers of a level, of a residual block and of a decoder have the same parameters."""
+    for level in (model.encoder[1], model.decoder[0]):
+        layers = [m for m in level.convs.modules() if isinstance(m, ConvNormAct)][-2:]
+        layers[0].conv.weight = layers[1].conv.weight
+        layers[0].conv.bias = layers[1].conv.bias
+        layers[0].norm = layers[1].norm
+
+
+@pytest.mark.parametrize("policy", [FUSED, MIXED], ids=["fused", "mixed"])
+@pytest.mark.parametrize("residual_blocks", [None, 2])
+def test_parameters_of_two_layers_get_the_sum_of_their_gradients(policy, residual_blocks):
+    options = {"residual_blocks": residual_blocks, "norm": "group", "upsampling": "transposed"}
+    plain, fused = make_pair(policy, **options, convs_per_level=3)
+    results = []
+    for model in (fused, plain):
+        share_parameters(model)
+        results.append(run_steps(model, *make_batch(SIZES["even"])))
+    assert_equal_results(*results)
 
 
 @pytest.mark.parametrize("policy", [FUSED, MIXED], ids=["fused", "mixed"])

@@ -23,7 +23,8 @@ class ParameterGradients:
     """Collects the gradients of parameters, in any shape and at least in float32."""
 
     def __init__(self, modules: Sequence[nn.Module]):
-        self.parameters = [p for module in modules for p in module.parameters()]
+        # Layers may share a parameter: its gradient is the sum of their parts.
+        self.parameters = list(dict.fromkeys(p for m in modules for p in m.parameters()))
         self.sums: dict[Tensor, Tensor] = {}
 
     def add(self, p: Any, part: Tensor | None) -> None:
