@@ -128,7 +128,10 @@ def rename_weights(
     if project is None:
         return Renamed(dict(weights), None)
     # The number before a projection says whether there is a pooling; versions name heads otherwise.
-    theirs = {re.sub(r"(?<=skip\.)\d|^deep_supervision_", _unify, n): w for n, w in weights.items()}
+    theirs = {
+        re.sub(r"\.skip\.\d\.", ".skip.1.", name.removeprefix("deep_supervision_")): weight
+        for name, weight in weights.items()
+    }
     depth = len({name.split(".")[1] for name in own if name.startswith("encoder.")})
     renamed: dict[str, Tensor] = {}
     for name in own:
@@ -145,10 +148,6 @@ def rename_weights(
             if up is not None:
                 renamed[name] = _swap_inputs(renamed[name], up.shape[1])
     return Renamed(renamed, project.name)
-
-
-def _unify(match: re.Match[str]) -> str:
-    return "1" if match[0].isdigit() else ""
 
 
 def _swap_inputs(weight: Tensor, first: int) -> Tensor:

@@ -196,7 +196,9 @@ class Convolution:
                 continue
             end = stop if stop == layout.rows else stop - halo
             padded, padding = self._add_halo(g, done, end, halo_before)
-            halo_before = layout.copy_rows(g, end - halo, end) if end < layout.rows else None
+            halo_before = (
+                layout.narrow_rows(g, end - halo, end).clone() if end < layout.rows else None
+            )
             to_input = convolve(padded, transposed, padding)
             del padded
             channel = 0

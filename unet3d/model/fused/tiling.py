@@ -72,10 +72,6 @@ class MapLayout:
         """Return rows [start, stop) of a map as a view."""
         return x.narrow(self.axis, start, stop - start)
 
-    def copy_rows(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Return a copy of rows [start, stop) of a map."""
-        return self.narrow_rows(x, start, stop).clone()
-
     def tiles(
         self,
         channels: int,
