@@ -6,9 +6,7 @@ from torch.nn.functional import conv3d
 
 from unet3d.machine import Precision
 from unet3d.memory.step.training_step import NullListener, make_step_factory
-from unet3d.model.fused.convolution import convolve
-from unet3d.model.fused.onednn import needs_onednn
-from unet3d.model.fused.tiled_conv import compute_weight_gradient
+from unet3d.model.fused.conv_ops import compute_weight_gradient, convolve, needs_onednn
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"

@@ -79,14 +79,8 @@ def test_a_changed_network_computes_what_plain_modules_compute(change):
         torch.testing.assert_close(fused[name], value, rtol=1e-9, atol=1e-9)
 
 
-def test_a_network_without_its_hook_runs_fused():
-    network = make_network()
-    hook = get_layer(network).register_forward_hook(lambda m, i, y: None)
-    with pytest.warns(UserWarning, match="has a hook"):
-        network(make_image())
-    network(make_image())  # warns once
-    hook.remove()
-    logits = network(make_image())
+def test_a_second_backward_is_an_error_with_fused_blocks():
+    logits = make_network()(make_image())
     logits.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match=r"retain_graph=True, or build .* fused=False"):
         logits.sum().backward()

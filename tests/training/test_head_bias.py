@@ -6,7 +6,7 @@ import torch
 from unet3d.commands.train import build_training
 from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.errors import UsageError
-from unet3d.model.head_bias import compute_softmax_bias
+from unet3d.model.weights import compute_softmax_bias
 from unet3d.training.checkpoints import resolve_start
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.commands.train import build_training
 from unet3d.inference.ensemble import load_ensemble
-from unet3d.model.weight_average import WeightAverage
+from unet3d.model.weights import WeightAverage
 
 
 def make_network(dtype=torch.float32):

@@ -18,7 +18,7 @@ MAX_IN_FLIGHT = 2
 """Copies to the host that may be pending; the working stream waits for earlier ones."""
 
 
-class OffloadActivations:
+class OffloadActivations(PerLevelStrategy):
     """Set the retention of fused blocks; in other networks, offload every saved tensor.
 
     In other networks tensors smaller than `min_mib` stay on the GPU: copying them would take
@@ -35,15 +35,13 @@ class OffloadActivations:
     ):
         if not min_mib >= 0:
             raise UsageError(f"checkpointing.min_mib must be 0 or more, got {min_mib!r}")
-        self.strategy = PerLevelStrategy(
-            encoders, decoders, tile_mib, residual_encoders=residual_encoders
-        )
+        super().__init__(encoders, decoders, tile_mib, residual_encoders=residual_encoders)
         self.min_bytes = min_mib * MIB
 
     def apply(self, model: nn.Module) -> None:
         """Wrap the network's forward, or set the retention of fused blocks; names do not change."""
         if isinstance(model, HasRetention):
-            self.strategy.apply(model)
+            super().apply(model)
             return
         forward = model.forward
 
@@ -67,10 +65,17 @@ class _Saved:
     previous: "_Saved | None"  # saved just before, so backward needs it next
     prefetched: tuple[Tensor, Any] | None = None  # copy on the device, event
 
+    def take(self) -> Tensor | None:
+        """Wait for the copy on the device, if there is one, and return it."""
+        if self.prefetched is None:
+            return None
+        (block, done), self.prefetched = self.prefetched, None
+        _wait(done, self.device)
+        return block
+
     def __del__(self) -> None:
         """Wait for a copy that nobody has read before its memory is freed."""
-        if self.prefetched is not None and self.prefetched[1] is not None:
-            torch.cuda.current_stream(self.device).wait_event(self.prefetched[1])
+        self.take()
 
 
 class _Offloader:
@@ -83,25 +88,24 @@ class _Offloader:
     def __init__(self, min_bytes: float, parameters: set[int]):
         self.min_bytes, self.parameters = min_bytes, parameters  # storages that stay on the device
         self.last: _Saved | None = None
-        self.known: dict[tuple, _Saved] = {}  # a tensor that two nodes save is copied once
-        self.in_flight: list[tuple[Tensor, Any]] = []
+        self.in_flight: dict[tuple, tuple[Tensor, Any, _Saved]] = {}  # by view, to copy it once
         self.stream: torch.cuda.Stream | None = None
 
     def pack(self, x: Tensor) -> Any:
         """Start to offload a tensor; return its record, or the tensor itself if it stays."""
+        storage = x.untyped_storage()._cdata
         dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last_3d)
-        if x.nbytes < self.min_bytes or x.untyped_storage()._cdata in self.parameters or not dense:
+        if x.nbytes < self.min_bytes or storage in self.parameters or not dense:
             return x
-        pending = [tensor for tensor, _ in self.in_flight]
-        saved = next((self.known[key] for t in pending if (key := _key(t)) == _key(x)), None)
-        if saved is not None:
-            return saved
+        key = storage, x._version, x.storage_offset(), x.shape, x.stride()
+        if key in self.in_flight:
+            return self.in_flight[key][2]
         pinned = x.is_cuda or isinstance(x, FakeTensor)
         x = x.detach()
         host = torch.empty_like(x, device="cpu", pin_memory=pinned)
         done = self._copy(x, host)
-        saved = self.known[_key(x)] = self.last = _Saved(host, x.device, self.last)
-        self.in_flight.append((x, done))
+        saved = self.last = _Saved(host, x.device, self.last)
+        self.in_flight[key] = x, done, saved
         while len(self.in_flight) > MAX_IN_FLIGHT:
             self._release_oldest()
         return saved
@@ -116,16 +120,13 @@ class _Offloader:
             if record is not None and record.prefetched is None:
                 block = torch.empty_like(record.host, device=record.device, pin_memory=False)
                 record.prefetched = block, self._copy(record.host, block)
-        assert saved.prefetched is not None
-        block, done = saved.prefetched
-        saved.prefetched = None
-        self._wait(done, block.device)
+        block = saved.take()
+        assert block is not None
         return block
 
     def _release_oldest(self) -> None:
-        x, done = self.in_flight.pop(0)
-        del self.known[_key(x)]
-        self._wait(done, x.device)
+        x, done, _ = self.in_flight.pop(next(iter(self.in_flight)))
+        _wait(done, x.device)
 
     def _copy(self, source: Tensor, target: Tensor) -> Any:
         device = source.device if source.is_cuda else target.device
@@ -139,10 +140,8 @@ class _Offloader:
             target.copy_(source, non_blocking=True)
         return self.stream.record_event()
 
-    def _wait(self, done: Any, device: torch.device) -> None:
-        if done is not None:
-            torch.cuda.current_stream(device).wait_event(done)
 
-
-def _key(x: Tensor) -> tuple:
-    return x.untyped_storage()._cdata, x._version, x.storage_offset(), x.shape, x.stride()
+def _wait(done: Any, device: torch.device) -> None:
+    """Let the working stream wait for a copy, if that runs on another one."""
+    if done is not None:
+        torch.cuda.current_stream(device).wait_event(done)

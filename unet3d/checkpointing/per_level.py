@@ -51,3 +51,12 @@ class PerLevelStrategy:
             raise UsageError(
                 f"{type(model).__name__} has no fused blocks: use checkpointing=blocks or none"
             )
+
+
+class PlainModules:
+    """Run a network as plain modules, without activation checkpointing."""
+
+    def apply(self, model: nn.Module) -> None:
+        """Switch fused blocks off; other networks stay as they are."""
+        if isinstance(model, HasRetention):
+            model.retention = None

@@ -20,7 +20,7 @@ from unet3d.machine import (
     resolve_device,
     resolve_precision,
 )
-from unet3d.model.half_precision import cast_to_half
+from unet3d.model.weights import cast_to_half
 from unet3d.peak_memory import PeakMeter
 
 

@@ -1,4 +1,4 @@
-"""Build the parts of a U-Net: convolution blocks and upsampling modules."""
+"""Build the parts of a U-Net: blocks of convolutions, residual blocks, upsampling modules."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -39,6 +39,10 @@ def _count_groups(channels: int) -> int:
     return next(g for g in range(min(8, channels), 0, -1) if channels % g == 0)
 
 
+MakeLayer = Callable[..., "ConvNormAct"]
+"""Build a layer from its channels and, by name, its stride and what other layers do not have."""
+
+
 def build_activation(name: str, negative_slope: float) -> nn.Module:
     """Build the activation that the config names."""
     return lookup(ACTIVATIONS, name, "activation")(negative_slope)
@@ -76,27 +80,118 @@ class ConvNormAct(nn.Sequential):
 
 
 class ConvBlock(nn.Sequential):
-    """A sequence of ConvNormAct; `channels` lists those of the input and of every output.
+    """A sequence of layers; `channels` lists those of the input and of every output.
 
     The first convolution may have a stride.
     """
 
     def __init__(
+        self, channels: Sequence[int], *, stride: Triple = (1, 1, 1), make_layer: MakeLayer
+    ):
+        first, *others = pairwise(channels)
+        super().__init__(make_layer(*first, stride=stride), *(make_layer(*io) for io in others))
+
+
+class Strided(nn.Module):
+    """Stands for the pooling in front of a level whose first convolution has a stride instead.
+
+    If that level has residual blocks, `skip_pool` pools what the first one adds to its output.
+    """
+
+    def __init__(self, kernel_size: Triple, skip_pool: PoolFactory):
+        super().__init__()
+        self.kernel_size, self.skip_pool = kernel_size, skip_pool(kernel_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class StochasticDepth(nn.Module):
+    """Drop a volume's features with probability `p` in training, and scale those that are kept."""
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        factors = self.draw(x.shape[0], x.device)  # len(x) would fix the batch of an export
+        return x if factors is None else x * factors[:, None, None, None, None].to(x.dtype)
+
+    def draw(self, volumes: int, device: torch.device) -> Tensor | None:
+        """Return a factor per volume, or None if all are 1."""
+        if not self.training or self.p == 0:
+            return None
+        keep = 1 - self.p
+        return torch.empty(volumes, device=device).bernoulli_(keep) / keep
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class ResidualBlock(nn.Module):
+    """Add the output of two convolutions to the input, then activate (ResNet-D's basic block).
+
+    With `strided`, the first convolution has its stride, and the input is pooled before it is
+    added; with a change of channels, a 1 x 1 x 1 convolution projects it.
+    """
+
+    def __init__(
         self,
-        channels: Sequence[int],
+        in_channels: int,
+        out_channels: int,
         *,
-        kernel_size: Triple,
-        stride: Triple = (1, 1, 1),
-        norm: str,
+        strided: Strided | None,
+        stochastic_depth: float,
+        make_layer: MakeLayer,
         activation: Callable[[], nn.Module],
     ):
-        options: Any = {"kernel_size": kernel_size, "norm": norm, "activation": activation}
-        super().__init__(
-            *(
-                ConvNormAct(i, o, stride=(1, 1, 1) if n else stride, **options)
-                for n, (i, o) in enumerate(pairwise(channels))
-            )
-        )
+        super().__init__()
+        stride = (1, 1, 1) if strided is None else strided.kernel_size
+        self.conv1 = make_layer(in_channels, out_channels, stride=stride)
+        self.conv2 = make_layer(out_channels, out_channels, activation=None)
+        scale = getattr(self.conv2.norm, "weight", None)
+        if scale is not None:
+            nn.init.zeros_(scale)  # the block begins as its skip
+        self.drop_path = StochasticDepth(stochastic_depth)
+        self.skip_pool = None if strided is None else strided.skip_pool
+        self.projection = None
+        if in_channels != out_channels:
+            options: Any = {"kernel_size": (1, 1, 1), "bias": False, "activation": None}
+            self.projection = make_layer(in_channels, out_channels, **options)
+        self.act = activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = x if self.skip_pool is None else self.skip_pool(x)
+        if self.projection is not None:
+            skip = self.projection(skip)
+        return self.act(self.drop_path(self.conv2(self.conv1(x))) + skip)
+
+
+class ResidualLevel(nn.Sequential):
+    """A sequence of residual blocks; the finest level begins with a convolution, the stem.
+
+    `strided` is what precedes the first block; `options` are those of all blocks.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        blocks: int,
+        *,
+        stem: bool,
+        strided: Strided | None,
+        make_layer: MakeLayer,
+        **options: Any,
+    ):
+        super().__init__()
+        if stem:
+            self.append(make_layer(in_channels, channels))
+            in_channels = channels
+        options["make_layer"] = make_layer
+        self.append(ResidualBlock(in_channels, channels, strided=strided, **options))
+        for _ in range(blocks - 1):
+            self.append(ResidualBlock(channels, channels, strided=None, **options))
 
 
 class Interpolate(nn.Module):
@@ -140,20 +235,6 @@ def build_upsampling(
         "upsampling (trilinear and nearest aside)",
     )
     return nn.ConvTranspose3d(channels, out, scale_factor, stride=scale_factor, bias=bias), out
-
-
-class Strided(nn.Module):
-    """Stands for the pooling in front of a level whose first convolution has a stride instead.
-
-    If that level has residual blocks, `skip_pool` pools what the first one adds to its output.
-    """
-
-    def __init__(self, kernel_size: Triple, skip_pool: PoolFactory):
-        super().__init__()
-        self.kernel_size, self.skip_pool = kernel_size, skip_pool(kernel_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
 
 
 def crop_to_multiple(x: Tensor, sizes: Sequence[int]) -> Tensor:

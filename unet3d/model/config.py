@@ -1,8 +1,11 @@
 """Settings of the network: the config groups `model` and `pool`."""
 
+from __future__ import annotations
+
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unet3d.config.compose import Composition, Config
 from unet3d.config.fields import BOOL
@@ -14,6 +17,9 @@ from unet3d.config.instantiate import (
     read_option,
 )
 from unet3d.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +33,12 @@ class NetworkConfig:
     pool_is_chosen: bool = False  # on the command line or by an option other than the default
     prior_bias: bool = True
 
-    def bind(self, *, in_channels: int, num_outputs: int) -> "NetworkConfig":
+    def bind(self, *, in_channels: int, num_outputs: int) -> NetworkConfig:
         """Return settings whose arguments no longer depend on the dataset."""
         sizes = {"data.in_channels": in_channels, "data.num_classes": num_outputs}
         return replace(self, model=self.model.bind_references(sizes))
 
-    def vary(self, group: str, argument: str, value: Any) -> "NetworkConfig":
+    def vary(self, group: str, argument: str, value: Any) -> NetworkConfig:
         """Return settings with another option of `model` or `pool`, or another argument of it."""
         if argument:
             return replace(self, **{group: getattr(self, group).bind(**{argument: value})})
@@ -41,6 +47,14 @@ class NetworkConfig:
             return replace(self, pool=option, pool_name=value, pool_is_chosen=True)
         own = {k: v for k, v in option.arguments.items() if k != "prior_bias"}
         return replace(self, model=replace(option, arguments=own), name=value)
+
+    def build(self) -> nn.Module:
+        """Build the network once its sizes are known; refuse a pool= that it would ignore."""
+        if "pool" in inspect.signature(self.model.target).parameters:
+            return self.model(pool=self.pool())
+        if self.pool_is_chosen:
+            raise UsageError(f"model={self.name} does not use pool=: remove it")
+        return self.model()
 
 
 def read_network(config: Config, composition: Composition) -> NetworkConfig:

@@ -10,12 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError
-from unet3d.model.blocks import ConvBlock, Strided, build_activation, build_upsampling, pad_to
-from unet3d.model.fused.decoder import run_decoder_block
-from unet3d.model.fused.encoder import PlainEncoder, make_input_map, run_encoder
-from unet3d.model.fused.residual_encoder import ResidualEncoder
+from unet3d.model.blocks import (
+    ConvBlock,
+    ConvNormAct,
+    ResidualLevel,
+    Strided,
+    build_activation,
+    build_upsampling,
+    pad_to,
+)
+from unet3d.model.fused.decoder import Decoder
+from unet3d.model.fused.encoder import PlainEncoder, ResidualEncoder, make_input_map
 from unet3d.model.fused.support import find_unsupported
-from unet3d.model.residual import ResidualLevel
 from unet3d.pool.replace import get_pooling
 from unet3d.types import PoolFactory, Retention, Size, Triple
 
@@ -96,34 +102,27 @@ class UNet3D(nn.Module):
         self.norm = norm
         pool = get_pooling(pool)
 
-        options: Any = {
-            "norm": norm,
-            "activation": partial(build_activation, activation, negative_slope),
-        }
-
-        def build_block(
-            level: int, first: int, middle: int, last: int, stride: Triple = (1, 1, 1)
-        ) -> ConvBlock:
-            widths = [first, *[middle] * (convs[level] - 1), last]
-            return ConvBlock(widths, kernel_size=kernels[level], stride=stride, **options)
-
+        make_activation = partial(build_activation, activation, negative_slope)
+        layers = [
+            partial(ConvNormAct, kernel_size=kernel, norm=norm, activation=make_activation)
+            for kernel in kernels
+        ]
         self.encoder = nn.ModuleList()
         previous, strided = in_channels, None
-        for level, out in enumerate(enc):
+        for level, (out, layer) in enumerate(zip(enc, layers, strict=True)):
             if residual_blocks is None:
                 middle = max(1, out // 2) if halve_first_conv else out
+                widths = [previous, *[middle] * (convs[level] - 1), out]
                 stride = (1, 1, 1) if strided is None else strided.kernel_size
-                block = build_block(level, previous, middle, out, stride)
+                block = ConvBlock(widths, stride=stride, make_layer=layer)
             else:
                 block = ResidualLevel(
-                    previous,
-                    out,
-                    get_residual_blocks(residual_blocks, level),
+                    *(previous, out, get_residual_blocks(residual_blocks, level)),
                     stem=level == 0,
-                    kernel_size=kernels[level],
                     strided=strided,
                     stochastic_depth=stochastic_depth,
-                    **options,
+                    make_layer=layer,
+                    activation=make_activation,
                 )
             size = self.pool_kernels[level] if level + 1 < depth else None
             pooling = None if size is None else pool(size)
@@ -135,8 +134,8 @@ class UNet3D(nn.Module):
             up, up_channels = build_upsampling(
                 upsampling, self.pool_kernels[level], previous, enc[level]
             )
-            block = build_block(level, enc[level] + up_channels, dec[level], dec[level])
-            self.decoder.append(DecoderLevel(up, block))
+            widths = [enc[level] + up_channels, *[dec[level]] * convs[level]]
+            self.decoder.append(DecoderLevel(up, ConvBlock(widths, make_layer=layers[level])))
             previous = dec[level]
 
         supervised = range(max(1, depth - 2)) if deep_supervision else range(1)
@@ -257,7 +256,7 @@ class EncoderLevel(nn.Module):
         if mode is None:
             return self.convs(x)
         kind = ResidualEncoder if self.is_residual else PlainEncoder
-        return run_encoder(kind(x, list(self.convs), self.pool, self.pool_kernel, mode), x)
+        return kind(x, list(self.convs), self.pool, self.pool_kernel, mode).run_on(x)
 
 
 class DecoderLevel(nn.Module):
@@ -279,12 +278,9 @@ class DecoderLevel(nn.Module):
     ) -> Any:
         """Tensors -> tensor; in a fused block, with its `mode`: maps -> (map, logits)."""
         if mode is not None:
-            return run_decoder_block(
-                *(x, skip, self.up, list(self.convs), head),
-                last=level == 0,
-                mode=mode,
-                skip_first=self.skip_first,
-            )
+            options: Any = {"last": level == 0, "mode": mode, "skip_first": self.skip_first}
+            block = Decoder(x, skip, self.up, list(self.convs), head, **options)
+            return block.run_on(x, skip)
         x = pad_to(self.up(x), skip)
         x = torch.cat([skip, x] if self.skip_first else [x, skip], dim=1)
         del skip

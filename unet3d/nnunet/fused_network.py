@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from unet3d.config.instantiate import read_option
 from unet3d.errors import UsageError
-from unet3d.model.blocks import ConvNormAct, Strided
+from unet3d.model.blocks import ConvNormAct, ResidualBlock, ResidualLevel, Strided
 from unet3d.model.fused.support import find_hook
-from unet3d.model.residual import ResidualBlock, ResidualLevel
 from unet3d.model.unet import UNet3D
 from unet3d.pool.avg import AvgPool3d
 

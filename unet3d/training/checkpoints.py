@@ -26,9 +26,9 @@ from unet3d.checkpoint_file import (
 )
 from unet3d.errors import UsageError, describe_os_error
 from unet3d.files import find_temporary_files
-from unet3d.model.pretrained import (
+from unet3d.model.foreign_weights import (
     adapt_input_channels,
-    get_axes_of_nnunet,
+    get_nnunet_axes,
     is_first_convolution,
     rename_weights,
 )
@@ -330,7 +330,7 @@ def load_pretrained(model: nn.Module, path: Path) -> str:
     given = {
         name.removeprefix("model."): value for name, value in extract_weights(path, content).items()
     }
-    axes = get_axes_of_nnunet(content.get("init_args", {}).get("plans", {}))
+    axes = get_nnunet_axes(content.get("init_args", {}).get("plans", {}))
     weights, project = rename_weights(given, initial, axes)
     changes = f", weights of {project}" if project else ""
     first = next(iter(initial), "")

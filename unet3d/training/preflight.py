@@ -43,7 +43,7 @@ from unet3d.memory.oom_advice import check_memory
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
 from unet3d.memory.tables import summarize_compiled
-from unet3d.model.head_bias import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
+from unet3d.model.weights import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.text import GIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.run_folder import Log

@@ -20,7 +20,7 @@ from unet3d.files import write_text
 from unet3d.machine import Precision, ProcessRank
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.oom_advice import format_oom_report
-from unet3d.model.build import count_parameters
+from unet3d.model.weights import count_parameters
 from unet3d.stop_signals import SignalListener
 from unet3d.training.checkpoints import AtomicCheckpointIO
 from unet3d.training.config import TrainConfig

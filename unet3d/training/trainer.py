@@ -23,7 +23,7 @@ from unet3d.machine import TRUE_HALF_TYPES, Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.from_config import make_figure_title
 from unet3d.metric.dice import Dice
-from unet3d.model.half_precision import cast_to_half
+from unet3d.model.weights import cast_to_half
 from unet3d.stop_signals import SignalListener
 from unet3d.training.callbacks.curves import Curves
 from unet3d.training.callbacks.dashboard import Dashboard

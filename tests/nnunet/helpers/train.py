@@ -18,7 +18,7 @@ import torch
 from tests.contract.helpers.datasets import save
 from unet3d.__main__ import main as run_unet3d
 from unet3d.checkpoint_file import load_checkpoint
-from unet3d.model.pretrained import rename_weights
+from unet3d.model.foreign_weights import rename_weights
 from unet3d.nnunet import fused_network
 
 NAME = "Dataset001_Tiny"
@@ -160,8 +160,9 @@ def main() -> None:
     weights = torch.load(again, weights_only=False)["network_weights"]
     stored = torch.load(theirs, weights_only=False)
     torch.save(stored | {"network_weights": weights}, theirs)
-    first = rename_weights(load_checkpoint(again)["network_weights"], {}).weights
-    print("init_from reads", first["encoder.0.convs.0.conv.weight"].shape[1], "channel")
+    weights, name = load_checkpoint(again)["network_weights"], "encoder.0.convs.0.conv.weight"
+    first = rename_weights(weights, {name: torch.empty(0)}).weights[name]
+    print("init_from reads", first.shape[1], "channel")
     images, results = root / "raw" / NAME / "imagesTr" / "case0_0000.nii.gz", root / "results"
     (fused, _), plain = (
         predict(c.parents[1], images, results / c.parents[1].name) for c in (again, theirs)

@@ -1,4 +1,4 @@
-"""Run convolutions tile by tile on feature maps that need not be in memory."""
+"""Run convolutions and their backward tile by tile on feature maps that need not be in memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
@@ -8,9 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.model.blocks import crop_to_multiple
-from unet3d.model.fused import onednn
-from unet3d.model.fused.norms import Moments
+from unet3d.model.fused.conv_ops import (
+    cast_weight,
+    compute_input_gradient,
+    compute_weight_gradient,
+    convolve,
+)
+from unet3d.model.fused.norms import FoldedNorm, Moments, NormGradient
 from unet3d.model.fused.tiling import MIN_ROWS, MapLayout
+
+Sink = Callable[[Tensor, int, int], Tensor]
+"""Receives rows [start, stop) of a source's gradient; returns these rows of the whole gradient."""
 
 
 class FeatureMapSource(Protocol):
@@ -29,24 +37,6 @@ class FeatureMapSource(Protocol):
         ...
 
 
-def cast_weight(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Tensor:
-    """Return the weight in the dtype of the step, channels-last as maps are."""
-    return module.weight.detach().to(dtype=dtype, memory_format=torch.channels_last_3d)
-
-
-def cast_bias(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Tensor | None:
-    """Return the bias in the dtype of the step, if there is one."""
-    return None if module.bias is None else module.bias.detach().to(dtype)
-
-
-def convolve(
-    x: Tensor, weight: Tensor, padding: Sequence[int], stride: Sequence[int] = (1, 1, 1)
-) -> Tensor:
-    """Convolve and return channels-last, which some of torch's kernels for small inputs do not."""
-    y = onednn.convolve(x, weight, padding, stride)
-    return y.contiguous(memory_format=torch.channels_last_3d)
-
-
 class Convolution:
     """A convolution of the concatenation of its sources, without its bias.
 
@@ -63,9 +53,7 @@ class Convolution:
         self.step = self.stride[self.layout.axis - 2]
         self.copies = 3 if self.is_strided else 1
         """Inputs and outputs in memory at a time: those of other convolutions, and gradients."""
-        self.on_input: Callable[[Tensor, int, int], None] | None = None
-        """Called in `forward` with the input of rows [start, stop), without the halo."""
-        self.add_gradient: Callable[[Tensor, int, int], Tensor] | None = None
+        self.add_gradient: Sink | None = None
         """In backward of a strided convolution: the gradient of that input by another path."""
 
     def weight(self) -> Tensor:
@@ -125,25 +113,37 @@ class Convolution:
             part = inside if len(self.sources) == 1 else inside.narrow(1, channel, source.channels)
             raw = source.fill(part, first, last)
             channel += source.channels
-        return self._crop(x), padding, raw
+        stride = list(self.stride)
+        stride[layout.axis - 2] = 1  # rows are cropped already
+        return crop_to_multiple(x, stride), padding, raw
 
     def take_windows(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Return the part of the input of rows [start, stop) that a pooling reads, as a view."""
         begin, _ = self.source_rows(start, stop)
         return x.narrow(self.layout.axis, self.step * start - begin, self.step * (stop - start))
 
-    def rows(self, start: int, stop: int, weight: Tensor) -> Tensor:
+    def rows(self, start: int, stop: int) -> Tensor:
         """Return rows [start, stop) of the output."""
+        weight = self.weight()
         x, padding, _ = self.input(start, stop)
         return convolve(x, weight, padding, self.stride)
 
-    def forward(self, *, store: bool, moments: Moments | None) -> Tensor | None:
-        """Convolve tile by tile; return the output if `store`, and add its tiles to `moments`."""
+    def forward(
+        self,
+        *,
+        store: bool,
+        moments: Moments | None,
+        on_input: Callable[[Tensor, int, int], None] | None = None,
+    ) -> Tensor | None:
+        """Convolve tile by tile; return the output if `store`, and add its tiles to `moments`.
+
+        `on_input` is called with the input of rows [start, stop), without the halo.
+        """
         weight, output = self.weight(), None
         for start, stop in self.tiles():
             x, padding, raw = self.input(start, stop)
-            if self.on_input is not None:
-                self.on_input(self.take_windows(x, start, stop), start, stop)
+            if on_input is not None:
+                on_input(self.take_windows(x, start, stop), start, stop)
             rows = convolve(x, weight, padding, self.stride)
             del x, raw
             if moments is not None:
@@ -156,8 +156,115 @@ class Convolution:
             del rows
         return output
 
-    def _crop(self, x: Tensor) -> Tensor:
-        """Return x without the columns beyond a multiple of the stride; its rows are cropped."""
-        stride = list(self.stride)
-        stride[self.layout.axis - 2] = 1
-        return crop_to_multiple(x, stride)
+    def backward(
+        self,
+        g: Tensor,
+        sinks: Sequence[Sink | None],
+        activation: NormGradient | None,
+        previous: FoldedNorm | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the weight's gradient, and send rows of the input's gradient to the sinks.
+
+        The input's gradient in rows [s, t) needs the output's in [s - halo, t + halo), so it
+        follows one halo behind. Sinks may overwrite `g`: a copy of its last rows is held until
+        then.
+
+        With `activation`, `g` is the gradient of the activation, whose raw rows were not stored:
+        they are recomputed here, and `g` first goes through activation and norm. With `previous`,
+        the norm of the only source, the sums that its backward needs are computed here, from raw
+        rows that are in memory anyway, and returned second.
+        """
+        layout, halo = self.layout, self.halo
+        weight, transposed = self.weight(), None
+        if any(sink is not None for sink in sinks):
+            transposed = weight.transpose(0, 1).flip(2, 3, 4)
+            transposed = transposed.contiguous(memory_format=torch.channels_last_3d)
+        weight_gradient = sums = halo_before = None
+        done = 0
+        for start, stop in self.tiles():
+            x, padding, raw = self.input(start, stop)
+            rows = layout.narrow_rows(g, start, stop)
+            if activation is not None:
+                y = convolve(x, weight, padding)
+                activation.apply(rows, y, out=rows)
+                del y
+            if self.module.weight.requires_grad:
+                part = compute_weight_gradient(rows, x, weight, padding)
+                weight_gradient = part if weight_gradient is None else weight_gradient.add_(part)
+            del x, rows
+            if transposed is None:
+                continue
+            end = stop if stop == layout.rows else stop - halo
+            padded, padding = self._add_halo(g, done, end, halo_before)
+            halo_before = (
+                layout.narrow_rows(g, end - halo, end).clone() if end < layout.rows else None
+            )
+            to_input = convolve(padded, transposed, padding)
+            del padded
+            channel = 0
+            for source, sink in zip(self.sources, sinks, strict=True):
+                if sink is not None:
+                    whole = sink(to_input.narrow(1, channel, source.channels), done, end)
+                    if previous is not None and raw is not None:
+                        first = max(start - halo, 0)
+                        y = layout.narrow_rows(raw, done - first, end - first)
+                        sums = previous.add_gradient_sums(whole, y, sums)
+                        del y
+                    del whole
+                channel += source.channels
+            del raw
+            done = end
+            del to_input
+        return weight_gradient, sums
+
+    def backward_strided(self, g: Tensor, sink: Sink | None) -> Tensor | None:
+        """Return the weight's gradient, and send rows of the input's gradient to the sink.
+
+        Tiles overlap: the sink has to add them up.
+        """
+        weight, total = self.weight(), None
+        for start, stop in self.tiles():
+            x, padding = self.input(start, stop)[:2]
+            rows = self.layout.narrow_rows(g, start, stop)
+            if self.module.weight.requires_grad:
+                part = compute_weight_gradient(rows, x, weight, padding, self.stride)
+                total = part if total is None else total.add_(part)
+            part, shape = None, x.shape
+            if self.add_gradient is not None:
+                part = self.add_gradient(self.take_windows(x, start, stop), start, stop)
+            del x
+            if sink is None:
+                continue
+            to_input = compute_input_gradient(rows, shape, weight, padding, self.stride)
+            if part is not None:
+                self.take_windows(to_input, start, stop).add_(part)
+                del part
+            begin, end = self.source_rows(start, stop)
+            first, last = max(begin, 0), min(end, self.step * self.layout.rows)
+            sink(to_input.narrow(self.layout.axis, first - begin, last - first), first, last)
+            del to_input
+        return total
+
+    def _add_halo(
+        self, g: Tensor, start: int, stop: int, halo_before: Tensor | None
+    ) -> tuple[Tensor, list[int]]:
+        """Return rows [start - halo, stop + halo) of `g`, zero outside, and the padding to add.
+
+        `halo_before` is the copy of the rows before `start`, which have been overwritten.
+        """
+        layout, halo = self.layout, self.halo
+        padding = [k // 2 for k in self.module.kernel_size]
+        if start == 0 and stop == layout.rows:
+            return g, padding
+        padding[layout.axis - 2] = 0
+        rows = stop - start
+        padded = layout.empty(g.shape[1], rows + 2 * halo)
+        before = layout.narrow_rows(padded, 0, halo)
+        before.zero_() if halo_before is None else before.copy_(halo_before)
+        last = min(stop + halo, layout.rows)
+        layout.narrow_rows(padded, halo, halo + last - start).copy_(
+            layout.narrow_rows(g, start, last)
+        )
+        if last < stop + halo:
+            layout.narrow_rows(padded, halo + last - start, rows + 2 * halo).zero_()
+        return padded, padding

@@ -2,37 +2,147 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unet3d.model.fused.convolution import cast_bias, cast_weight
-from unet3d.model.fused.feature_maps import FeatureMap, restore_parts
-from unet3d.model.fused.layers import GradientBuffer, Layers, add_parameter_gradient
-from unet3d.model.fused.node import Block, run_block
-from unet3d.model.fused.tiled_conv import Sink, add_norm_gradient_sums, backward_norm_act
-from unet3d.model.fused.upsampling import UpsampledMap
+from unet3d.model.blocks import Interpolate
+from unet3d.model.fused import operators
+from unet3d.model.fused.conv_ops import cast_bias, cast_weight
+from unet3d.model.fused.convolution import Sink
+from unet3d.model.fused.feature_maps import FeatureMap, LazyActivation, restore_parts
+from unet3d.model.fused.layers import GradientBuffer, Layers
+from unet3d.model.fused.node import Block
+from unet3d.model.fused.tiling import MapLayout
 from unet3d.simulated_cuda import get_device_type
 
+aten = torch.ops.aten
 
-def run_decoder_block(
-    low: FeatureMap,
-    skip: FeatureMap,
-    up: nn.Module,
-    convs: Sequence[nn.Module],
-    head: nn.Conv3d | None,
-    *,
-    last: bool,
-    mode: str,
-    skip_first: bool = True,
-) -> tuple[FeatureMap | None, Tensor | None]:
-    """Return the map, unless the block is the `last` one, and the head's logits, if any."""
-    block = Decoder(low, skip, up, convs, head, last, mode, skip_first)
-    outputs = run_block(block, low.edge, skip.edge)
-    logits = None if head is None else outputs.pop()
-    return (FeatureMap(outputs[0], block.output) if outputs else None), logits
+
+class _Part(NamedTuple):
+    """Rows [first, last) of an upsampled map, and the coarser rows that they are computed from."""
+
+    rows: Tensor
+    first: int
+    last: int
+    low: tuple[int, int]
+
+
+class UpsampledMap:
+    """The upsampling of a coarser map, zero-padded to the finer level's size.
+
+    `module` is an Interpolate, or a transposed convolution with stride equal to its kernel size.
+    """
+
+    width = 0  # rows that are upsampled are few
+
+    def __init__(self, module: Any, low: LazyActivation, layout: MapLayout):
+        self.module, self.low, self.layout = module, low, layout
+        self.interpolates = isinstance(module, Interpolate)
+        self.linear = self.interpolates and module.mode == "trilinear"
+        self.channels = low.channels if self.interpolates else module.out_channels
+        factors = module.scale_factor if self.interpolates else module.stride
+        self.size = [n * w for n, w in zip(low.layout.size, factors, strict=True)]
+        self.offset = [(n - m) // 2 for n, m in zip(layout.size, self.size, strict=True)]
+        self.rows, self.low_rows = self.size[layout.axis - 2], low.layout.rows  # without padding
+        self.factor = factors[layout.axis - 2]
+        self.gradients: list[Tensor] = []  # of weight and bias
+
+    def fill(self, out: Tensor, start: int, stop: int) -> None:
+        """Write rows [start, stop) to `out`."""
+        self._zero_padding(out, start, stop)
+        part = self._strip_padding(out, start, stop)
+        if part is None:
+            return
+        low = self.low.rows(*part.low)
+        if self.interpolates:
+            operators.interpolate(low, self._axes(low, part), self.linear, part.rows)
+            return
+        weight, bias = cast_weight(self.module, low.dtype), cast_bias(self.module, low.dtype)
+        up = F.conv_transpose3d(low, weight, bias, stride=self.module.stride)
+        first = part.first - part.low[0] * self.factor
+        part.rows.copy_(up.narrow(self.layout.axis, first, part.last - part.first))
+
+    def gradient(self, g: Tensor, start: int, stop: int, low: Tensor) -> Tensor:
+        """Add the coarser map's gradient, given `g` of rows [start, stop), to `low`; return g."""
+        part = self._strip_padding(g, start, stop)
+        if part is None:
+            return g
+        out = self.low.layout.narrow_rows(low, *part.low)
+        if self.interpolates:
+            operators.interpolate_gradient(part.rows, self._axes(out, part), self.linear, out)
+        else:
+            self._add_transposed_gradient(part, out)
+        return g
+
+    def _add_transposed_gradient(self, part: _Part, out: Tensor) -> None:
+        x, stride = self.low.rows(*part.low), self.module.stride
+        weight, bias = cast_weight(self.module, x.dtype), self.module.bias
+        before = part.first - part.low[0] * self.factor
+        after = part.low[1] * self.factor - part.last
+        padding = [0] * 6
+        last = 2 * (4 - self.layout.axis)  # the last axis comes first
+        padding[last : last + 2] = [before, after]
+        g = F.pad(part.rows, padding) if before or after else part.rows.contiguous()
+        sizes = None if bias is None else [bias.numel()]
+        to_low, *gradients = aten.convolution_backward(
+            g, x, weight, sizes, stride, [0] * 3, [1] * 3, True, [0] * 3, 1,
+            [True, True, bias is not None],
+        )  # fmt: skip
+        out += to_low
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        gradients = [t.to(dtype) for t in gradients if t is not None]
+        if self.gradients:
+            gradients = [a + b for a, b in zip(self.gradients, gradients, strict=True)]
+        self.gradients = gradients
+
+    def _axes(self, low: Tensor, part: _Part) -> list[int]:
+        """Return the `axes` of the operators: only the tiled axis does not start at 0."""
+        numbers = []
+        for axis in (2, 3, 4):
+            if axis == self.layout.axis:
+                numbers += [part.first, self.rows, part.low[0], self.low_rows]
+            else:
+                numbers += [0, part.rows.shape[axis], 0, low.shape[axis]]
+        return numbers
+
+    def _zero_padding(self, rows: Tensor, start: int, stop: int) -> None:
+        """Write zeros to the part of these rows that is padding."""
+        for n, (offset, size) in enumerate(zip(self.offset, self.size, strict=True)):
+            first, last = (start, stop) if n + 2 == self.layout.axis else (0, self.layout.size[n])
+            begin = min(max(offset, first), last)
+            end = min(max(offset + size, first), last)
+            for low, high in ((first, begin), (end, last)):
+                if low < high:
+                    rows.narrow(n + 2, low - first, high - low).zero_()
+
+    def _strip_padding(self, rows: Tensor, start: int, stop: int) -> _Part | None:
+        """Return the part of these rows that is not padding; None: all of it is."""
+        offsets, sizes, axis = list(self.offset), list(self.size), self.layout.axis - 2
+        first, last = max(start - offsets[axis], 0), min(stop - offsets[axis], self.rows)
+        if last <= first:
+            return None
+        offsets[axis], sizes[axis] = first + offsets[axis] - start, last - first
+        for n, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            rows = rows.narrow(n + 2, offset, size)
+        if self.interpolates:
+            low = find_source_rows(first, last, self.rows, self.low_rows, linear=self.linear)
+        else:
+            low = first // self.factor, -(-last // self.factor)
+        return _Part(rows, first, last, low)
+
+
+def find_source_rows(
+    first: int, last: int, size: int, low_size: int, *, linear: bool
+) -> tuple[int, int]:
+    """Return the range of coarser rows that rows [first, last) are interpolated from."""
+    if not linear:
+        return first * low_size // size, (last - 1) * low_size // size + 1
+    # In integers, as in the kernels: a rounded product may be one row off.
+    a, b = (n * (low_size - 1) // max(1, size - 1) for n in (first, last - 1))
+    return a, min(b + 2, low_size)
 
 
 class Decoder(Block):
@@ -45,6 +155,7 @@ class Decoder(Block):
         up: nn.Module,
         convs: Sequence[Any],
         head: nn.Conv3d | None,
+        *,
         last: bool,
         mode: str,
         skip_first: bool,
@@ -57,6 +168,12 @@ class Decoder(Block):
         self.skip_first = skip_first
         sources = self._order(skip.source, self.up)
         self.layers = Layers(convs, sources, self.gradients, stream=mode == "stream")
+
+    def run_on(self, low: FeatureMap, skip: FeatureMap) -> tuple[FeatureMap | None, Tensor | None]:
+        """Return the map, unless the block is the `last` one, and the head's logits, if any."""
+        outputs = self.run(low.edge, skip.edge)
+        logits = None if self.head is None else outputs.pop()
+        return (FeatureMap(outputs[0], self.output) if outputs else None), logits
 
     def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
         self.layers.convolve(
@@ -89,10 +206,10 @@ class Decoder(Block):
         n = len(self.layers.layers) - 1
         g, sums = self.layers.backward_conv(n, self._backward_head(g, to_logits), make_sinks)
         self.layers.backward(n, g, sums, make_sinks)
-        for p, gradient in zip(self.up.module.parameters(), self.up.method.gradients, strict=False):
-            self.gradients[p] = gradient
+        for p, gradient in zip(self.up.module.parameters(), self.up.gradients, strict=False):
+            self.gradients.add(p, gradient)
         self.skip.gradient = None if to_skip is None else to_skip.tensor
-        return [to_low, self.skip.gradient, *self.parameter_gradients()]
+        return [to_low, self.skip.gradient, *self.gradients.collect()]
 
     def _order(self, skip: Any, up: Any) -> list[Any]:
         """Return what belongs to the skip and to the upsampled map in the order of the inputs."""
@@ -138,11 +255,10 @@ class Decoder(Block):
     def _add_head_gradients(self, head: nn.Conv3d, g: Tensor, a: Tensor) -> None:
         """Add the head's gradients, given `g` (B, D, H, W, K) and activations (B, D, H, W, C)."""
         g, dtype = g.flatten(0, 3), self.layout.accumulate_dtype
-        parts: dict[Tensor, Tensor] = {head.weight: multiply(g.t(), a.flatten(0, 3), dtype)}
-        if head.bias is not None:
-            parts[head.bias] = g.sum(0, dtype=dtype)
-        for p, part in parts.items():
-            add_parameter_gradient(self.gradients, p, part)
+        to_weight = multiply(g.t(), a.flatten(0, 3), dtype)
+        to_bias = None if head.bias is None else g.sum(0, dtype=dtype)
+        self.gradients.add(head.weight, to_weight)
+        self.gradients.add(head.bias, to_bias)
 
     def _backward_head(self, g: Tensor | None, to_logits: Tensor | None) -> Tensor:
         """Return the gradient of the last raw output, in the memory of `g` or of that output."""
@@ -153,7 +269,7 @@ class Decoder(Block):
         for start, stop in tiles:
             rows = self._activation_gradient(g, to_logits, start, stop, update=True)
             raw = self.layout.narrow_rows(y, start, stop)
-            sums = add_norm_gradient_sums(rows, raw, last.output, sums)
+            sums = last.output.norm.add_gradient_sums(rows, raw, sums)
             del rows
         assert sums is not None
         gradient = self.layers.backward_norm(last, sums)
@@ -161,9 +277,7 @@ class Decoder(Block):
         for start, stop in tiles:
             raw = self.layout.narrow_rows(y, start, stop)
             rows = self._activation_gradient(g, to_logits, start, stop, update=False)
-            backward_norm_act(
-                rows, raw, last.output, gradient, out=self.layout.narrow_rows(out, start, stop)
-            )
+            gradient.apply(rows, raw, out=self.layout.narrow_rows(out, start, stop))
             del rows
         last.raw.stored = None
         return out

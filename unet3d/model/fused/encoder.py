@@ -4,24 +4,31 @@ The `mode` of a level, one of unet3d.types.Retention, says which outputs are sto
 recomputed. A level ends with the pooling for the next one, unless that begins with a stride.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unet3d.model.blocks import Strided
+from unet3d.model.blocks import ResidualBlock, Strided
+from unet3d.model.fused import operators
+from unet3d.model.fused.conv_ops import compute_weight_gradient, convolve
 from unet3d.model.fused.feature_maps import (
     FeatureMap,
     LazyActivation,
+    PooledMap,
     StoredFeatureMap,
     compute_input_gradient,
     pool_map,
+    pool_volumes,
     restore_parts,
 )
-from unet3d.model.fused.layers import GradientBuffer, GradientSum, Layers
-from unet3d.model.fused.node import Block, run_block
-from unet3d.model.fused.tiled_conv import Sink, add_norm_gradient_sums
+from unet3d.model.fused.layers import GradientBuffer, GradientSum, Layers, ParameterGradients
+from unet3d.model.fused.node import Block
+from unet3d.model.fused.norms import FoldedNorm, get_negative_slope
 from unet3d.model.fused.tiling import MapLayout, choose_tile_bytes
 from unet3d.types import Triple
 
@@ -41,7 +48,7 @@ def make_input_map(x: Tensor, dtype: torch.dtype, tile_bytes: int | None) -> Fea
 
 
 class Encoder(Block):
-    """An encoder level: its convolutions, then the pooling, if any."""
+    """An encoder level: what subclasses compute, then the pooling, if any."""
 
     def __init__(
         self,
@@ -56,6 +63,15 @@ class Encoder(Block):
         self.source, self.mode, self.pool_kernel = x.source, mode, pool_kernel
         self.next_is_strided = isinstance(pool, Strided)
         self.pool = None if self.next_is_strided else pool
+
+    def run_on(self, x: FeatureMap) -> tuple[FeatureMap, FeatureMap]:
+        """Return the map that the next level reads, and the map that the decoder reads."""
+        *small, edge = self.run(x.edge)
+        skip = FeatureMap(edge, self.output)
+        if not small:
+            return skip, skip
+        layout = self.layout.shrink(self.pool_kernel)
+        return FeatureMap(small[0], StoredFeatureMap(small[0].detach(), layout)), skip
 
     def pool_output(self, needs_grad: bool) -> tuple[Tensor, ...]:
         """Return the pooled map, if any, and the edge of the output."""
@@ -75,7 +91,6 @@ class Encoder(Block):
 
     def take_gradient(self, gradients: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of the output, to be overwritten, and that of the pooled map."""
-        assert isinstance(self.output, LazyActivation)
         self.output.gradient = None
         g = gradients.pop()
         to_small = gradients.pop() if self.pool is not None else None
@@ -97,15 +112,14 @@ class Encoder(Block):
 class PlainEncoder(Encoder):
     """A level of consecutive convolutions."""
 
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        stream = self.mode == "stream"
-        self.layers = Layers(self.modules, [self.source], self.gradients, stream=stream)
+    layers: Layers
 
     def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
+        stream = self.mode == "stream"
+        self.layers = Layers(self.modules, [self.source], self.gradients, stream=stream)
         self.layers.convolve(store_inner=self.mode == "store_all" and needs_grad)
         self.output = self.layers.output
-        if self.layers.layers[0].convolution.is_strided:
+        if self.layers.is_strided:
             self.source.finish_downsampling()
         return self.pool_output(needs_grad)
 
@@ -113,19 +127,9 @@ class PlainEncoder(Encoder):
         self, gradients: list[Tensor | None], needs_grad: Sequence[bool]
     ) -> list[Tensor | None]:
         g, to_small = self.take_gradient(gradients)
-        if self.mode != "stream":
-            self.layers.output.raw.restore()
-        sums = self._add_sums(g, to_small)
-        convolution = self.layers.layers[0].convolution
-        if convolution.is_strided:
-            restore_parts(self.source)
-        result = InputGradient(self.source, needs_grad[0], convolution)
-        self.layers.backward(len(self.layers.layers), g, sums, result.make_sinks)
-        return [result.take(), *self.parameter_gradients()]
-
-    def _add_sums(self, g: Tensor, to_small: Tensor | None) -> Tensor:
-        """Add the gradient through the pooling to `g`; return the sums that the norm needs."""
         output, sums = self.layers.output, None
+        if self.mode != "stream":
+            output.raw.restore()
         for start, stop in self.pool_tiles():
             y, rows = output.raw.rows(start, stop), self.layout.narrow_rows(g, start, stop)
             if to_small is not None:
@@ -133,45 +137,218 @@ class PlainEncoder(Encoder):
                 output.activate(y, a, start, stop)
                 self.add_pool_gradient(a, rows, to_small, start)
                 del a
-            sums = add_norm_gradient_sums(rows, y, output, sums)
+            sums = output.norm.add_gradient_sums(rows, y, sums)
+        del y, rows
         assert sums is not None
-        return sums
+        if self.layers.is_strided:
+            restore_parts(self.source)
+        is_needed, is_strided = needs_grad[0], self.layers.is_strided
+        sink = make_input_sink(self.source, is_needed=is_needed, is_strided=is_strided)
+        self.layers.backward(len(self.modules), g, sums, lambda _: [sink])
+        return [take_input_gradient(self.source, sink), *self.gradients.collect()]
 
 
-class InputGradient:
-    """The gradient of an encoder level's input.
+InputSink = GradientBuffer | GradientSum | None
+
+
+def make_input_sink(source: Any, *, is_needed: bool, is_strided: bool) -> InputSink:
+    """Return the sink of the gradient of an encoder level's input.
 
     Where the first convolution is strided, the input is also a skip: the gradient is added to that
     of the decoder, which autograd has already, so that there is one tensor of that size.
     """
-
-    def __init__(self, source: Any, is_needed: bool, convolution: Any):
-        self.shared: Tensor | None = None
-        self.sink: GradientBuffer | GradientSum | None = None
-        layout, channels = source.layout, source.channels
-        if is_needed and convolution.is_strided:
-            self.shared = source.gradient
-            tensor = layout.empty(channels).zero_() if self.shared is None else self.shared
-            self.sink = GradientSum(tensor, layout)
-        elif is_needed:
-            self.sink = GradientBuffer(None, channels, layout)
-
-    def make_sinks(self, _: Tensor) -> list[Sink | None]:
-        """Return the sink of the only source."""
-        return [self.sink]
-
-    def take(self) -> Tensor | None:
-        """Return what autograd has to be given."""
-        if self.sink is None or self.shared is not None:
-            return None
-        return self.sink.tensor
+    layout, channels = source.layout, source.channels
+    if not is_needed:
+        return None
+    if not is_strided:
+        return GradientBuffer(None, channels, layout)
+    shared = source.gradient
+    return GradientSum(layout.empty(channels).zero_() if shared is None else shared, layout)
 
 
-def run_encoder(block: Encoder, x: FeatureMap) -> tuple[FeatureMap, FeatureMap]:
-    """Return the map that the next level reads, and the map that the decoder reads."""
-    *small, edge = run_block(block, x.edge)
-    skip = FeatureMap(edge, block.output)
-    if not small:
-        return skip, skip
-    layout = block.layout.shrink(block.pool_kernel)
-    return FeatureMap(small[0], StoredFeatureMap(small[0].detach(), layout)), skip
+def take_input_gradient(source: Any, sink: InputSink) -> Tensor | None:
+    """Return what autograd has to be given of an encoder level's input."""
+    return None if sink is None or sink.tensor is source.gradient else sink.tensor
+
+
+class ResidualEncoder(Encoder):
+    """A level of residual blocks, the finest one after a stem.
+
+    A block's output is the activation of a sum: of a normalized convolution output and of the
+    block's input, or its projection. Neither the sum nor its activation is stored: reading an
+    output adds up the raw outputs of the second convolutions of this block and those before it.
+    These are stored, except that of the last block, for which the mode decides, as for the first
+    convolutions and the stem. A projection is dropped once the decoder has read it, unless what it
+    reads is dropped, too.
+    """
+
+    stem: Layers | None = None
+    blocks: list[_Block]
+
+    def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
+        source, modules, self.blocks = self.source, self.modules, []
+        if not isinstance(modules[0], ResidualBlock):
+            self.stem = Layers(modules[:1], [source], self.gradients)
+            self.stem.convolve(store_inner=True)
+            source, modules = self.stem.output, modules[1:]
+            source.raw.is_cheap = True
+        for n, module in enumerate(modules):
+            block = _Block(module, source, self.gradients, stream=self.mode == "stream")
+            if self.mode in ("recompute_tiled", "stream"):
+                block.layers.copies = 2
+            stores_inner = self.mode == "store_all" or (self.mode == "store_later" and n > 0)
+            block.forward(store_inner=stores_inner and needs_grad)
+            if n == 0 and self.stem is not None and self.mode != "store_all":
+                self.stem.output.raw.stored = None
+            source = block.output if needs_grad else self._materialize(block.output)
+            self.blocks.append(block)
+        self.output = source
+        if self.blocks[0].layers.is_strided:
+            self.source.finish_downsampling()
+        if not needs_grad:
+            self.blocks, self.stem = [], None
+        return self.pool_output(needs_grad)
+
+    def backward(
+        self, gradients: list[Tensor | None], needs_grad: Sequence[bool]
+    ) -> list[Tensor | None]:
+        g, to_small = self.take_gradient(gradients)
+        restore_parts(self.output)
+        result = None
+        while self.blocks:
+            block, sums = self.blocks.pop(), None
+            block.layers.is_streamed |= self.mode == "recompute_tiled"
+            tiles = self.pool_tiles() if to_small is not None else self.layout.tiles(g.shape[1])
+            for start, stop in tiles:
+                a, rows = block.output.rows(start, stop), self.layout.narrow_rows(g, start, stop)
+                if to_small is not None:
+                    self.add_pool_gradient(a, rows, to_small, start)
+                operators.activation_gradient(a, block.output.slope, rows)
+                del a
+                raw = block.output.raw.rows(start, stop)
+                sums = block.output.norm.add_gradient_sums(rows, raw, sums)
+                del raw
+            to_small = None
+            assert sums is not None
+            if self.blocks:
+                block.backward(g, sums)
+            elif self.stem is None:
+                result = block.backward_to_source(g, sums, is_needed=needs_grad[0])
+            else:
+                sums = block.backward(g, sums, self.stem.output.norm)
+                assert sums is not None
+                sink = make_input_sink(self.source, is_needed=needs_grad[0], is_strided=False)
+                self.stem.backward(1, g, sums, lambda _, sink=sink: [sink])
+                result = take_input_gradient(self.source, sink)
+        return [result, *self.gradients.collect()]
+
+    def _materialize(self, output: LazyActivation) -> StoredFeatureMap:
+        """Return an output as a map in memory, and free what it was computed from."""
+        y = StoredFeatureMap(output.layout.empty(output.channels), output.layout)
+        for start, stop in output.layout.tiles(output.channels + output.width):
+            output.fill(y.rows(start, stop), start, stop)
+        for part in output.parts():
+            part.stored = None
+        return y
+
+
+class _Block:
+    """A residual block for the duration of a step."""
+
+    def __init__(self, module: Any, source: Any, gradients: ParameterGradients, *, stream: bool):
+        self.module, self.source = module, source
+        self.layers = Layers([module.conv1, module.conv2], [source], gradients, stream=stream)
+        self.gradients = gradients
+        self.projection: Layers | None = None
+
+    @property
+    def output(self) -> LazyActivation:
+        """Return the activated sum."""
+        return self.layers.output
+
+    def forward(self, *, store_inner: bool) -> None:
+        """Run the block; store the second convolution's output."""
+        module, skip, pool_rows = self.module, self.source, None
+        if module.skip_pool is not None:
+            stride, is_transient = module.conv1.conv.stride, module.projection is not None
+            skip = PooledMap(module.skip_pool, stride, skip, is_transient=is_transient)
+            pool_rows = skip.pool_rows
+        self.layers.run_next(store=not self.layers.is_streamed, on_input=pool_rows)
+        if module.projection is not None:
+            self.projection = Layers([module.projection], [skip], self.gradients)
+            self.projection.convolve(store_inner=True)
+            skip = self.projection.output
+            is_cheap = not self.source.is_dropped
+            skip.raw.drop_after_read = skip.raw.restore_for_decoder = is_cheap
+        layout, slope = self.source.layout, get_negative_slope(module.act)
+        factors = module.drop_path.draw(layout.batch, layout.device)
+        self.layers.run_next(store=True, skip=skip, slope=slope, factors=factors)
+        if not store_inner:
+            self.layers.free_inner()
+
+    def backward(self, g: Tensor, sums: Tensor, source: FoldedNorm | None = None) -> Tensor | None:
+        """Turn the gradient of the sum, `g`, into that of the block's input, its skip.
+
+        With a `source`, the norm of the input, return the sums that it needs.
+        """
+        to_conv, sums = self.layers.backward_conv(1, self._backward_norms(g, sums))
+        sink = GradientSum(g, self.source.layout)
+        return self.layers.backward(1, to_conv, sums, lambda _: [sink], source)
+
+    def backward_to_source(self, g: Tensor, sums: Tensor, *, is_needed: bool) -> Tensor | None:
+        """Return the gradient of the level's input, given that of the sum."""
+        convolution, is_strided = self.layers.layers[0].convolution, self.layers.is_strided
+        if not is_strided and self.projection is None:
+            self.backward(g, sums)
+            return g if is_needed else None
+        to_conv = self._backward_norms(g, sums)
+        if is_strided:
+            restore_parts(self.source)
+            convolution.add_gradient = partial(self._backward_skip, g)
+        to_conv, sums = self.layers.backward_conv(1, to_conv)
+        sink = make_input_sink(self.source, is_needed=is_needed, is_strided=is_strided)
+        self.layers.backward(1, to_conv, sums, lambda _: [sink])
+        convolution.add_gradient = None  # it refers to this block
+        gradient = take_input_gradient(self.source, sink)
+        if self.projection is not None and not is_strided:
+            added = None if gradient is None else GradientSum(gradient, self.source.layout)
+            self.projection.backward_conv(0, g, lambda _: [added])
+        return gradient
+
+    def _backward_norms(self, g: Tensor, sums: Tensor) -> Tensor:
+        """Return the gradient of the second raw output, given that of the sum.
+
+        With a projection, turn `g` into the gradient of its raw output.
+        """
+        second, output = self.layers.layers[1], self.output
+        gradient = self.layers.backward_norm(second, sums, output.factors)
+        y = output.raw.stored
+        assert y is not None
+        gradient.apply(g, y, out=y)
+        output.raw.stored = None
+        if self.projection is not None:
+            layer = self.projection.layers[0]
+            assert layer.raw.stored is not None
+            sums = layer.output.norm.add_gradient_sums(g, layer.raw.stored, None)
+            self.projection.backward_norm_in_place(layer, g, sums)
+        return y
+
+    def _backward_skip(self, g: Tensor, windows: Tensor, start: int, stop: int) -> Tensor:
+        """Return the gradient of the rows `windows` that rows [start, stop) of the skip pool.
+
+        `g` is the gradient of the projection's raw output, or else of the pooled map.
+        """
+        convolution, pool = self.layers.layers[0].convolution, self.module.skip_pool
+        rows = convolution.layout.narrow_rows(g, start, stop)
+        if self.projection is not None:
+            conv, none = self.module.projection.conv, [0, 0, 0]
+            weight = self.projection.layers[0].convolution.weight()
+            if conv.weight.requires_grad:
+                pooled = convolution.layout.empty(conv.in_channels, stop - start)
+                pool_volumes(pool, windows, pooled)
+                part = compute_weight_gradient(rows, pooled, weight, none)
+                self.gradients.add(conv.weight, part)
+                del pooled
+            transposed = weight.transpose(0, 1).contiguous(memory_format=torch.channels_last_3d)
+            rows = convolve(rows, transposed, none)
+        return compute_input_gradient(pool, windows, rows)

@@ -6,47 +6,41 @@ gradient stays in one buffer from the last layer to the first.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from unet3d.model.fused import tiled_conv
-from unet3d.model.fused.convolution import Convolution, FeatureMapSource
+from unet3d.model.fused.convolution import Convolution, FeatureMapSource, Sink
 from unet3d.model.fused.feature_maps import ConvOutput, LazyActivation
-from unet3d.model.fused.norms import Moments, NormGradient, fold_norm, make_stat_groups
-from unet3d.model.fused.tiled_conv import Sink, add_norm_gradient_sums, backward_norm_act
+from unet3d.model.fused.norms import FoldedNorm, Moments, NormGradient, fold_norm, make_stat_groups
 from unet3d.model.fused.tiling import MapLayout
 
 MakeSinks = Callable[[Tensor], Sequence[Sink | None]]
 """Given a buffer that may be overwritten, return the sink of each source's gradient."""
 
 
-class Layer:
-    """A convolution with its norm and activation, for the duration of a step."""
+class ParameterGradients:
+    """Collects the gradients of parameters, in any shape and at least in float32."""
 
-    def __init__(self, module: Any, sources: Sequence[FeatureMapSource]):
-        self.module = module
-        self.convolution = Convolution(module.conv, sources)
-        self.raw = ConvOutput(self.convolution)
-        self.output: LazyActivation
+    def __init__(self, modules: Sequence[nn.Module]):
+        # Layers may share a parameter: its gradient is the sum of their parts.
+        self.parameters = list(dict.fromkeys(p for m in modules for p in m.parameters()))
+        self.sums: dict[Tensor, Tensor] = {}
 
-    def forward(self, *, store: bool, **residual: Any) -> LazyActivation:
-        """Convolve, and compute the norm's statistics; store the raw output if `store`.
+    def add(self, p: Any, part: Tensor | None) -> None:
+        """Add a part of a parameter's gradient, if there is one."""
+        if p in self.sums and part is not None:
+            self.sums[p].add_(part.reshape(self.sums[p].shape))
+        elif part is not None:
+            self.sums[p] = part
 
-        `residual` are options of LazyActivation.
-        """
-        layout, channels = self.convolution.layout, self.module.conv.out_channels
-        groups = make_stat_groups(self.module.norm, channels)
-        moments = None if groups is None else Moments()
-        if store or moments is not None:
-            self.raw.stored = self.convolution.forward(store=store, moments=moments)
-        like = torch.empty(
-            layout.batch, channels, dtype=layout.accumulate_dtype, device=layout.device
-        )
-        norm = fold_norm(self.module.norm, self.module.act, self.module.conv.bias, moments, like)
-        self.output = LazyActivation(self.raw, norm, **residual)
-        return self.output
+    def collect(self) -> list[Tensor | None]:
+        """Return the gradients in the order, shape and dtype of the parameters."""
+        gradients = [self.sums.get(p) if p.requires_grad else None for p in self.parameters]
+        return [
+            None if g is None else g.reshape(p.shape).to(p.dtype)
+            for p, g in zip(self.parameters, gradients, strict=True)
+        ]
 
 
 class GradientBuffer:
@@ -54,10 +48,10 @@ class GradientBuffer:
 
     def __init__(self, g: Tensor | None, channels: int, layout: MapLayout):
         self.layout = layout
-        reuse = g is not None and g.shape[1] >= channels
-        self.tensor = (
-            g.narrow(1, 0, channels) if g is not None and reuse else layout.empty(channels)
-        )
+        if g is not None and g.shape[1] >= channels:
+            self.tensor = g.narrow(1, 0, channels)
+        else:
+            self.tensor = layout.empty(channels)
 
     def __call__(self, rows: Tensor, start: int, stop: int) -> Tensor:
         if stop - start == self.layout.rows and rows._base is None:
@@ -80,22 +74,27 @@ class GradientSum:
         return target.add_(rows)
 
 
-def add_parameter_gradient(gradients: dict[Tensor, Tensor], p: Tensor, part: Tensor) -> None:
-    """Add a part of a parameter's gradient to what there is of it."""
-    gradients[p] = gradients[p].add_(part) if p in gradients else part
+class Layer(NamedTuple):
+    """A convolution with its norm and activation, for the duration of a step."""
+
+    module: Any  # a ConvNormAct
+    convolution: Convolution
+    output: LazyActivation
+
+    @property
+    def raw(self) -> ConvOutput:
+        """Return the convolution's output."""
+        return self.output.raw
 
 
 class Layers:
-    """Consecutive layers; the first reads `sources`.
-
-    `gradients` receives those of the parameters.
-    """
+    """Consecutive layers; the first reads `sources`."""
 
     def __init__(
         self,
         modules: Sequence[Any],
         sources: Sequence[FeatureMapSource],
-        gradients: dict[Tensor, Tensor],
+        gradients: ParameterGradients,
         *,
         stream: bool = False,
     ):
@@ -109,20 +108,18 @@ class Layers:
         """Return the last layer's output."""
         return self.layers[-1].output
 
-    def convolve(
-        self,
-        *,
-        store_inner: bool,
-        on_sources_read: Callable[[], None] | None = None,
-        **residual: Any,
-    ) -> None:
-        """Run all layers and store the last raw output, and the others if `store_inner`.
+    @property
+    def is_strided(self) -> bool:
+        """Return whether the first layer has a stride."""
+        return self.layers[0].convolution.is_strided
 
-        `residual` are options of the last LazyActivation.
-        """
+    def convolve(
+        self, *, store_inner: bool, on_sources_read: Callable[[], None] | None = None
+    ) -> None:
+        """Run all layers and store the last raw output, and the others if `store_inner`."""
         for n in range(len(self.modules)):
             is_last = n + 1 == len(self.modules)
-            self.run_next(store=not self.is_streamed or is_last, **(residual if is_last else {}))
+            self.run_next(store=not self.is_streamed or is_last)
             # Streamed layers read the sources until the last one is done.
             if on_sources_read and (is_last or (n == 0 and not self.is_streamed)):
                 on_sources_read()
@@ -135,20 +132,23 @@ class Layers:
         store: bool,
         on_input: Callable[[Tensor, int, int], None] | None = None,
         **residual: Any,
-    ) -> Layer:
+    ) -> None:
         """Run the next layer, and store its raw output if `store` or if it has a stride.
 
-        `on_input` is called with what a strided layer reads, tile by tile.
+        `on_input` is called with what a strided layer reads, tile by tile. `residual` are options
+        of LazyActivation.
         """
-        layer = Layer(
-            self.modules[len(self.layers)], [self.output] if self.layers else self.sources
-        )
-        layer.convolution.on_input = on_input
-        layer.convolution.copies = max(self.copies, layer.convolution.copies)
-        layer.forward(store=store or layer.convolution.is_strided, **residual)
-        layer.convolution.on_input = None
-        self.layers.append(layer)
-        return layer
+        module = self.modules[len(self.layers)]
+        convolution = Convolution(module.conv, [self.output] if self.layers else self.sources)
+        convolution.copies = max(self.copies, convolution.copies)
+        groups = make_stat_groups(module.norm, module.conv.out_channels)
+        moments = None if groups is None else Moments()
+        raw, store = ConvOutput(convolution), store or convolution.is_strided
+        if store or moments is not None:
+            raw.stored = convolution.forward(store=store, moments=moments, on_input=on_input)
+        like = convolution.layout.empty_numbers(module.conv.out_channels)
+        norm = fold_norm(module.norm, module.act, module.conv.bias, groups, moments, like)
+        self.layers.append(Layer(module, convolution, LazyActivation(raw, norm, **residual)))
 
     def free_inner(self) -> None:
         """Free the raw outputs before the last one."""
@@ -161,21 +161,21 @@ class Layers:
         g: Tensor,
         sums: Tensor,
         make_sinks: MakeSinks,
-        source: LazyActivation | None = None,
+        source: FoldedNorm | None = None,
     ) -> Tensor | None:
         """Run the backward of the first `layers` layers, in the memory of `g`.
 
         `g` is the gradient of the last one's activation, `sums` what that layer's norm needs of it.
-        With a `source`, the only one, return the sums that its norm needs.
+        With a `source`, the norm of the only one, return the sums that it needs.
         """
         for n in reversed(range(layers)):
             layer = self.layers[n]
             if layer.convolution.is_strided:
                 self.backward_norm_in_place(layer, g, sums)
                 return self.backward_conv(n, g, make_sinks)[1]
-            activation = (layer.output, self.backward_norm(layer, sums))
+            activation = self.backward_norm(layer, sums)
             if layer.raw.stored is not None:
-                backward_norm_act(g, layer.raw.stored, *activation, out=g)
+                activation.apply(g, layer.raw.stored, out=g)
                 layer.raw.stored = activation = None
             g, sums = self.backward_conv(n, g, make_sinks, activation, source)
         return sums
@@ -185,31 +185,32 @@ class Layers:
         layer.raw.restore()
         assert layer.raw.stored is not None
         gradient = self.backward_norm(layer, sums)
-        backward_norm_act(g, layer.raw.stored, layer.output, gradient, out=g)
+        gradient.apply(g, layer.raw.stored, out=g)
         layer.raw.stored = None
 
     def backward_norm(
         self, layer: Layer, sums: Tensor, factors: Tensor | None = None
     ) -> NormGradient:
-        """Return the norm's gradient, and store those of its parameters.
+        """Return the norm's gradient, and add those of its parameters.
 
         `factors`, one per volume, scale the norm's output.
         """
         gradient = layer.output.norm.gradient(sums if factors is None else sums * factors)
-        if layer.module.conv.bias is not None:
-            self.gradients[layer.module.conv.bias] = gradient.bias
-        if getattr(layer.module.norm, "weight", None) is not None:
-            self.gradients[layer.module.norm.weight] = gradient.weight
-            self.gradients[layer.module.norm.bias] = gradient.shift
+        conv, norm = layer.module.conv, layer.module.norm
+        if conv.bias is not None:
+            self.gradients.add(conv.bias, gradient.bias)
+        if getattr(norm, "weight", None) is not None:
+            self.gradients.add(norm.weight, gradient.weight)
+            self.gradients.add(norm.bias, gradient.shift)
         return gradient if factors is None else replace(gradient, scale=gradient.scale * factors)
 
     def backward_conv(
         self,
         n: int,
         g: Tensor,
-        make_sinks: MakeSinks,
-        activation: tuple[LazyActivation, NormGradient] | None = None,
-        source: LazyActivation | None = None,
+        make_sinks: MakeSinks = lambda _: [None],
+        activation: NormGradient | None = None,
+        source: FoldedNorm | None = None,
     ) -> tuple[Tensor, Any]:
         """Return the gradient of the previous layer's activation and its sums.
 
@@ -217,35 +218,23 @@ class Layers:
         needs, if that is given.
         """
         layer = self.layers[n]
-        conv = layer.module.conv
-        if layer.convolution.is_strided:  # the first layer
-            weight_gradient = tiled_conv.backward_strided(
-                layer.convolution, g, make_sinks(g)[0], needs_weight=conv.weight.requires_grad
-            )
-            if weight_gradient is not None:
-                self.gradients[conv.weight] = weight_gradient
+        weight, convolution = layer.module.conv.weight, layer.convolution
+        if convolution.is_strided:  # the first layer
+            self.gradients.add(weight, convolution.backward_strided(g, make_sinks(g)[0]))
             return g, None
-        previous = self.layers[n - 1] if n else None
-        if previous is not None and (not self.is_streamed or previous.convolution.is_strided):
-            previous.raw.restore()
-        buffer = read = None
-        if previous is not None:
-            buffer = GradientBuffer(g, conv.in_channels, layer.convolution.layout)
-            read = previous.output if previous.raw.stored is None else None
-        weight_gradient, sums = tiled_conv.backward(
-            layer.convolution,
-            g,
-            make_sinks(g) if buffer is None else [buffer],
-            needs_weight=conv.weight.requires_grad,
-            activation=activation,
-            previous=source if previous is None else read,
-        )
-        if weight_gradient is not None:
-            self.gradients[conv.weight] = weight_gradient
-        if previous is None or buffer is None:
+        if n == 0:
+            weight_gradient, sums = convolution.backward(g, make_sinks(g), activation, source)
+            self.gradients.add(weight, weight_gradient)
             return g, sums
+        previous = self.layers[n - 1]
+        if not self.is_streamed or previous.convolution.is_strided:
+            previous.raw.restore()
+        norm, is_stored = previous.output.norm, previous.raw.stored is not None
+        buffer = GradientBuffer(g, convolution.module.in_channels, convolution.layout)
+        read = None if is_stored else norm
+        weight_gradient, sums = convolution.backward(g, [buffer], activation, read)
+        self.gradients.add(weight, weight_gradient)
         if previous.raw.stored is not None:
-            y = previous.raw.stored
-            sums = add_norm_gradient_sums(buffer.tensor, y, previous.output, None)
+            sums = norm.add_gradient_sums(buffer.tensor, previous.raw.stored, None)
         assert sums is not None
         return buffer.tensor, sums

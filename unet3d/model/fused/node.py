@@ -1,27 +1,23 @@
 """Run a block of the network as one autograd node that computes its own backward."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from unet3d.model.fused.layers import ParameterGradients
 from unet3d.model.fused.tiling import MapLayout
 
 
 class Block:
-    """A part of the network; its backward gives gradients of its input maps and its parameters.
-
-    `gradients` collects those of the parameters, in any shape and at least in float32.
-    """
+    """A part of the network; its backward gives gradients of its input maps and its parameters."""
 
     output: Any  # a LazyActivation, or a StoredFeatureMap
 
-    def __init__(self, modules: Iterable[nn.Module], device: torch.device):
-        self.device = device
-        self.parameters = [p for module in modules for p in module.parameters()]
-        self.gradients: dict[Tensor, Tensor] = {}
+    def __init__(self, modules: Sequence[nn.Module], device: torch.device):
+        self.device, self.gradients = device, ParameterGradients(modules)
 
     @property
     def layout(self) -> MapLayout:
@@ -43,13 +39,9 @@ class Block:
         one = torch.zeros(1, dtype=self.layout.dtype, device=self.device)
         return one.expand(self.layout.batch, self.output.channels, *self.layout.size)
 
-    def parameter_gradients(self) -> list[Tensor | None]:
-        """Return the gradients in the order, shape and dtype of the parameters."""
-        gradients = [self.gradients.get(p) if p.requires_grad else None for p in self.parameters]
-        return [
-            None if g is None else g.reshape(p.shape).to(p.dtype)
-            for p, g in zip(self.parameters, gradients, strict=True)
-        ]
+    def run(self, *edges: Tensor) -> list[Tensor]:
+        """Return the block's outputs, given the edges of its input maps."""
+        return list(_Node.apply(self, *edges, *self.gradients.parameters))
 
 
 class _Node(Function):
@@ -76,8 +68,3 @@ class _Node(Function):
             )
         with torch.autocast(block.device.type, enabled=False):
             return None, *block.backward(list(gradients), ctx.needs_input_grad[1:])
-
-
-def run_block(block: Block, *edges: Tensor) -> list[Tensor]:
-    """Return the block's outputs, given the edges of its input maps."""
-    return list(_Node.apply(block, *edges, *block.parameters))

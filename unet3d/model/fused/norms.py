@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unet3d.errors import UsageError
-from unet3d.model.fused.ops import norm_ops, statistics_ops
+from unet3d.model.fused import operators
+from unet3d.model.fused.kernels import cuda
 
 
 class Moments:
@@ -33,8 +33,8 @@ class Moments:
     def add(self, rows: Tensor) -> None:
         """Add the rows of a tile."""
         if not self.count:
-            self.total = norm_ops.make_sums(rows)
-        norm_ops.add_moments(rows, self.count, self.total)
+            self.total = operators.make_sums(rows)
+        operators.add_moments(rows, self.count, self.total)
         self.count += prod(rows.shape[2:])
 
 
@@ -50,16 +50,26 @@ class FoldedNorm:
     stat_groups: "StatGroups | None"  # None: the statistics do not depend on the input
     moments: Moments | None
 
+    def add_gradient_sums(self, g: Tensor, y: Tensor, sums: Tensor | None) -> Tensor:
+        """Add what `gradient` needs of some rows, (2, B, C), to `sums`, if any.
+
+        `y` are raw rows, `g` the gradient of their activation.
+        """
+        first, result = sums is None, operators.make_sums(y) if sums is None else sums
+        numbers = (self.scale, self.shift, self.mean, self.inverse)
+        operators.add_norm_gradient_sums(g, y, *numbers, self.slope, first, result)
+        return result
+
     def gradient(self, sums: Tensor) -> "NormGradient":
         """Return the gradient, given the sums (2, B, C) of m and of m * x over a map."""
         shift, weight = sums.sum(1)
         if self.stat_groups is None or self.moments is None:
             zero = torch.zeros_like(self.scale)
             bias = (self.scale * sums[0]).sum(0)
-            return NormGradient(self.scale, zero, zero, weight=weight, shift=shift, bias=bias)
+            return NormGradient(self, self.scale, zero, zero, weight=weight, shift=shift, bias=bias)
         groups, count = self.stat_groups, self.moments.count
-        if groups.world_size == 1 and statistics_ops.has_kernels(sums):
-            constant, linear = statistics_ops.fold_gradient(
+        if groups.world_size == 1 and cuda.has_statistics_kernels(sums):
+            constant, linear = cuda.fold_gradient(
                 sums, self.scale, self.mean, self.inverse, count, groups.groups, groups.over_batch
             )
         else:
@@ -72,19 +82,30 @@ class FoldedNorm:
         else:
             change = constant + linear * self.moments.total[0]
             bias = (self.scale * sums[0] + count * change).sum(0)
-        return NormGradient(self.scale, constant, linear, weight=weight, shift=shift, bias=bias)
+        return NormGradient(
+            self, self.scale, constant, linear, weight=weight, shift=shift, bias=bias
+        )
 
 
 @dataclass(frozen=True)
 class NormGradient:
     """The gradient of a norm's input, dy = scale * m + constant + linear * y, and of parameters."""
 
+    norm: FoldedNorm
     scale: Tensor  # (B, C)
     constant: Tensor
     linear: Tensor
     weight: Tensor  # (C): gradient of the norm's weight
     shift: Tensor  # gradient of the norm's bias
     bias: Tensor  # gradient of the convolution's bias
+
+    def apply(self, g: Tensor, y: Tensor, *, out: Tensor) -> None:
+        """Write the gradient of raw rows `y` to `out`, which may be `g` or `y`.
+
+        `g` is that of their activation.
+        """
+        shift, slope = self.norm.shift, self.norm.slope
+        operators.norm_gradient(g, y, self.scale, shift, self.constant, self.linear, slope, out)
 
 
 @dataclass(frozen=True)
@@ -118,13 +139,10 @@ def make_stat_groups(norm: nn.Module, channels: int) -> StatGroups | None:
         synchronized = norm.training and isinstance(norm, nn.SyncBatchNorm)
         world_size = torch.distributed.get_world_size() if synchronized else 1
         return None if fixed else StatGroups(channels, over_batch=True, world_size=world_size)
-    if type(norm) is nn.InstanceNorm3d and norm.running_mean is None:
+    if isinstance(norm, nn.InstanceNorm3d):
         return StatGroups(channels, over_batch=False)
-    if type(norm) is nn.GroupNorm:
-        return StatGroups(norm.num_groups, over_batch=False)
-    raise UsageError(
-        f"fused blocks support batch, instance and group norm, got {norm}: use checkpointing=none"
-    )
+    assert isinstance(norm, nn.GroupNorm)  # support.py refuses any other norm
+    return StatGroups(norm.num_groups, over_batch=False)
 
 
 def get_negative_slope(activation: nn.Module) -> float:
@@ -135,35 +153,38 @@ def get_negative_slope(activation: nn.Module) -> float:
 
 
 def fold_norm(
-    norm: Any, activation: nn.Module, bias: Tensor | None, moments: Moments | None, like: Tensor
+    norm: Any,
+    activation: nn.Module,
+    bias: Tensor | None,
+    groups: StatGroups | None,
+    moments: Moments | None,
+    like: Tensor,
 ) -> FoldedNorm:
     """Fold the norm of a convolution's output, which is to be understood as `y + bias`.
 
-    `moments` are those of y; `like` is (B, C) in the dtype of sums.
+    `moments` are those of y, over the norm's `groups`; `like` is (B, C) in the dtype of sums.
     """
     slope = get_negative_slope(activation)
     bias = None if bias is None else bias.detach().to(like.dtype)
-    groups = make_stat_groups(norm, like.shape[1])
     if isinstance(norm, nn.Identity):
         one, zero = torch.ones_like(like), torch.zeros_like(like)
         shift = zero if bias is None else bias.expand_as(like).contiguous()
         return FoldedNorm(one, shift, zero - shift, one, slope, None, None)
-    if groups is None:
+    if groups is None or moments is None:
         mean, variance = (t.to(like.dtype) for t in (norm.running_mean, norm.running_var))
         return FoldedNorm(*_fold(norm, mean, variance, bias, like), slope, None, None)
-    assert moments is not None
     is_batch_norm = isinstance(norm, nn.BatchNorm3d | nn.SyncBatchNorm)
     updates = is_batch_norm and norm.training and norm.running_mean is not None
     if updates:
         norm.num_batches_tracked.add_(1)
     momentum = getattr(norm, "momentum", 0.0)  # None: a cumulative average
-    if groups.world_size == 1 and statistics_ops.has_kernels(like) and momentum is not None:
+    fold_at_once = groups.world_size == 1 and momentum is not None
+    if fold_at_once and cuda.has_statistics_kernels(like):
         running = (norm.running_mean, norm.running_var) if updates else (None, None)
-        affine = (None, None) if norm.weight is None else (norm.weight, norm.bias)
-        folded = statistics_ops.fold(
+        affine = [t if t is None else t.detach() for t in (norm.weight, norm.bias)]
+        folded = cuda.fold_statistics(
             *(moments.total, moments.count, groups.groups, groups.over_batch, norm.eps),
-            *(t if t is None else t.detach() for t in affine),
-            *(bias, *running, momentum),
+            *(*affine, bias, *running, momentum),
         )
         return FoldedNorm(*folded, slope, groups, moments)
     means, squares = moments.total
@@ -179,18 +200,15 @@ def fold_norm(
 
 def _fold(
     norm: Any, mean: Tensor, variance: Tensor, bias: Tensor | None, like: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     """Return scale, shift, mean and inverse of y, given mean and variance of y + bias."""
     inverse = torch.rsqrt(variance + norm.eps)
-    weight, shift = (
-        (1.0, 0.0) if norm.weight is None else (norm.weight.detach(), norm.bias.detach())
-    )
+    weight, shift = (1.0, 0.0) if norm.weight is None else (norm.weight, norm.bias)
     if bias is not None:
         mean = mean - bias
     scale = inverse * weight
     folded = (scale, shift - mean * scale, mean, inverse)
-    scale, shift, mean, inverse = (t.to(like.dtype).expand_as(like).contiguous() for t in folded)
-    return scale, shift, mean, inverse
+    return [t.detach().to(like.dtype).expand_as(like).contiguous() for t in folded]
 
 
 @torch.no_grad()

@@ -8,13 +8,19 @@ from `_modules`: attributes of nn.Module are slow, and a deep network has hundre
 """
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 from torch import nn
 
-from unet3d.model.blocks import ConvBlock, ConvNormAct, Interpolate, Strided
-from unet3d.model.residual import ResidualBlock, ResidualLevel, StochasticDepth
+from unet3d.model.blocks import (
+    ConvBlock,
+    ConvNormAct,
+    Interpolate,
+    ResidualBlock,
+    ResidualLevel,
+    StochasticDepth,
+    Strided,
+)
 from unet3d.types import Triple
 
 ONE = (1, 1, 1)
@@ -74,48 +80,40 @@ def _check_convs(convs: Any, stride: Triple) -> Iterator[Check]:
     yield convs, type(convs) in (ConvBlock, ResidualLevel)
     for module in convs._modules.values():
         if type(module) is ResidualBlock:
-            yield from _check_residual_block(module, stride)
+            parts = module._modules
+            layers = [(parts["conv1"], stride), (parts["conv2"], ONE)]
+            if (projection := parts.get("projection")) is not None:
+                layers.append((projection, ONE))
+            yield module, type(parts["drop_path"]) is StochasticDepth
+            yield parts["act"], _is_activation(parts["act"])
+            if (pool := parts.get("skip_pool")) is not None:
+                yield pool, _is_pooling(pool, stride)
         else:
-            yield _check_layer(module, stride)
+            layers = [(module, stride)]
+        for layer, layer_stride in layers:
+            yield from _check_layer(layer, layer_stride)
         stride = ONE
 
 
-def _check_residual_block(block: Any, stride: Triple) -> Iterator[Check]:
-    parts = block._modules
-    yield _check_layer(parts["conv1"], stride)
-    yield _check_layer(parts["conv2"], ONE)
-    yield block, type(parts["drop_path"]) is StochasticDepth and _is_activation(parts["act"])
-    if block.skip_pool is not None:
-        yield block.skip_pool, _is_pooling(block.skip_pool, stride)
-    if block.projection is not None:
-        yield _check_layer(block.projection, ONE)
-
-
-def _check_layer(layer: Any, stride: Triple) -> Check:
-    """Return the first module of a layer that is not supported, or the layer."""
+def _check_layer(layer: Any, stride: Triple) -> Iterator[Check]:
     parts = layer._modules
-    if type(layer) is not ConvNormAct or [*parts] != ["conv", "norm", "act"]:
-        return layer, False
-    if not _is_conv(parts["conv"], stride):
-        return parts["conv"], False
-    if not _is_norm(parts["norm"]):
-        return parts["norm"], False
-    return parts["act"], _is_activation(parts["act"])
+    has_parts = type(layer) is ConvNormAct and [*parts] == ["conv", "norm", "act"]
+    yield layer, has_parts
+    if has_parts:
+        yield parts["conv"], _is_conv(parts["conv"], stride)
+        yield parts["norm"], _is_norm(parts["norm"])
+        yield parts["act"], _is_activation(parts["act"])
 
 
 def _is_conv(module: Any, stride: Triple) -> bool:
-    return type(module) is nn.Conv3d and _are_conv_options(
-        *(module.kernel_size, module.stride == stride, module.padding, module.dilation),
-        *(module.groups, module.padding_mode),
+    return (
+        type(module) is nn.Conv3d
+        and module.stride == stride
+        and module.padding == tuple(k // 2 if k % 2 else None for k in module.kernel_size)
+        and module.dilation == ONE
+        and module.groups == 1
+        and module.padding_mode == "zeros"
     )
-
-
-@cache
-def _are_conv_options(
-    kernel_size: Triple, has_stride: bool, padding: Any, dilation: Triple, groups: int, mode: str
-) -> bool:
-    is_same = all(k % 2 for k in kernel_size) and padding == tuple(k // 2 for k in kernel_size)
-    return is_same and has_stride and dilation == ONE and groups == 1 and mode == "zeros"
 
 
 def _is_norm(module: Any) -> bool:
@@ -146,13 +144,9 @@ def _is_pooling(module: Any, kernel_size: Triple) -> bool:
         return module.kernel_size == kernel_size
     axes = getattr(module.__dict__.get("windows"), "axes", None)  # ours
     if type(module) in (nn.MaxPool3d, nn.AvgPool3d):
-        axes = tuple(map(_expand, (module.kernel_size, module.stride, module.padding)))
-        dilation = _expand(getattr(module, "dilation", 1))
+        sizes = (module.kernel_size, module.stride, module.padding, getattr(module, "dilation", 1))
+        *axes, dilation = [(n,) * 3 if isinstance(n, int) else tuple(n) for n in sizes]
         if dilation != ONE or module.ceil_mode or getattr(module, "return_indices", False):
             return False
-    has_parameters = next(module.parameters(), None) is not None
-    return axes in (None, (kernel_size, kernel_size, (0, 0, 0))) and not has_parameters
-
-
-def _expand(size: Any) -> tuple[int, ...]:
-    return (size,) * 3 if isinstance(size, int) else tuple(size)
+    has_windows = axes is None or tuple(axes) == (kernel_size, kernel_size, (0, 0, 0))
+    return has_windows and next(module.parameters(), None) is None

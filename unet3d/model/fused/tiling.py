@@ -19,8 +19,6 @@ NO_GRAD_TILE_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 """The same where no gradient is needed: what is not stored leaves room for larger tiles."""
 MIN_ROWS = 8
 """A tile of fewer rows would be mostly halo."""
-CHUNK = 2**21
-"""Elements of a map that the plain PyTorch versions of the operators hold in float32 at once."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,11 @@ class MapLayout:
             memory_format=torch.channels_last_3d,
         )
 
+    def empty_numbers(self, channels: int) -> Tensor:
+        """Allocate a number per volume and channel, (B, C), in the dtype of sums."""
+        size = (self.batch, channels)
+        return torch.empty(size, dtype=self.accumulate_dtype, device=self.device)
+
     def narrow_rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Return rows [start, stop) of a map as a view."""
         return x.narrow(self.axis, start, stop - start)
@@ -90,13 +93,6 @@ class MapLayout:
         starts = range(0, self.rows - multiple + 1, step)
         for start in starts:
             yield start, self.rows if start == starts[-1] else start + step
-
-
-def iter_channels(x: Tensor) -> Iterator[slice]:
-    """Yield slices of the channels of (B, C, D, H, W), each of about CHUNK elements."""
-    step = max(1, CHUNK * x.shape[1] // max(1, x.numel()))
-    for start in range(0, x.shape[1], step):
-        yield slice(start, start + step)
 
 
 def choose_tile_bytes(x: Tensor, configured: int | None) -> int:

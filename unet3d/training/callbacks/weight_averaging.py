@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from unet3d.model.weight_average import WeightAverage
+from unet3d.model.weights import WeightAverage
 from unet3d.training.lightning_internals import is_optimizer_step
 
 

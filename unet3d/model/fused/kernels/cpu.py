@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +25,10 @@ class _Map(ctypes.Structure):
 
 
 def add_moments(y: Tensor, count: int, total: Tensor) -> None:
-    """Run norm_ops.add_moments."""
+    """Run operators.add_moments."""
     part = torch.empty_like(total) if count else total
     mean, squares = part
-    kernels[y.dtype].moments(_map(y), get_data_ptr(mean), get_data_ptr(squares), _threads(y))
+    _run("moments", y, y, mean, squares)
     if count:
         merge_moments(total, count, part, y[0, 0].numel())
 
@@ -35,61 +36,55 @@ def add_moments(y: Tensor, count: int, total: Tensor) -> None:
 def normalize(
     y: Tensor, scale: Tensor, shift: Tensor, slope: float, add: bool, out: Tensor
 ) -> None:
-    """Run norm_ops.normalize."""
-    function = kernels[y.dtype].add_normalized if add else kernels[y.dtype].normalize
-    function(_map(y), _map(out), *_pointers(scale, shift), _float(slope), _threads(y))
+    """Run operators.normalize."""
+    _run("add_normalized" if add else "normalize", y, y, out, scale, shift, slope)
 
 
-def add_gradient_sums(
+def add_norm_gradient_sums(
     g: Tensor, y: Tensor, *numbers: Tensor, slope: float, first: bool, sums: Tensor
 ) -> None:
-    """Run norm_ops.add_gradient_sums."""
+    """Run operators.add_norm_gradient_sums."""
     part = sums if first else torch.empty_like(sums)
-    function = kernels[y.dtype].gradient_sums
-    arguments = (*_pointers(*numbers), _float(slope), get_data_ptr(part), _threads(y))
-    function(_map(g), _map(y), *arguments)
+    _run("gradient_sums", y, g, y, *numbers, slope, part)
     if not first:
         sums += part
 
 
-def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
-    """Run norm_ops.gradient."""
-    function = kernels[y.dtype].gradient
-    function(_map(g), _map(y), _map(out), *_pointers(*numbers), _float(slope), _threads(y))
+def norm_gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
+    """Run operators.norm_gradient."""
+    _run("gradient", y, g, y, out, *numbers, slope)
 
 
 def activation_gradient(a: Tensor, slope: float, g: Tensor) -> None:
-    """Run norm_ops.activation_gradient."""
-    kernels[a.dtype].activation_gradient(_map(a), _map(g), _float(slope), _threads(a))
+    """Run operators.activation_gradient."""
+    _run("activation_gradient", a, a, g, slope)
 
 
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
-    """Run upsample_ops.interpolate."""
-    function = kernels[low.dtype].interpolate
-    function(_map(low), _map(out), (ctypes.c_int64 * 12)(*axes), int(linear), _threads(out))
+    """Run operators.interpolate."""
+    _run("interpolate", out, low, out, (ctypes.c_int64 * 12)(*axes), int(linear))
 
 
 def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> None:
-    """Run upsample_ops.interpolate_gradient."""
-    function = kernels[low.dtype].interpolate_gradient
-    function(_map(g), _map(low), (ctypes.c_int64 * 12)(*axes), int(linear), _threads(g))
+    """Run operators.interpolate_gradient."""
+    _run("interpolate_gradient", g, g, low, (ctypes.c_int64 * 12)(*axes), int(linear))
 
 
-def _map(x: Tensor):
-    b, _, d, h, w = x.stride()
-    fields = (ctypes.c_int64 * 5)(*x.shape), (ctypes.c_int64 * 4)(b, d, h, w)
-    return ctypes.byref(_Map(x.data_ptr(), *fields))
+def _run(name: str, x: Tensor, *arguments: Any) -> None:
+    """Run the kernel for the dtype of x, with as many threads as its size is worth."""
+    threads = torch.get_num_threads() if x.numel() >= MIN_PARALLEL_ELEMENTS else 1
+    getattr(kernels[x.dtype], name)(*map(_convert, arguments), threads)
 
 
-def _pointers(*numbers: Tensor) -> list[ctypes.c_void_p]:
-    """Return pointers to contiguous (B, C) tensors."""
-    assert all(t.is_contiguous() for t in numbers)
-    return [get_data_ptr(t) for t in numbers]
-
-
-def _float(value: float) -> ctypes.c_float:
-    return ctypes.c_float(value)
-
-
-def _threads(x: Tensor) -> int:
-    return torch.get_num_threads() if x.numel() >= MIN_PARALLEL_ELEMENTS else 1
+def _convert(value: Any) -> Any:
+    """Return a map, a contiguous tensor of sums or a number as C takes it."""
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    if not isinstance(value, Tensor):
+        return value
+    if value.dim() != 5:
+        assert value.is_contiguous()
+        return get_data_ptr(value)
+    b, _, d, h, w = value.stride()
+    fields = (ctypes.c_int64 * 5)(*value.shape), (ctypes.c_int64 * 4)(b, d, h, w)
+    return ctypes.byref(_Map(value.data_ptr(), *fields))

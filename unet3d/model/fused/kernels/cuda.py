@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unet3d.triton_kernels import has_triton, launch
+from unet3d.custom_ops import custom_op
+from unet3d.triton_kernels import has_triton, launch, runs_triton
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 2048  # elements that a program holds in registers
@@ -27,86 +28,90 @@ def _kernels() -> Any:
 
 
 def add_moments(y: Tensor, count: int, total: Tensor) -> None:
-    """Run norm_ops.add_moments."""
-    (grid, sizes), (b, c) = _sums(y), y.shape[:2]
+    """Run operators.add_moments."""
+    (grid, sizes), (b, c), kernels = _sums(y), y.shape[:2], _kernels()
     parts = total.new_empty(grid[0], 2, b, c)
-    launch(
-        _kernels().moments_kernel, y.device, grid, y, parts, *_space(y), *_strides(y), b, **sizes
-    )
-    voxels, per_part = prod(y.shape[2:]), sizes["TILES"] * sizes["BV"]
-    numbers = (grid[0], b * c, count, voxels, per_part)
-    launch(_kernels().merge_moments_kernel, y.device, *_merge(parts, total), *numbers, **PART_BLOCK)
+    launch(kernels.moments_kernel, y.device, grid, y, parts, *_layout(y, y), b, **sizes)
+    numbers = (grid[0], b * c, count, prod(y.shape[2:]), sizes["TILES"] * sizes["BV"])
+    _merge(kernels.merge_moments_kernel, parts, total, *numbers)
 
 
 def normalize(
     y: Tensor, scale: Tensor, shift: Tensor, slope: float, add: bool, out: Tensor
 ) -> None:
-    """Run norm_ops.normalize."""
+    """Run operators.normalize."""
     grid, sizes = _elements(y)
-    arguments = (y, out, scale, shift, slope, *_space(y), *_strides(y), *_strides(out))
+    arguments = (y, out, scale, shift, slope, *_layout(y, y, out))
     launch(_kernels().normalize_kernel, y.device, grid, *arguments, ADD=add, **sizes)
 
 
-def add_gradient_sums(
+def add_norm_gradient_sums(
     g: Tensor, y: Tensor, *numbers: Tensor, slope: float, first: bool, sums: Tensor
 ) -> None:
-    """Run norm_ops.add_gradient_sums."""
-    (grid, sizes), (b, c) = _sums(y), y.shape[:2]
+    """Run operators.add_norm_gradient_sums."""
+    (grid, sizes), (b, c), kernels = _sums(y), y.shape[:2], _kernels()
     parts = sums.new_empty(grid[0], 2, b, c)
-    arguments = (g, y, *numbers, parts, slope, *_space(y), *_strides(g), *_strides(y), b)
-    launch(_kernels().gradient_sums_kernel, y.device, grid, *arguments, **sizes)
-    counts = (grid[0], 2 * b * c, int(first))
-    launch(_kernels().add_parts_kernel, y.device, *_merge(parts, sums), *counts, **PART_BLOCK)
+    arguments = (g, y, *numbers, parts, slope, *_layout(y, g, y), b)
+    launch(kernels.gradient_sums_kernel, y.device, grid, *arguments, **sizes)
+    _merge(kernels.add_parts_kernel, parts, sums, grid[0], 2 * b * c, int(first))
 
 
-def gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
-    """Run norm_ops.gradient."""
+def norm_gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
+    """Run operators.norm_gradient."""
     grid, sizes = _elements(y)
-    strides = (*_strides(g), *_strides(y), *_strides(out))
-    arguments = (g, y, out, *numbers, slope, *_space(y), *strides)
+    arguments = (g, y, out, *numbers, slope, *_layout(y, g, y, out))
     launch(_kernels().gradient_kernel, y.device, grid, *arguments, **sizes)
 
 
 def activation_gradient(a: Tensor, slope: float, g: Tensor) -> None:
-    """Run norm_ops.activation_gradient."""
+    """Run operators.activation_gradient."""
     grid, sizes = _elements(a)
-    arguments = (a, g, slope, *_space(a), *_strides(a), *_strides(g))
+    arguments = (a, g, slope, *_layout(a, a, g))
     launch(_kernels().activation_gradient_kernel, a.device, grid, *arguments, **sizes)
 
 
+def has_statistics_kernels(sums: Tensor) -> bool:
+    """Return whether fold_statistics and fold_gradient take sums like these.
+
+    Each replaces some twenty operations on (B, C) tensors, whose launches would take longer than
+    their work. norms.py has the same in plain PyTorch, for CPUs and for statistics of several
+    ranks.
+    """
+    return sums.dtype == torch.float32 and runs_triton(sums, "fused-block")
+
+
+@custom_op("unet3d::fold_statistics", mutates_args=("running_mean", "running_var"))
 def fold_statistics(
     total: Tensor,
     count: int,
     groups: int,
     over_batch: bool,
     eps: float,
-    *optional: Tensor | None,
+    weight: Tensor | None,
+    shift: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     momentum: float,
-    out: Tensor,
-) -> None:
-    """Run statistics_ops.fold; `optional` are weight, shift, bias and both running statistics."""
-    grid, sizes = _groups(total, groups, over_batch)
-    weight, _, bias, running_mean, _ = optional
-    _, b, c = total.shape
+) -> Tensor:
+    """Return (4, B, C): scale, shift, mean and 1 / standard deviation; update running statistics.
+
+    `total` are the moments of `count` values per volume and channel, without the convolution's
+    `bias`; `weight` and `shift` are those of the norm.
+    """
+    (_, b, c), (grid, sizes) = total.shape, _groups(total, groups, over_batch)
+    out = total.new_empty(4, b, c)
     values = b * count if over_batch else count * (c // groups)
     numbers = (b, c, float(count), values / max(1, values - 1), eps, momentum)
-    present = {
-        "AFFINE": weight is not None,
-        "BIAS": bias is not None,
-        "RUNNING": running_mean is not None,
-    }
+    sizes["AFFINE"], sizes["BIAS"] = weight is not None, bias is not None
+    sizes["RUNNING"] = running_mean is not None
+    optional = (weight, shift, bias, running_mean, running_var)
     tensors = (total, *(total if t is None else t for t in optional), out)
-    launch(
-        _kernels().fold_statistics_kernel,
-        total.device,
-        grid,
-        *tensors,
-        *numbers,
-        **present,
-        **sizes,
-    )
+    launch(_kernels().fold_statistics_kernel, total.device, grid, *tensors, *numbers, **sizes)
+    return out
 
 
+@custom_op("unet3d::fold_gradient")
 def fold_gradient(
     sums: Tensor,
     scale: Tensor,
@@ -115,24 +120,34 @@ def fold_gradient(
     count: int,
     groups: int,
     over_batch: bool,
-    out: Tensor,
-) -> None:
-    """Run statistics_ops.fold_gradient."""
-    grid, sizes = _groups(sums, groups, over_batch)
-    _, b, c = sums.shape
+) -> Tensor:
+    """Return (2, B, C): `constant` and `linear` of NormGradient, from the sums of m and m * x."""
+    (_, b, c), (grid, sizes) = sums.shape, _groups(sums, groups, over_batch)
+    out = torch.empty_like(sums)
     arguments = (sums, scale, mean, inverse, out, b, c, float(count))
     launch(_kernels().fold_gradient_kernel, sums.device, grid, *arguments, **sizes)
+    return out
+
+
+@fold_statistics.register_fake
+def _(total: Tensor, *others: object) -> Tensor:
+    return total.new_empty(4, *total.shape[1:])
+
+
+@fold_gradient.register_fake
+def _(sums: Tensor, *others: object) -> Tensor:
+    return torch.empty_like(sums)
 
 
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
-    """Run upsample_ops.interpolate."""
+    """Run operators.interpolate."""
     grid, sizes = _elements(out)
-    arguments = (low, out, *_space(out), *_strides(low), *_strides(out), *axes)
+    arguments = (low, out, *_layout(out, low, out), *axes)
     launch(_kernels().interpolate_kernel, out.device, grid, *arguments, LINEAR=linear, **sizes)
 
 
 def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> None:
-    """Run upsample_ops.interpolate_gradient: W first, then H, then D, each on a smaller input."""
+    """Run operators.interpolate_gradient: W first, then H, then D, each on a smaller input."""
     for axis in (2, 1, 0):
         shape = list(g.shape)
         shape[axis + 2] = low.shape[axis + 2]
@@ -146,35 +161,28 @@ def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tens
             taps = size if low_size == 1 else -(-2 * (size - 1) // (low_size - 1)) + 3
         grid, sizes = _elements(out)
         positions = (first, g.shape[axis + 2], size, low_first, low_size, taps)
-        arguments = (g, out, *_space(out), *_strides(g), *_strides(out), *positions)
         constants = {"AXIS": axis, "LINEAR": linear, "ADD": axis == 0, **sizes}
+        arguments = (g, out, *_layout(out, g, out), *positions)
         launch(_kernels().downsample_kernel, g.device, grid, *arguments, **constants)
         g = out
 
 
-def _space(x: Tensor) -> tuple[int, int, int, int]:
-    """Return V = D * H * W, and C, H, W."""
+def _layout(x: Tensor, *maps: Tensor) -> list[int]:
+    """Return V = D * H * W, C, H and W of x, then the strides of B, D, H and W of each map."""
     _, c, d, h, w = x.shape
-    return d * h * w, c, h, w
-
-
-def _strides(x: Tensor) -> tuple[int, int, int, int]:
-    """Return the strides of B, D, H, W; the stride of C is 1."""
-    b, _, d, h, w = x.stride()
-    return b, d, h, w
-
-
-def _tile(c: int) -> tuple[int, int]:
-    """Return the voxels and channels of a tile."""
-    channels = min(64, 1 << (c - 1).bit_length())
-    return TILE // channels, channels
+    numbers = [d * h * w, c, h, w]
+    for y in maps:
+        batch, _, *space = y.stride()  # the stride of C is 1
+        numbers += [batch, *space]
+    return numbers
 
 
 def _elements(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """Return the grid of a kernel that writes x, and its tile."""
-    voxels, c, _, _ = _space(x)
-    bv, bc = _tile(c)
-    return (-(-voxels // bv), len(x), -(-c // bc)), {"BV": bv, "BC": bc}
+    """Return the grid of a kernel that writes x, and the voxels and channels of its tile."""
+    c, channels = x.shape[1], min(64, 1 << (x.shape[1] - 1).bit_length())
+    voxels = TILE // channels
+    grid = (-(-prod(x.shape[2:]) // voxels), len(x), -(-c // channels))
+    return grid, {"BV": voxels, "BC": channels}
 
 
 def _sums(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
@@ -184,9 +192,10 @@ def _sums(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
     return (-(-tiles // per_program), b, c), {"TILES": per_program, **sizes}
 
 
-def _merge(parts: Tensor, result: Tensor) -> tuple[tuple[int], Tensor, Tensor]:
-    """Return the grid of a kernel that merges parts, and its tensors."""
-    return (-(-result.numel() // PART_BLOCK["BN"]),), parts, result
+def _merge(kernel: Any, parts: Tensor, result: Tensor, *numbers: int) -> None:
+    """Launch a kernel that merges what the programs of another one have summed."""
+    grid = (-(-result.numel() // PART_BLOCK["BN"]),)
+    launch(kernel, result.device, grid, parts, result, *numbers, **PART_BLOCK)
 
 
 def _groups(sums: Tensor, groups: int, over_batch: bool) -> tuple[tuple[int], dict[str, Any]]:

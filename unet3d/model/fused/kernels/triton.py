@@ -17,12 +17,26 @@ Strides are specialized: where they are multiples of 16, channels are read in wi
 
 
 @triton.jit
-def _voxels(v, b, H, W, sb, sd, sh, sw):
-    """Return the offsets of voxels v of volume b, given the strides of B, D, H, W."""
+def _tile(V, C, BV: tl.constexpr, BC: tl.constexpr):
+    """Return a program's volume, voxels and channels, and the mask of those that there are."""
+    v = tl.program_id(0) * BV + tl.arange(0, BV)
+    c = tl.program_id(2) * BC + tl.arange(0, BC)
+    return tl.program_id(1), v, c, (v < V)[:, None] & (c < C)[None, :]
+
+
+@triton.jit
+def _pointers(x, v, b, c, H, W, sb, sd, sh, sw):
+    """Return pointers to channels c of voxels v of volume b, given the strides of B, D, H, W."""
     w, line = v % W, v // W
     h, d = line % H, line // H
     inside = d.to(tl.int64) * sd + h.to(tl.int64) * sh + w.to(tl.int64) * sw
-    return tl.cast(b, tl.int64) * sb + inside
+    return x + (tl.cast(b, tl.int64) * sb + inside)[:, None] + c[None, :]
+
+
+@triton.jit
+def _load_row(x, b, c, C):
+    """Return the channels c of row b of x (B, C)."""
+    return tl.load(x + b * C + c, mask=c < C, other=0.0)[None, :]
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -32,15 +46,11 @@ def normalize_kernel(
     ADD: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Write act(scale * y + shift), or, with ADD, act(scale * y + shift + out)."""
-    b = tl.program_id(1)
-    v = tl.program_id(0) * BV + tl.arange(0, BV)
-    c = tl.program_id(2) * BC + tl.arange(0, BC)
-    mask = (v < V)[:, None] & (c < C)[None, :]
-    s = tl.load(scale + b * C + c, mask=c < C, other=0.0)[None, :]
-    o = tl.load(shift + b * C + c, mask=c < C, other=0.0)[None, :]
-    x = tl.load(y + _voxels(v, b, H, W, yb, yd, yh, yw)[:, None] + c[None, :], mask=mask, other=0.0)
+    b, v, c, mask = _tile(V, C, BV, BC)
+    s, o = _load_row(scale, b, c, C), _load_row(shift, b, c, C)
+    x = tl.load(_pointers(y, v, b, c, H, W, yb, yd, yh, yw), mask=mask, other=0.0)
     n = s * x.to(tl.float32) + o
-    target = out + _voxels(v, b, H, W, ob, od, oh, ow)[:, None] + c[None, :]
+    target = _pointers(out, v, b, c, H, W, ob, od, oh, ow)
     if ADD:
         n += tl.load(target, mask=mask, other=0.0).to(tl.float32)
     n = n * tl.where(n < 0, slope, 1.0)
@@ -54,12 +64,9 @@ def activation_gradient_kernel(
     BV: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Multiply g by the derivative of the activation whose output is a."""
-    b = tl.program_id(1)
-    v = tl.program_id(0) * BV + tl.arange(0, BV)
-    c = tl.program_id(2) * BC + tl.arange(0, BC)
-    mask = (v < V)[:, None] & (c < C)[None, :]
-    x = tl.load(a + _voxels(v, b, H, W, ab, ad, ah, aw)[:, None] + c[None, :], mask=mask, other=0.0)
-    target = g + _voxels(v, b, H, W, gb, gd, gh, gw)[:, None] + c[None, :]
+    b, v, c, mask = _tile(V, C, BV, BC)
+    x = tl.load(_pointers(a, v, b, c, H, W, ab, ad, ah, aw), mask=mask, other=0.0)
+    target = _pointers(g, v, b, c, H, W, gb, gd, gh, gw)
     u = tl.load(target, mask=mask, other=0.0).to(tl.float32)
     u = u * tl.where(x.to(tl.float32) > 0, 1.0, slope)
     tl.store(target, u.to(g.dtype.element_ty), mask=mask)
@@ -72,19 +79,14 @@ def gradient_kernel(
     BV: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Write scale * m + constant + linear * y, with m = g * act'(scale * y + shift)."""
-    b = tl.program_id(1)
-    v = tl.program_id(0) * BV + tl.arange(0, BV)
-    c = tl.program_id(2) * BC + tl.arange(0, BC)
-    mask = (v < V)[:, None] & (c < C)[None, :]
-    s = tl.load(scale + b * C + c, mask=c < C, other=0.0)[None, :]
-    o = tl.load(shift + b * C + c, mask=c < C, other=0.0)[None, :]
-    k = tl.load(constant + b * C + c, mask=c < C, other=0.0)[None, :]
-    q = tl.load(linear + b * C + c, mask=c < C, other=0.0)[None, :]
-    x = tl.load(y + _voxels(v, b, H, W, yb, yd, yh, yw)[:, None] + c[None, :], mask=mask, other=0.0)
-    u = tl.load(g + _voxels(v, b, H, W, gb, gd, gh, gw)[:, None] + c[None, :], mask=mask, other=0.0)
+    b, v, c, mask = _tile(V, C, BV, BC)
+    s, o = _load_row(scale, b, c, C), _load_row(shift, b, c, C)
+    k, q = _load_row(constant, b, c, C), _load_row(linear, b, c, C)
+    x = tl.load(_pointers(y, v, b, c, H, W, yb, yd, yh, yw), mask=mask, other=0.0)
+    u = tl.load(_pointers(g, v, b, c, H, W, gb, gd, gh, gw), mask=mask, other=0.0)
     x = x.to(tl.float32)
     m = u.to(tl.float32) * tl.where(s * x + o > 0, 1.0, slope)
-    target = out + _voxels(v, b, H, W, ob, od, oh, ow)[:, None] + c[None, :]
+    target = _pointers(out, v, b, c, H, W, ob, od, oh, ow)
     tl.store(target, (s * m + k + q * x).to(out.dtype.element_ty), mask=mask)
 
 
@@ -97,18 +99,15 @@ def moments_kernel(
     p, b = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
     first = p * TILES * BV
-    origin = _voxels(first + tl.arange(0, 1), b, H, W, yb, yd, yh, yw)
-    pivot = tl.load(y + origin[:, None] + c[None, :], mask=(c < C)[None, :], other=0.0).to(
-        tl.float32
-    )
+    origin = _pointers(y, first + tl.arange(0, 1), b, c, H, W, yb, yd, yh, yw)
+    pivot = tl.load(origin, mask=(c < C)[None, :], other=0.0).to(tl.float32)
     one = tl.zeros([BV, BC], tl.float32)
     two = tl.zeros([BV, BC], tl.float32)
     for t in range(TILES):
         v = first + t * BV + tl.arange(0, BV)
         mask = (v < V)[:, None] & (c < C)[None, :]
-        at = _voxels(v, b, H, W, yb, yd, yh, yw)
-        x = tl.load(y + at[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        d = tl.where(mask, x - pivot, 0.0)
+        x = tl.load(_pointers(y, v, b, c, H, W, yb, yd, yh, yw), mask=mask, other=0.0)
+        d = tl.where(mask, x.to(tl.float32) - pivot, 0.0)
         one += d
         two += d * d
     n = tl.minimum(V - first, TILES * BV).to(tl.float32)
@@ -244,19 +243,17 @@ def gradient_sums_kernel(
     """Write sums of m and m * (y - mean) * inverse over a program's voxels to out (P, 2, B, C)."""
     p, b = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
-    s = tl.load(scale + b * C + c, mask=c < C, other=0.0)[None, :]
-    o = tl.load(shift + b * C + c, mask=c < C, other=0.0)[None, :]
-    m0 = tl.load(mean + b * C + c, mask=c < C, other=0.0)[None, :]
-    i0 = tl.load(inverse + b * C + c, mask=c < C, other=0.0)[None, :]
+    s, o = _load_row(scale, b, c, C), _load_row(shift, b, c, C)
+    m0, i0 = _load_row(mean, b, c, C), _load_row(inverse, b, c, C)
     one = tl.zeros([BV, BC], tl.float32)
     two = tl.zeros([BV, BC], tl.float32)
     for t in range(TILES):
         v = (p * TILES + t) * BV + tl.arange(0, BV)
         mask = (v < V)[:, None] & (c < C)[None, :]
-        yat, gat = _voxels(v, b, H, W, yb, yd, yh, yw), _voxels(v, b, H, W, gb, gd, gh, gw)
-        x = tl.load(y + yat[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        u = tl.load(g + gat[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        m = u * tl.where(s * x + o > 0, 1.0, slope)
+        x = tl.load(_pointers(y, v, b, c, H, W, yb, yd, yh, yw), mask=mask, other=0.0)
+        u = tl.load(_pointers(g, v, b, c, H, W, gb, gd, gh, gw), mask=mask, other=0.0)
+        x = x.to(tl.float32)
+        m = u.to(tl.float32) * tl.where(s * x + o > 0, 1.0, slope)
         one += m
         two += m * ((x - m0) * i0)
     target = out + ((p * 2) * B + b) * C + c
@@ -285,28 +282,20 @@ def interpolate_kernel(
     LINEAR: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Write some positions of the upsampled map."""
-    b = tl.program_id(1)
-    v = tl.program_id(0) * BV + tl.arange(0, BV)
-    c = tl.program_id(2) * BC + tl.arange(0, BC)
-    mask = (v < V)[:, None] & (c < C)[None, :]
+    b, v, c, mask = _tile(V, C, BV, BC)
     w, line = v % W, v // W
     da, db, dw = _neighbors(line // H + fd, nd, ld0, md, LINEAR)
     ha, hb, hw = _neighbors(line % H + fh, nh, lh0, mh, LINEAR)
     wa, wb, ww = _neighbors(w + fw, nw, lw0, mw, LINEAR)
-    total = tl.zeros([BV, BC], tl.float32)
+    total, start = tl.zeros([BV, BC], tl.float32), tl.cast(b, tl.int64) * lb
     for k in tl.static_range(8 if LINEAR else 1):
         d, by_d = (db, dw) if k // 4 else (da, 1.0 - dw)
         h, by_h = (hb, hw) if k // 2 % 2 else (ha, 1.0 - hw)
         x, by_x = (wb, ww) if k % 2 else (wa, 1.0 - ww)
-        at = (
-            d.to(tl.int64) * ld
-            + h.to(tl.int64) * lh
-            + x.to(tl.int64) * lw
-            + tl.cast(b, tl.int64) * lb
-        )
+        at = d.to(tl.int64) * ld + h.to(tl.int64) * lh + x.to(tl.int64) * lw + start
         value = tl.load(low + at[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
         total += (by_d * by_h * by_x)[:, None] * value
-    target = out + _voxels(v, b, H, W, ob, od, oh, ow)[:, None] + c[None, :]
+    target = _pointers(out, v, b, c, H, W, ob, od, oh, ow)
     tl.store(target, total.to(out.dtype.element_ty), mask=mask)
 
 
@@ -321,10 +310,7 @@ def downsample_kernel(
 
     Voxels are those of `out`; g has `count` positions from `first` along the axis.
     """
-    b = tl.program_id(1)
-    v = tl.program_id(0) * BV + tl.arange(0, BV)
-    c = tl.program_id(2) * BC + tl.arange(0, BC)
-    mask = (v < V)[:, None] & (c < C)[None, :]
+    b, v, c, mask = _tile(V, C, BV, BC)
     w, line = v % W, v // W
     h, d = line % H, line // H
     at = tl.cast(b, tl.int64) * gb
@@ -357,7 +343,7 @@ def downsample_kernel(
         source = at + (u - first).to(tl.int64) * step
         value = tl.load(g + source[:, None] + c[None, :], mask=mask & inside[:, None], other=0.0)
         total += weight[:, None] * value.to(tl.float32)
-    target = out + _voxels(v, b, H, W, ob, od, oh, ow)[:, None] + c[None, :]
+    target = _pointers(out, v, b, c, H, W, ob, od, oh, ow)
     if ADD:
         total += tl.load(target, mask=mask, other=0.0).to(tl.float32)
     tl.store(target, total.to(out.dtype.element_ty), mask=mask)

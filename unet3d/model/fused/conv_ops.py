@@ -1,0 +1,96 @@
+"""Convolve channels-last tensors, and compute the gradients of input and weight.
+
+For one volume of which B x C x D x H is at most 20480, PyTorch takes matrix products of unfolded
+windows on a CPU instead of oneDNN, which take several times as long. A tile of a large volume is
+often that small, so oneDNN is asked for.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from unet3d.simulated_cuda import get_device_type
+
+aten = torch.ops.aten
+
+LARGEST = 20480
+"""B x C x D x H up to which PyTorch does not take oneDNN (aten/src/ATen/native/Convolution.cpp)."""
+
+SMALLEST_NUMEL = 2**12
+"""Elements from which oneDNN is faster."""
+
+
+def cast_weight(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Tensor:
+    """Return the weight in the dtype of the step, channels-last as maps are."""
+    return module.weight.detach().to(dtype=dtype, memory_format=torch.channels_last_3d)
+
+
+def cast_bias(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Tensor | None:
+    """Return the bias in the dtype of the step, if there is one."""
+    return None if module.bias is None else module.bias.detach().to(dtype)
+
+
+def needs_onednn(x: Tensor) -> bool:
+    """Return whether oneDNN has to be asked for."""
+    return (
+        type(x) in (Tensor, FakeTensor)
+        and get_device_type(x) == "cpu"
+        and x.dtype == torch.float32
+        and len(x) == 1
+        and prod(x.shape[:4]) <= LARGEST
+        and x.numel() >= SMALLEST_NUMEL
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.enabled)
+    )
+
+
+def convolve(
+    x: Tensor, weight: Tensor, padding: Sequence[int], stride: Sequence[int] = (1, 1, 1)
+) -> Tensor:
+    """Convolve and return channels-last, which some of torch's kernels for small inputs do not."""
+    padding, stride = list(padding), list(stride)
+    if not needs_onednn(x):
+        y = F.conv3d(x, weight, None, stride, padding)
+    elif isinstance(x, FakeTensor):  # only its memory counts: oneDNN's result is channels-last
+        y = F.conv3d(x, weight, None, stride, padding)
+        _, c, d, h, w = y.shape
+        y = y.as_strided(y.shape, (c * d * h * w, 1, h * w * c, w * c, c))
+    else:
+        y = aten.mkldnn_convolution(x, weight, None, padding, stride, [1, 1, 1], 1)
+    return y.contiguous(memory_format=torch.channels_last_3d)
+
+
+def compute_input_gradient(
+    g: Tensor, shape: torch.Size, weight: Tensor, padding: Sequence[int], stride: Sequence[int]
+) -> Tensor:
+    """Return the gradient of a convolution's input of this shape."""
+    g = g.contiguous(memory_format=torch.channels_last_3d)
+    x = g.new_empty(1).expand(shape)  # only its shape counts, as in torch.nn.grad.conv3d_input
+    gradient, _, _ = aten.convolution_backward(
+        g, x, weight, None, stride, padding, [1] * 3, False, [0] * 3, 1, [True, False, False]
+    )
+    return gradient
+
+
+def compute_weight_gradient(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int] = (1, 1, 1),
+) -> Tensor:
+    """Return the gradient of a convolution's weight, at least in float32."""
+    g = g.contiguous(memory_format=torch.channels_last_3d)
+    if g.device.type == "cpu" and g.dtype == torch.bfloat16 and g.shape[2] == 2:
+        # oneDNN leaves parts of this gradient uninitialized for a padded depth of 2 (torch 2.13).
+        g, x, weight = g.float(), x.float(), weight.float()
+    if needs_onednn(x):  # faster in its layout; a fake tensor has no layouts, but the same size
+        x = x.clone() if isinstance(x, FakeTensor) else x.to_mkldnn()
+    _, gradient, _ = aten.convolution_backward(
+        g, x, weight, None, stride, padding, [1] * 3, False, [0] * 3, 1, [False, True, False]
+    )
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32))

@@ -1,1 +1,0 @@
-"""Operators of fused blocks, in plain PyTorch or by a kernel."""
