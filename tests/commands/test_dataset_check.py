@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.helpers.datasets import SIZE, save_volume, write_decathlon
 from unet3d.commands.train import build_training
-from unet3d.data.findings import InvalidDatasetError
+from unet3d.data.case import InvalidDatasetError
 from unet3d.errors import UsageError
 from unet3d.training.run import summarize_run
 

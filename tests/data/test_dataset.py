@@ -6,7 +6,7 @@ import pytest
 
 from tests.config.helpers.configs import with_values
 from tests.data.helpers.cases import noise, write_case
-from unet3d.data.case import DatasetDescription
+from unet3d.data.case import DatasetDescription, Finding, InvalidDatasetError
 from unet3d.data.config import read_data
 from unet3d.data.dataset import (
     UsableCases,
@@ -15,7 +15,6 @@ from unet3d.data.dataset import (
     get_network_sizes,
     resolve_dataset,
 )
-from unet3d.data.findings import Finding, InvalidDatasetError
 from unet3d.errors import UsageError
 from unet3d.memory.step.build import complete_step
 

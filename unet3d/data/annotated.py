@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unet3d.data.findings import Finding
+from unet3d.data.case import Finding
 from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.errors import UsageError
 from unet3d.types import IGNORE_LABEL

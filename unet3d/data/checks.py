@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.data.annotated import Annotations
-from unet3d.data.case import Case
-from unet3d.data.findings import Finding
+from unet3d.data.case import Case, Finding
 from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader, iter_slabs
 from unet3d.data.formats.volumes import FIX_2D, NOT_2D, find_format, read_header, read_volume
 from unet3d.data.preprocessing.channels import find_border_value

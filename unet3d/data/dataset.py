@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from unet3d.data.annotated import Annotations, read_annotations
-from unet3d.data.case import Case, DatasetDescription, DatasetLayout
+from unet3d.data.case import Case, DatasetDescription, DatasetLayout, Finding, InvalidDatasetError
 from unet3d.data.checks import check_headers
 from unet3d.data.config import DataConfig
-from unet3d.data.findings import Finding, InvalidDatasetError
 from unet3d.data.layouts.splits import LikelyGroups, find_likely_groups, read_folds, read_groups
 from unet3d.data.preprocessing.cache import CachedVolume, preprocess_all
 from unet3d.data.preprocessing.fingerprint import (

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from unet3d.data.annotated import Annotations
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.case import Case, DatasetLayout
+from unet3d.data.case import Case, DatasetLayout, Finding
 from unet3d.data.dataset import (
     ResolvedDataset,
     SplitRule,
@@ -20,7 +20,6 @@ from unet3d.data.dataset import (
     build_preprocessing,
     choose_split,
 )
-from unet3d.data.findings import Finding
 from unet3d.data.layouts.splits import read_groups, split_cases
 from unet3d.data.loading.loaders import TrainLoader, build_loaders
 from unet3d.data.loading.worker_errors import InFlightCases

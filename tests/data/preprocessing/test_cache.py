@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case
-from unet3d.data.case import Case
-from unet3d.data.findings import InvalidDatasetError
+from unet3d.data.case import Case, InvalidDatasetError
 from unet3d.data.preprocessing import cache
 from unet3d.data.preprocessing.cache import (
     digest_cases,

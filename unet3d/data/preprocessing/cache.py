@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from unet3d.data.case import Case
-from unet3d.data.findings import collect_findings
+from unet3d.data.case import Case, run_on_cases
 from unet3d.data.formats.numpy_file import save_array
 from unet3d.data.formats.volumes import list_files, read_header
 from unet3d.data.preprocessing.channels import (
@@ -135,14 +134,14 @@ def preprocess_all(
         def fill(case: Case) -> None:
             fill_entry(missing[case], read_summary, lambda: preprocess_case(case, preprocessing))
 
-        costs = collect_findings(estimate, [*missing])
+        costs = run_on_cases(estimate, [*missing])
         largest, disk = max(cost.ram for cost in costs), sum(cost.disk for cost in costs)
         threads = count_parallel_jobs(largest, ram)
         log.info(
             f"preprocessing {len(missing)} cases into {cache}: {format_bytes(disk)} of disk space, "
             f"at most {format_bytes(threads * largest)} of RAM for {threads} at a time"
         )
-        collect_findings(fill, [*missing], threads=threads)
+        run_on_cases(fill, [*missing], threads=threads)
     return [
         CachedVolume(case, folder, summary or read_summary(folder), digest)
         for case, folder, summary, digest in zip(cases, folders, summaries, contents, strict=True)
@@ -289,7 +288,7 @@ def digest_cases(cases: Sequence[Case], folder: Path) -> list[tuple[str, ...]]:
         new[path] = [version, digest_volume(volume)]
         return new[path][1]
 
-    contents = collect_findings(lambda case: tuple(map(digest, (*case.images, case.label))), cases)
+    contents = run_on_cases(lambda case: tuple(map(digest, (*case.images, case.label))), cases)
     if new:
         with suppress(OSError), atomic_write(folder / "contents.json") as draft:
             draft.write_text(json.dumps(known | new), "utf-8")

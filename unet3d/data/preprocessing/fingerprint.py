@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.case import Case
-from unet3d.data.findings import collect_findings
+from unet3d.data.case import Case, run_on_cases
 from unet3d.data.formats.volume_format import Grid
 from unet3d.data.formats.volumes import read_header, read_labels
 from unet3d.data.preprocessing.cache import (
@@ -89,7 +88,7 @@ def fingerprint_dataset(
         def fill(case: Case) -> None:
             fill_entry(folders[case], _load, lambda: _make(case, code, background))
 
-        collect_findings(fill, missing, threads=min(4, cpu_count() or 1))
+        run_on_cases(fill, missing, threads=min(4, cpu_count() or 1))
     return [_load(folders[case]) for case in cases]
 
 
