@@ -47,7 +47,7 @@ def test_invalid_voxels_stop_a_run_when_all_cases_were_tried(build, tmp_path):
     message = get_error(build)
     assert "2 problems in 2 cases" in message
     assert "case_02.nii.gz holds NaN" in message
-    assert "labels must be 0..2, found 9" in message
+    assert "case_05.nii.gz holds 9: labels must be 0..2" in message
     assert len(list((tmp_path / "cache").glob("case_*"))) == 8
     # Intensities are read before anything is preprocessed.
     assert "case_02.nii.gz holds NaN" in get_error(build, "data.normalize=ct")

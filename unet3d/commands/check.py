@@ -152,8 +152,6 @@ def check_dataset(
             classes=dataset.classes,
             ignore_labels=dataset.ignore_labels,
             annotations=dataset.annotations,
-            channels=dataset.channels,
-            background=data.background,
             ram=ram,
             workers=workers or count_parallel_jobs(largest, ram),
             progress=progress,
