@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from unet3d.data.augmentation.spatial import SpatialTransform, apply_transform, make_affine_matrix
+from unet3d.data.augmentation.transforms import (
+    SpatialTransform,
+    apply_transform,
+    make_affine_matrix,
+)
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.deep_supervision import resize_labels
 from unet3d.loss.overlap import DiceCE

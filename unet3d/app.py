@@ -34,7 +34,7 @@ from unet3d.config.compose import (
     read_choices,
 )
 from unet3d.config.keys import CONFIG_ERRORS, check_config, format_command_help, format_config_error
-from unet3d.data.findings import InvalidDatasetError
+from unet3d.data.case import InvalidDatasetError
 from unet3d.errors import (
     ADVICE,
     DoesNotFitError,

@@ -20,21 +20,6 @@ def check(tmp_path, monkeypatch):
     return lambda *words: main(["check", "data=decathlon", f"data.root={tmp_path}", *words])
 
 
-def test_a_constant_border_is_a_hint_unless_it_is_configured(check, tmp_path, capsys):
-    write_decathlon(tmp_path, 3)
-    for n in (0, 2):
-        framed = np.full(SIZE, -3.5 - n, np.float32)
-        framed[2:-2, 2:-2, 2:-2] = make_image(n)[2:-2, 2:-2, 2:-2]
-        save_volume(tmp_path / "imagesTr" / f"case_{n:02d}.nii.gz", framed)
-    assert check() == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == [
-        "hint: 2 of 3 cases have a constant border that is not data.background: -5.5 to -3.5",
-        "    -> set data.background=auto to exclude it from cropping and normalization",
-    ]
-    assert check("data.background=auto", "format=json") == 0
-    assert json.loads(capsys.readouterr().out)["hints"] == []
-
-
 def test_findings_are_grouped_by_case_with_exit_code_1(check, tmp_path, capsys):
     write_decathlon(tmp_path, 3)
     affine = np.diag([1.0, 1, 3, 1])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.helpers.datasets import SIZE, save_volume, write_decathlon
 from unet3d.commands.train import build_training
-from unet3d.data.findings import InvalidDatasetError
+from unet3d.data.case import InvalidDatasetError
 from unet3d.errors import UsageError
 from unet3d.training.run import summarize_run
 
@@ -47,7 +47,7 @@ def test_invalid_voxels_stop_a_run_when_all_cases_were_tried(build, tmp_path):
     message = get_error(build)
     assert "2 problems in 2 cases" in message
     assert "case_02.nii.gz holds NaN" in message
-    assert "labels must be 0..2, found 9" in message
+    assert "case_05.nii.gz holds 9: labels must be 0..2" in message
     assert len(list((tmp_path / "cache").glob("case_*"))) == 8
     # Intensities are read before anything is preprocessed.
     assert "case_02.nii.gz holds NaN" in get_error(build, "data.normalize=ct")

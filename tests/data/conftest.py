@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from unet3d.data.case import Case
-from unet3d.data.preprocessing.cache import CachedVolume, VolumeSummary, write_entry
+from unet3d.data.preprocessing.cache import CachedVolume, write_entry
 from unet3d.data.preprocessing.statistics import Statistics
 
 
@@ -23,6 +23,5 @@ def volumes(tmp_path):
         write_entry(folder, arrays, {})
         case = Case(name=f"case{n}", images=(folder / "image",), label=folder / "label")
         statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(9, 9, 9), percentiles=())
-        summary = VolumeSummary(shape=size, classes=frozenset({1, 2}), statistics=statistics)
-        volumes.append(CachedVolume(case, folder, summary))
+        volumes.append(CachedVolume(case, folder, size, frozenset({1, 2}), statistics))
     return volumes

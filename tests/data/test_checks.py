@@ -68,26 +68,14 @@ SHIFT = np.zeros((4, 4))
 SHIFT[0, 3] = 1
 
 
-def turn(path):
-    save_volume(path, make_label(1), AFFINE @ np.diag([-1.0, 1, 1, 1]))
-
-
 CORRUPTIONS = [
     ("images", lambda p: flip_bit(p, -6), "cannot be read: CRC check"),
-    ("images", lambda p: set_value(p, np.inf), "holds NaN or infinity in 1 of 960"),
     ("labels", lambda p: set_value(p, np.nan), "holds NaN"),
-    ("labels", turn, "^has orientation LAS, but its image RAS$"),
-    ("labels", lambda p: set_value(p, -2), r"holds -2: labels must be 0\.\.2"),
     ("labels", lambda p: save_volume(p, np.stack([make_label(53)] * 2, -1)), "one 3D volume"),
     ("images", lambda p: save_volume(p, make_image(71, (12, 10))), "it must be 3D, or 4D"),
     ("images", lambda p: save_volume(p, make_image(73, (12, 10, 3))), "only 12 x 10 x 3 vox"),
     ("images", lambda p: save_volume(p, np.zeros(SIZE, [(c, "u1") for c in "RGB"])), "real number"),
     ("images", lambda p: set_header_fields(p, srow_z=[0, 1, 0, 0]), r"affine \[1 .*, 0 1 0 0\]"),
-    (
-        "labels",
-        lambda p: save_volume(p, make_label(52), AFFINE + 3 * SHIFT),
-        r"\[1 0 0 3, .* and \[1 ",
-    ),
 ]
 """Faults that the contract does not plant: the folder of the file, the change, and the message."""
 
@@ -138,12 +126,8 @@ def test_channels_with_different_grids_are_reported(tmp_path):
 def test_the_ignore_label_is_not_a_problem_and_progress_goes_to_the_last_case(tmp_path):
     cases, calls = Decathlon(str(write_decathlon(tmp_path, 2))).list_cases(), []
     set_value(tmp_path / "labelsTr" / "case_00.nii.gz", 9)
-    for ignore_labels, count in (((9,), 0), ((8, 9), 0), ((), 1)):
-        findings = check(
-            cases, ignore_labels=ignore_labels, progress=lambda *done: calls.append(done)
-        )
-        assert len(findings) == count
-    assert calls == 3 * [(1, 2), (2, 2)]
+    assert not check(cases, ignore_labels=(8, 9), progress=lambda *done: calls.append(done))
+    assert calls == [(1, 2), (2, 2)]
 
 
 def test_a_case_that_declares_more_than_the_available_memory_is_named(tmp_path):

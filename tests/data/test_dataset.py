@@ -6,16 +6,15 @@ import pytest
 
 from tests.config.helpers.configs import with_values
 from tests.data.helpers.cases import noise, write_case
-from unet3d.data.case import DatasetDescription
+from unet3d.data.case import DatasetDescription, Finding, InvalidDatasetError
 from unet3d.data.config import read_data
 from unet3d.data.dataset import (
-    UsableCases,
+    ValidCases,
     build_layout,
     build_preprocessing,
     get_network_sizes,
     resolve_dataset,
 )
-from unet3d.data.findings import Finding, InvalidDatasetError
 from unet3d.errors import UsageError
 from unet3d.memory.step.build import complete_step
 
@@ -36,21 +35,15 @@ def describe(channels=("MRI",), classes=("background", "a", "b"), **others):
 
 
 def test_the_dataset_says_what_the_settings_leave_open_and_settings_win():
-    description = describe(ignore_labels=(9,), regions=REGIONS)
+    description = describe(ignore_labels=(9,), regions=REGIONS, region_labels=(2, 2))
     dataset = resolve_dataset(parse(), description)
     assert (dataset.channels, dataset.classes) == (("MRI",), ("background", "a", "b"))
     assert (dataset.regions, dataset.ignore_labels) == (REGIONS, (9,))
+    assert dataset.region_labels == (2, 2)
     data = parse(regions={"b": [2], "a": [1]}, ignore_label=8)
     dataset = resolve_dataset(data, description)
     assert list(dataset.regions.items()) == [("b", (2,)), ("a", (1,))]
-    assert dataset.ignore_labels == (8,)
-
-
-def test_the_labels_of_regions_are_the_datasets_unless_regions_are_set():
-    ambiguous = describe(regions={"whole": (1, 2)}, region_labels=(2,))
-    assert resolve_dataset(parse(), ambiguous).region_labels == (2,)
-    assert resolve_dataset(parse(region_labels=[1]), ambiguous).region_labels == (1,)
-    assert resolve_dataset(parse(regions={"b": [2]}), ambiguous).region_labels is None
+    assert (dataset.region_labels, dataset.ignore_labels) == (None, (8,))
 
 
 def test_the_dataset_completes_the_settings_and_the_loss(composed):
@@ -70,7 +63,6 @@ def test_the_dataset_completes_the_settings_and_the_loss(composed):
         ({}, describe(classes=("background",)), r"data\.num_classes must be 2\.\.255, got 1"),
         ({}, describe(classes=("background", "a", "a")), "names must be unique, got background, a"),
         ({"regions": {"a": [3]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
-        ({"regions": {"a": [0]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
         ({"regions": {"a": [1], "b": [1, 2]}}, describe(), r"data\.regions\.a must .* one label"),
         ({"region_labels": [1]}, describe(), r"data\.region_labels needs data\.regions"),
         (
@@ -100,25 +92,15 @@ def test_a_dataset_without_a_root_cannot_be_read():
         build_layout(parse(root="???"))
 
 
-@pytest.mark.parametrize(
-    ("values", "background", "normalize"),
-    [
-        ({}, (0,), ("zscore",)),
-        ({"background": "auto"}, ("auto",), ("zscore_nonzero",)),
-        ({"background": [-3.5], "normalize": "zscore"}, (-3.5,), ("zscore",)),
-    ],
-)
-def test_a_background_other_than_zero_is_left_out_of_the_normalization(
-    values, background, normalize
-):
-    data = parse(**values)
-    preprocessing = build_preprocessing(data, resolve_dataset(data, describe()), [])
-    assert (preprocessing.background, preprocessing.normalize) == (background, normalize)
-
-
-def test_each_channel_has_its_normalization():
+def test_each_channel_has_its_normalization_which_leaves_out_a_background_other_than_zero():
     dataset = resolve_dataset(parse(), describe(channels=("T1", "T2")))
-    assert build_preprocessing(parse(normalize="zscore"), dataset, []).normalize == ("zscore",) * 2
+    for values, normalize in (
+        ({}, "zscore"),
+        ({"background": "auto"}, "zscore_nonzero"),
+        ({"background": [-3.5], "normalize": "zscore"}, "zscore"),
+    ):
+        preprocessing = build_preprocessing(parse(**values), dataset, [])
+        assert preprocessing.normalize == (normalize,) * 2
     with pytest.raises(UsageError, match=r"data\.normalize must be one word or one for each of"):
         build_preprocessing(parse(normalize=["zscore"] * 3), dataset, [])
 
@@ -126,7 +108,7 @@ def test_each_channel_has_its_normalization():
 def test_cases_with_problems_that_are_found_one_after_the_other_are_all_skipped(tmp_path):
     cases = [write_case(tmp_path, noise(8, 8, 8), name=name) for name in ("a", "b", "c")]
     layout = SimpleNamespace(list_cases=lambda: cases, find_problems=list)
-    usable = UsableCases(SimpleNamespace(skip_invalid_cases=True), layout, ["CT"])
+    usable = ValidCases(SimpleNamespace(skip_invalid_cases=True), layout, ["CT"])
 
     def refuse_the_first_two(cases):
         if len(cases) > 1:

@@ -12,7 +12,7 @@ from tests.contract.helpers.pairs import write_pairs
 from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.data.case import Case
-from unet3d.data.preprocessing.cache import CachedVolume, VolumeSummary
+from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.statistics import Statistics
 from unet3d.training.results import choose_postprocessing
 
@@ -55,8 +55,7 @@ def test_the_largest_component_is_kept_where_that_raises_dice(tmp_path, referenc
         nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), tmp_path / f"{name}.nii.gz")
     case = Case(name="case", images=(), label=tmp_path / "label.nii.gz")
     statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(8, 8, 8), percentiles=())
-    summary = VolumeSummary(shape=(8, 8, 8), classes=frozenset({1}), statistics=statistics)
-    volumes = [CachedVolume(case, tmp_path, summary)]
+    volumes = [CachedVolume(case, tmp_path, (8, 8, 8), frozenset({1}), statistics)]
     assert choose_postprocessing(volumes, range(1, 3), folder) == chosen
     assert np.array_equal(read_voxels(folder / "case.nii.gz"), reference)
 

@@ -12,7 +12,7 @@ import torch
 from unet3d.app import show_progress
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, read_settings
-from unet3d.data.case import Case
+from unet3d.data.case import Case, Finding, count_findings
 from unet3d.data.checks import (
     check_headers,
     check_voxels,
@@ -22,7 +22,6 @@ from unet3d.data.checks import (
 )
 from unet3d.data.config import DataConfig, read_data
 from unet3d.data.dataset import build_layout, choose_split, resolve_dataset
-from unet3d.data.findings import Finding, count_findings
 from unet3d.data.layouts.splits import describe_groups
 from unet3d.data.preprocessing.cache import count_parallel_jobs
 from unet3d.files import write_output
@@ -153,8 +152,6 @@ def check_dataset(
             classes=dataset.classes,
             ignore_labels=dataset.ignore_labels,
             annotations=dataset.annotations,
-            channels=dataset.channels,
-            background=data.background,
             ram=ram,
             workers=workers or count_parallel_jobs(largest, ram),
             progress=progress,

@@ -12,13 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.data.annotated import Annotations
-from unet3d.data.case import Case
-from unet3d.data.findings import Finding
+from unet3d.data.case import Case, Finding
 from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader, iter_slabs
 from unet3d.data.formats.volumes import FIX_2D, NOT_2D, find_format, read_header, read_volume
-from unet3d.data.preprocessing.channels import find_border_value
-from unet3d.data.preprocessing.pipeline import AUTO, Background, count_nonfinite, repeat_per_channel
-from unet3d.text import format_bytes, join_first
+from unet3d.data.preprocessing.pipeline import check_label_values, count_nonfinite
+from unet3d.text import format_bytes
 
 MIN_SIZE = 4  # a volume with fewer voxels along an axis is a slice, or its axes are mixed up
 
@@ -33,9 +31,6 @@ FIX_SHAPE = "resample one onto the other's grid, or remove the case"
 FIX_GRID = (
     "if the voxel grids already match, copy the correct header; else resample one onto the other"
 )
-
-MAX_VALUES = 1000
-"""Distinct values of a label file that are collected; no dataset has as many classes."""
 
 Problems = Iterator[tuple[str, str]]  # (problem, fix) pairs
 
@@ -233,8 +228,6 @@ def check_voxels(
     classes: Sequence[str],
     ignore_labels: Sequence[int],
     annotations: Annotations | None = None,
-    channels: Sequence[str] = (),
-    background: Background = (0,),
     ram: int | None = None,
     workers: int,
     progress: Callable[[int, int], None],
@@ -246,23 +239,19 @@ def check_voxels(
     findings: list[Finding] = []
     present: set[int] = set()
     first_users: dict[bytes, tuple[str, Path]] = {}
-    borders: list[list[float]] = []  # of each case with constant ones that are not background
 
-    def check(case: Case) -> tuple[list[Finding], set[int], dict[Path, bytes], list[float]]:
-        return check_case_voxels(case, len(classes), ignore_labels, channels, background, ram)
+    def check(case: Case) -> tuple[list[Finding], set[int], dict[Path, bytes]]:
+        return check_case_voxels(case, len(classes), ignore_labels, ram)
 
     with ThreadPoolExecutor(workers) as pool:
         results = zip(cases, pool.map(check, cases), strict=True)
-        for done, (case, (problems, labels, digests, unexpected)) in enumerate(results, 1):
+        for done, (case, (problems, labels, digests)) in enumerate(results, 1):
             findings += problems
             present |= labels
             if annotations is not None:
-                problem = annotations.find_contradiction(case.name, labels)
-                if problem is not None:
+                for problem in annotations.find_contradictions(case.name, labels):
                     advice = "list the class in data.annotated, or remove the label"
                     findings.append(Finding(case.name, case.label, problem, advice))
-            if unexpected:
-                borders.append(unexpected)
             for file, digest in digests.items():
                 name, twin = first_users.setdefault(digest, (case.name, file))
                 if os.path.realpath(twin) != os.path.realpath(file):
@@ -275,33 +264,19 @@ def check_voxels(
             message = f"class {label} ({name}) occurs in no label"
             advice = "remove it from the classes, or check the numbering of the labels"
             findings.append(Finding(None, None, message, advice))
-    if borders:
-        values = [value for case in borders for value in case]
-        span = " to ".join(dict.fromkeys(f"{end(values):.4g}" for end in (min, max)))
-        of_cases = f"{len(borders)} of {len(cases)} cases"
-        message = f"{of_cases} have a constant border that is not data.background: {span}"
-        advice = "set data.background=auto to exclude it from cropping and normalization"
-        findings.append(Finding(None, None, message, advice, is_hint=True))
     return findings
 
 
 def check_case_voxels(
-    case: Case,
-    classes: int,
-    ignore_labels: Sequence[int],
-    channels: Sequence[str],
-    background: Background,
-    ram: int | None,
-) -> tuple[list[Finding], set[int], dict[Path, bytes], list[float]]:
+    case: Case, classes: int, ignore_labels: Sequence[int], ram: int | None
+) -> tuple[list[Finding], set[int], dict[Path, bytes]]:
     """Read and check the files of one case.
 
-    Return the problems, the classes that occur, digests of the files that are not constant, and
-    constant border values that are not background; in CT, air is an ordinary value.
+    Return the problems, the classes that occur, and digests of the files that are not constant.
     """
     findings: list[Finding] = []
     labels: set[int] = set()
     digests: dict[Path, bytes] = {}
-    borders: list[float | None] = []
     for file in (*case.images, case.label):
         try:
             header = read_header(file)
@@ -313,21 +288,14 @@ def check_case_voxels(
             continue
         if file == case.label:
             present = collect_values(volume)
-            labels.update(int(v) for v in present if v in range(classes))
+            labels.update({*range(classes)}.intersection(present.tolist()))
             problems = check_label_values(present, classes, ignore_labels)
         else:
             problems = check_image_voxels(volume)
-            borders.extend(map(find_border_value, volume))
         findings.extend(Finding(case.name, file, *problem) for problem in problems)
         if any(channel.min() < channel.max() for channel in volume):
             digests[file] = digest_voxels(volume)
-    expected = repeat_per_channel(background, len(borders))
-    unexpected = [
-        border
-        for border, value, name in zip(borders, expected, channels, strict=False)
-        if border is not None and name.upper() != "CT" and value not in (AUTO, border)
-    ]
-    return findings, labels, digests, unexpected
+    return findings, labels, digests
 
 
 def digest_voxels(channels: np.ndarray) -> bytes:
@@ -354,30 +322,10 @@ def check_image_voxels(channels: np.ndarray) -> Problems:
 
 
 def collect_values(channels: np.ndarray) -> np.ndarray:
-    """Return the different values of a label file; of very many, some."""
-    present = np.empty(0, np.float32)
-    for channel in channels:
-        for values in iter_slabs(channel):
-            if len(present) < MAX_VALUES:
-                # Labels come in runs: the last voxel of each is enough, and faster to sort.
-                ends = np.append(np.flatnonzero(values[1:] != values[:-1]), len(values) - 1)
-                present = np.union1d(present, values[ends])
-    return present
-
-
-def check_label_values(present: np.ndarray, classes: int, ignore_labels: Sequence[int]) -> Problems:
-    """Check the values of a label file."""
-    finite = present[np.isfinite(present)]
-    is_integer = finite == np.round(finite)
-    unknown = sorted({int(v) for v in finite[is_integer]} - {*range(classes), *ignore_labels})
-    if len(finite) < len(present):
-        yield "holds NaN or infinity", "replace them with labels"
-    if not is_integer.all():
-        fractional = join_first([f"{v:g}" for v in finite[~is_integer]])
-        advice = "annotate again, or resample without interpolating between labels"
-        yield f"holds {fractional}: labels must be integers", advice
-    if unknown:
-        ignored = "".join(f" or {label} (ignored)" for label in ignore_labels)
-        found = join_first(list(map(str, unknown)))
-        message = f"holds {found}: labels must be 0..{classes - 1}{ignored}"
-        yield message, "correct the label, the classes, or data.ignore_label"
+    """Return the different values of a label file."""
+    ends = [  # labels come in runs: the last voxel of each is enough, and faster to sort
+        values[np.append(values[1:] != values[:-1], True)]
+        for channel in channels
+        for values in iter_slabs(channel)
+    ]
+    return np.unique(np.concatenate(ends))

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from unet3d.data.annotated import Annotations, read_annotations
-from unet3d.data.case import Case, DatasetDescription, DatasetLayout
+from unet3d.data.case import Case, DatasetDescription, DatasetLayout, Finding, InvalidDatasetError
 from unet3d.data.checks import check_headers
 from unet3d.data.config import DataConfig
-from unet3d.data.findings import Finding, InvalidDatasetError
 from unet3d.data.layouts.splits import LikelyGroups, find_likely_groups, read_folds, read_groups
 from unet3d.data.preprocessing.cache import CachedVolume, preprocess_all
 from unet3d.data.preprocessing.fingerprint import (
@@ -123,14 +122,14 @@ def get_region_labels(
     derived: list[int] = []
     parts = list(regions.values())
     for index, (name, part) in enumerate(regions.items()):
-        own = set(part).difference(*parts[index + 1 :])
-        if len(own) != 1:
+        exclusive = set(part).difference(*parts[index + 1 :])
+        if len(exclusive) != 1:
             raise UsageError(
                 f"data.regions.{name} must have exactly one label that no later region has (list "
-                f"the outermost region first) unless data.region_labels is set, it has {len(own)}: "
-                f"{sorted(own)}"
+                f"the outermost region first) unless data.region_labels is set, it has "
+                f"{len(exclusive)}: {sorted(exclusive)}"
             )
-        derived += own
+        derived += exclusive
     return derived
 
 
@@ -201,7 +200,7 @@ def choose_normalization(data: DataConfig, channels: Sequence[str]) -> tuple[str
     return data.normalize * len(channels) if len(data.normalize) == 1 else data.normalize
 
 
-class UsableCases:
+class ValidCases:
     """Cases of a dataset, with what data.invalid_cases says about those that cannot be used."""
 
     def __init__(self, data: DataConfig, layout: DatasetLayout, channels: Sequence[str]):
@@ -227,13 +226,10 @@ class UsableCases:
     def run_on_valid_cases(self, work: Callable[[list[Case]], T]) -> T:
         """Call `work` with the valid cases, again without those that it finds to be invalid."""
         while True:  # other problems may be found in the cases that are left
-            count = len(self.cases)
             try:
                 return work(self.cases)
             except InvalidDatasetError as error:
                 self.handle_findings(error.findings)
-                if len(self.cases) == count:
-                    raise
 
     def preprocess(
         self, parts: Sequence[Sequence[Case]], preprocessing: Preprocessing

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from unet3d.data.config import DataConfig
-from unet3d.data.dataset import UsableCases, build_layout, choose_split, resolve_dataset
+from unet3d.data.dataset import ValidCases, build_layout, choose_split, resolve_dataset
 from unet3d.data.layouts.splits import find_too_few, read_groups
 from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
@@ -79,7 +79,7 @@ def inspect_dataset(data: DataConfig, fold: int | None, is_given: IsGiven) -> Da
     """Read every usable case, or its cached fingerprint."""
     layout = build_layout(data)
     facts = resolve_dataset(data, layout.describe())
-    usable = UsableCases(data, layout, facts.channels)
+    usable = ValidCases(data, layout, facts.channels)
     chosen = data.background
     background = chosen if is_given("data.background") else choose_background(facts.channels)
     fingerprints = usable.run_on_valid_cases(

@@ -12,18 +12,17 @@ from torch.utils.data import DataLoader
 
 from unet3d.data.annotated import Annotations
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.case import Case, DatasetLayout
+from unet3d.data.case import Case, DatasetLayout, Finding
 from unet3d.data.dataset import (
     ResolvedDataset,
     SplitRule,
-    UsableCases,
+    ValidCases,
     build_preprocessing,
     choose_split,
 )
-from unet3d.data.findings import Finding
 from unet3d.data.layouts.splits import read_groups, split_cases
 from unet3d.data.loading.loaders import TrainLoader, build_loaders
-from unet3d.data.loading.worker_errors import InFlightCases
+from unet3d.data.loading.worker_errors import WorkerCaseTracker
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
@@ -75,7 +74,7 @@ class VolumeDataModule(pl.LightningDataModule):
         cases = self.layout.list_cases()  # with invalid ones: skipping a case changes no fold
         rule = choose_split(settings.data, cases)
         parts = split_cases(cases, settings.fold, rule.file, rule.groups)
-        usable = UsableCases(settings.data, self.layout, dataset.channels)
+        usable = ValidCases(settings.data, self.layout, dataset.channels)
         self.preprocessing = usable.run_on_valid_cases(
             lambda cases: build_preprocessing(settings.data, dataset, cases)
         )
@@ -97,7 +96,7 @@ class VolumeDataModule(pl.LightningDataModule):
         self.shared_patients = None if is_grouped else find_shared_patients(rule, *parts)
         self.spacing_mm |= {v.name: v.get_spacing_mm(self.preprocessing) for v in self.validation}
         scored = Dice(dataset.classes, dataset.regions).scored_classes
-        present = ([v.summary.classes for v in part] for part in volumes)
+        present = ([v.classes for v in part] for part in volumes)
         self.absent_classes += find_absent_classes(scored, *present)
         self.train_loader, self.val_loader = build_loaders(
             self.training,
@@ -117,7 +116,7 @@ class VolumeDataModule(pl.LightningDataModule):
         """Return the loader of validation volumes; none with fold=none."""
         return [] if self.val_loader is None else self.val_loader
 
-    def list_cases_in_flight(self) -> list[InFlightCases]:
+    def list_cases_in_flight(self) -> list[WorkerCaseTracker]:
         """Return the cases that workers read at the moment."""
         loaders: tuple[Any, ...] = (self.train_loader, self.val_loader)
         return [loader.dataset.in_flight for loader in loaders if loader is not None]
@@ -146,8 +145,7 @@ class Prefetch(pl.Callback):
 def annotate(annotations: Annotations, volumes: Sequence[CachedVolume]) -> list[CachedVolume]:
     """Return the volumes with the label of what they do not annotate."""
     for volume in volumes:
-        problem = annotations.find_contradiction(volume.name, volume.summary.classes)
-        if problem is not None:
+        for problem in annotations.find_contradictions(volume.name, volume.classes):
             raise UsageError(f"{volume.name} {problem}")
     return [replace(v, background_label=annotations.get_background_label(v.name)) for v in volumes]
 

@@ -243,7 +243,7 @@ def make_config_record(settings: TrainConfig) -> dict[str, Any]:
 
 def make_metadata(config: dict[str, Any], data: VolumeDataModule) -> dict[str, Any]:
     """Return what a checkpoint says about its network and the data that it was trained on."""
-    statistics = summarize_statistics([volume.summary.statistics for volume in data.training])
+    statistics = summarize_statistics([volume.statistics for volume in data.training])
     return {
         "format_version": FORMAT_VERSION,
         "config": config,

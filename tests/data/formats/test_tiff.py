@@ -43,17 +43,12 @@ def test_channels_and_colors_are_channels(tmp_path, axes, shape):
         np.testing.assert_array_equal(read_volume(tmp_path / "a.tif")[0], voxels.transpose(order))
 
 
-@pytest.mark.parametrize(
-    ("unit", "size", "spacing_mm"),
-    [("um", 0.5, 5e-4), ("mm", 0.25, 0.25)],
-)
-def test_the_spacing_of_imagej_is_read(tmp_path, stack, unit, size, spacing_mm):
-    metadata = {"spacing": 4 * size, "unit": unit, "axes": "ZYX"}
-    options = {"imagej": True, "resolution": (1 / size, 2 / size), "metadata": metadata}
+def test_the_spacing_of_imagej_is_read(tmp_path, stack):
+    metadata = {"spacing": 2, "unit": "um", "axes": "ZYX"}
+    options = {"imagej": True, "resolution": (2, 4), "metadata": metadata}
     tifffile.imwrite(tmp_path / "a.tif", stack, **options)
     header = read_header(tmp_path / "a.tif")
-    expected = (spacing_mm, spacing_mm / 2, 4 * spacing_mm)
-    assert header.spacing_mm == pytest.approx(expected, rel=1e-6)
+    assert header.spacing_mm == pytest.approx((5e-4, 2.5e-4, 2e-3), rel=1e-6)
     assert header.assumption is None
 
 
@@ -124,6 +119,5 @@ def test_an_image_in_several_files_is_refused(tmp_path, stack):
 SizeZ="{len(stack)}" SizeC="1" SizeT="1"><Channel ID="Channel:0:0" SamplesPerPixel="1"/>{planes}
 </Pixels></Image></OME>"""
         tifffile.imwrite(tmp_path / f"{z}.ome.tif", plane, description=text, metadata=None)
-    for read in (read_header, read_volume):
-        with pytest.raises(UsageError, match=r"0\.ome\.tif .* is one of several files that hold"):
-            read(tmp_path / "0.ome.tif")
+    with pytest.raises(UsageError, match=r"0\.ome\.tif .* is one of several files that hold"):
+        read_header(tmp_path / "0.ome.tif")

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import tifffile
 import zarr
 
 from tests.contract import test_formats as contract
@@ -30,15 +29,7 @@ write_nifti = return_path(contract.write_nifti)
 write_itk = return_path(contract.write_itk)
 write_numpy = return_path(contract.write_numpy)
 write_series = return_path(contract.write_series)
-
-
-def write_tiff(path: Path, array: np.ndarray, affine: np.ndarray) -> Path:
-    """Write a stack of any type as ImageJ does, in micrometers."""
-    x, y, z = np.diag(affine)[:3] * 1000
-    metadata = {"axes": "ZYX", "spacing": z, "unit": "um"}
-    voxels = np.ascontiguousarray(array.T)
-    tifffile.imwrite(path, voxels, imagej=True, resolution=(1 / x, 1 / y), metadata=metadata)
-    return path
+write_tiff = return_path(contract.write_tiff)
 
 
 def write_zarr(

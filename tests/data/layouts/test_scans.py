@@ -65,14 +65,8 @@ def test_an_invalid_input_is_refused(folder, files, source, message):
         find_scans(folder(*files) / source, ["CT"])
 
 
-def test_links_that_lead_nowhere_and_folders_are_named_and_others_are_scans(folder):
-    root = folder("a.nii", "b.NII", ".hidden", "notes.txt")
-    (root / "loop.nii").symlink_to(root / "loop.nii")
-    (root / "dangling").symlink_to("nowhere")
+def test_what_is_ignored_is_named(folder):
+    root = folder("a.nii", "b.NII", ".hidden")
     (root / "more").mkdir()
-    assert list(get_names(find_scans(root, ["CT"]))) == ["a", "loop"]
-    ignored = describe_ignored(root)
-    assert ignored.startswith(f"{root}: ignoring b.NII (is not named .nii.gz, .nii")
-    assert "dangling (is a link that leads nowhere), more (is a folder without DICOM" in ignored
-    assert ignored.endswith("and 1 more")
-    assert describe_ignored(folder("x.nii") / "x.nii") is None
+    assert describe_ignored(root).startswith(f"{root}: ignoring b.NII, more: not named .nii.gz")
+    assert describe_ignored(root / "a.nii") is None

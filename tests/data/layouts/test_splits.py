@@ -30,7 +30,6 @@ def test_an_unknown_fold_is_refused_and_none_trains_on_every_case():
     ("content", "message"),
     [
         ("{", "must be a JSON list"),
-        ('[{"train": []}]', "must be a JSON list"),
         ('[{"train": ["case_001", 1], "val": []}]', "not in the dataset: 1"),
         ('[{"train": ["case_001"], "val": ["case_001"]}]', "trains and validates on case_001"),
         (None, "no file"),
@@ -77,8 +76,7 @@ def test_a_file_of_folds_that_splits_a_group_is_refused(tmp_path):
     scans, groups = make_patients(2)
     file = tmp_path / "splits.json"
     file.write_text(json.dumps([{"train": ["p00_a", "p01_a"], "val": ["p01_b"]}]))
-    message = r"a fold trains on p01_a and validates on p01_b.* group p01: move"
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match="fold 0 trains and validates on cases of p01, which"):
         split_cases(scans, 0, file, groups)
     file.write_text(json.dumps([{"train": ["p00_a"], "val": ["p01_b"]}]))
     assert [c.name for c in split_cases(scans, 0, file, groups)[1]] == ["p01_b"]
@@ -101,10 +99,8 @@ def test_groups_are_captured_from_names_or_read_from_a_file(tmp_path):
     ("group_by", "content", "message"),
     [
         (r"patient(\d+", None, r"missing \), .*; it must be a regular expression with a capture"),
-        (r"patient\d+", None, "no capture group; it must be"),
         (r"(\d+)_frame01", None, "captures nothing from 1 of 3 cases: patient001_frame12"),
         ("none.json", None, "no file .*none.json"),
-        ("a.json", "{", "must be a JSON object"),
         ("a.csv", "a,b,c\n", "or a CSV file with the columns"),
         ("a.csv", "a,1\na,2\n", "has two groups for a"),
         ("a.csv", "patient001_frame01,1\n", "no group for 2 of 3 cases: patient001_frame12, pat"),
@@ -128,7 +124,6 @@ def make_names(pattern, patients, scans):
     ("names", "pattern"),
     [
         (make_names("patient{:03d}_frame{:02d}", range(2), range(30)), r"(.+)_frame\d+"),
-        (["sub-01_ses-1", "sub-01_ses-2", "sub-02_ses-1"], r"(.+)_ses-\d+"),
         (["p1_baseline", "p1_followup2", "p2_baseline"], r"(.+)(?:_baseline|_followup\d+)"),
         (make_names("training{:02d}_{:02d}", range(1, 6), range(1, 5)), r"(.+)_\d+"),
     ],
@@ -144,7 +139,6 @@ def test_names_with_several_scans_per_patient_get_a_pattern_that_works(names, pa
     "names",
     [
         make_names("BRATS_{:03d}", range(1, 9), [0]),
-        make_names("Task04_{1:03d}", [0], range(20)),
         make_names("center{}_{:03d}", range(4), range(50)),
         make_names("patient{:03d}_frame01", range(9), [0]),
         [],

@@ -62,16 +62,6 @@ def test_an_exception_in_a_worker_is_one_line_and_its_traceback_is_kept(volumes)
     assert "in fail" in str(error)
 
 
-def test_an_exception_while_collating_is_one_line(volumes):
-    def fail(samples):
-        raise KeyError("image")
-
-    loader = make_loader(volumes, num_workers=1)
-    loader.collate_fn = fail
-    _, explanation = catch(loader, KeyError)
-    assert str(explanation) == "a data worker failed: KeyError: 'image'"
-
-
 def crash_with_sigbus():
     signal.signal(signal.SIGBUS, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGBUS)
@@ -80,7 +70,6 @@ def crash_with_sigbus():
 @pytest.mark.parametrize(
     ("fail", "cause"),
     [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL, .* data.num_workers .now 1."),
         (crash_with_sigbus, "crashed with SIGBUS: /dev/shm is full"),
         (lambda: os._exit(7), "exited; rerun with data.num_workers=0 to see why"),
     ],
@@ -90,15 +79,10 @@ def test_a_dead_worker_is_reported_with_its_case_and_the_cause(volumes, fail, ca
     assert re.match(rf"a data worker \(last case: case\d\) .*{cause}", str(explanation))
 
 
-@pytest.mark.parametrize(
-    ("reason", "expected"),
-    [
-        ("unable to allocate shared memory(shm) for file </torch_1>", "--shm-size=8g"),
-        ("mat1 and mat2", "None"),
-    ],
-)
-def test_full_shared_memory_is_reported_with_the_fix_and_other_errors_are_not(reason, expected):
-    assert expected in str(explain_worker_error(RuntimeError(reason), [], num_workers=1))
+def test_full_shared_memory_is_reported_with_the_fix_and_other_errors_are_not():
+    error = RuntimeError("unable to allocate shared memory(shm) for file </torch_1>")
+    assert "--shm-size=8g" in str(explain_worker_error(error, [], num_workers=1))
+    assert explain_worker_error(RuntimeError("mat1 and mat2"), [], num_workers=1) is None
 
 
 def test_deferred_contexts_are_moved_to_shared_memory_by_collate(volumes):

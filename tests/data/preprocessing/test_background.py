@@ -10,8 +10,7 @@ AUTO = ("auto",)
 
 
 @pytest.mark.parametrize("background", [AUTO, (-4,)])
-@pytest.mark.parametrize("normalize", ["zscore", "zscore_nonzero"])
-@pytest.mark.parametrize("crop", ["nonzero", "none"])
+@pytest.mark.parametrize(("normalize", "crop"), [("zscore", "nonzero"), ("zscore_nonzero", "none")])
 def test_preprocessing_does_not_depend_on_the_value_of_the_background(
     tmp_path, background, normalize, crop
 ):
@@ -29,6 +28,8 @@ def test_each_channel_of_each_case_has_its_own_background(tmp_path):
     image = preprocess(write_case(tmp_path, both), tmp_path, **settings).image
     assert (image[:, zero_padded_noise() == 0] == 0).all()
     np.testing.assert_allclose(image[0], image[1], atol=1e-5)
+    foreground = image[:, zero_padded_noise() != 0]
+    np.testing.assert_allclose((foreground.mean(), foreground.std()), (0, 1), atol=1e-5)
     with pytest.raises(UsageError, match="one value or one for each of the 2 channels"):
         find_background(np.moveaxis(both, -1, 0), (0, 0, 0))
 

@@ -8,49 +8,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import radians
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, get_args, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unet3d.config.fields import Kind, integer, is_number, number
-from unet3d.data.augmentation.intensity import (
+from unet3d.config.fields import Kind, integer, list_of, number
+from unet3d.data.augmentation.transforms import (
+    SpatialTransform,
     add_noise,
     apply_gamma,
+    apply_transform,
     blur,
+    make_affine_matrix,
     scale_contrast,
     simulate_low_resolution,
 )
-from unet3d.data.augmentation.spatial import SpatialTransform, apply_transform, make_affine_matrix
 from unet3d.errors import UsageError
 
 Probability = Annotated[float, number(">= 0", "<= 1")]
+Angles = list_of(number(">= 0", "<= 180"), "three numbers within 0..180", length=3)
 Axes = Kind(
     "a list of axes 0, 1 and 2",
-    lambda v: isinstance(v, Sequence) and all(axis in (0, 1, 2) for axis in v),
+    lambda value: isinstance(value, list) and all(axis in (0, 1, 2) for axis in value),
 )
-
-
-def numbers_within(low: float, high: float, words: str, count: int) -> Kind:
-    """Return lists of `count` numbers within bounds."""
-
-    def accepts(value: Any) -> bool:
-        is_list = isinstance(value, Sequence) and len(value) == count
-        return is_list and all(is_number(n) and low <= n <= high for n in value)
-
-    return Kind(words, accepts)
+Range = Sequence[float]
 
 
 def within(low: float, high: float) -> Kind:
     """Return ranges: two numbers within bounds, the lower first."""
     words = f"two numbers within {low:g}..{high:g}, the lower first"
-    numbers = numbers_within(low, high, words, 2)
-    return Kind(words, lambda v: numbers.accepts(v) and v[0] <= v[1])
-
-
-Angles = numbers_within(0, 180, "three numbers within 0..180", 3)
-Range = Sequence[float]
+    pair = list_of(number(f">= {low}", f"<= {high}"), words, length=2)
+    return Kind(words, lambda value: pair.accepts(value) and value[0] <= value[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +77,9 @@ class Augment:
 
     def __post_init__(self):
         for name, hint in get_type_hints(type(self), include_extras=True).items():
-            get_args(hint)[1].parse(getattr(self, name), f"augmentation.{name}")
+            value = getattr(self, name)
+            plain = list(value) if isinstance(value, Sequence) else value
+            get_args(hint)[1].parse(plain, f"augmentation.{name}")
         if self.elastic_spacing < 2.5 * self.elastic_voxels[1]:
             raise UsageError(
                 f"augmentation.elastic_spacing must be >= 2.5 * {self.elastic_voxels[1]:g} voxels, "

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,14 @@ MULTIFRAME = [
 ]
 """Classes of files that hold a whole volume: enhanced images and segmentations."""
 
-OF_PATIENT_AND_STUDY = (
+PATIENT_AND_STUDY_TAGS = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex"),
     *("AccessionNumber", "StudyID", "StudyDate", "StudyTime"),
 )
 """What a segmentation copies of its images; any of them may be empty."""
 
-SPACE_TAGS = ("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient")
-SAME_TAGS = (
+GEOMETRY_TAGS = ("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient")
+SHARED_TAGS = (
     *("SeriesInstanceUID", "Rows", "Columns", "PixelSpacing"),
     *("SamplesPerPixel", "BitsAllocated", "PixelRepresentation"),
 )
@@ -46,7 +47,7 @@ SAME_TAGS = (
 
 TAGS = [
     *("SOPClassUID", "SeriesDescription", "Modality", "SliceThickness", "NumberOfFrames"),
-    *("RescaleSlope", "RescaleIntercept", *SPACE_TAGS, *SAME_TAGS),
+    *("RescaleSlope", "RescaleIntercept", *GEOMETRY_TAGS, *SHARED_TAGS),
 ]
 """What a header needs of each image."""
 
@@ -105,10 +106,11 @@ class Dicom(VolumeFormat):
                 sources[0].SliceThickness = np.linalg.norm(grid.affine[:3, 2])
         else:
             sources = [read_dataset(like, stop_before_pixels=True)]
-            orientation, positions = _read_positions(sources[0])
-            order = np.argsort(positions @ get_normal(orientation))  # of the frames
-            planes = planes[np.argsort(order)]
-        for keyword in OF_PATIENT_AND_STUDY:
+            frames = sources[0].PerFrameFunctionalGroupsSequence
+            positions = [f.PlanePositionSequence[0].ImagePositionPatient for f in frames]
+            along = np.array(positions, float) @ (LPS_TO_RAS @ grid.affine)[:3, 2]
+            planes = planes[np.argsort(np.argsort(along))]  # in the order of the frames
+        for keyword in PATIENT_AND_STUDY_TAGS:
             if keyword not in sources[0]:  # removed, as to make it anonymous
                 setattr(sources[0], keyword, "")
         names = list(classes[1:]) or [f"class_{n}" for n in range(1, max(2, int(labels.max()) + 1))]
@@ -194,10 +196,10 @@ def read_series_header(folder: Path, tags: Sequence[str] | None = TAGS) -> Serie
         dataset = read_dataset(file, stop_before_pixels=True, **options)
         if "Rows" not in dataset:  # a report or a presentation state
             continue
-        for tag in SPACE_TAGS:
+        for tag in GEOMETRY_TAGS:
             if not dataset.get(tag):
                 raise UnreadableFileError(f"has {file.name} without {tag}: remove it")
-        key = tuple(str(dataset.get(tag)) for tag in SAME_TAGS)
+        key = tuple(str(dataset.get(tag)) for tag in SHARED_TAGS)
         found.setdefault(key, []).append((file, dataset))
     if not found:
         raise UnreadableFileError("holds no DICOM images")
@@ -214,18 +216,23 @@ def read_series_header(folder: Path, tags: Sequence[str] | None = TAGS) -> Serie
     (images,) = found.values()
     first = images[0][1]
     orientation = np.array(first.ImageOrientationPatient, float)
+    normal = get_normal(orientation)
     positions = np.array([d.ImagePositionPatient for _, d in images], float)
-    order = np.argsort(positions @ get_normal(orientation), kind="stable")
+    order = np.argsort(positions @ normal, kind="stable")
     images, positions = [images[n] for n in order], positions[order]
     check_slices(images, positions, orientation)
+    affine = np.eye(4)
+    affine[:3, 0] = orientation[:3] * float(first.PixelSpacing[1])
+    affine[:3, 1] = orientation[3:] * float(first.PixelSpacing[0])
+    affine[:3, 2] = normal * float(first.get("SliceThickness") or 1)
+    if len(positions) > 1:
+        affine[:3, 2] = (positions[-1] - positions[0]) / (len(positions) - 1)
+    affine[:3, 3] = positions[0]
     kind = "i" if first.get("PixelRepresentation") else "u"
     is_scaled = any(get_scaling(dataset) != (1, 0) for _, dataset in images)
     return SeriesHeader(
         shape=(int(first.Columns), int(first.Rows), len(images)),
-        affine=compute_affine(
-            *(orientation, np.array(first.PixelSpacing, float)),
-            *(positions, len(positions), float(first.get("SliceThickness") or 1)),
-        ),
+        affine=LPS_TO_RAS @ affine,
         dtype=np.dtype("f4" if is_scaled else f"{kind}{first.BitsAllocated // 8}"),
         images=images,
     )
@@ -264,27 +271,6 @@ def get_normal(orientation: np.ndarray) -> np.ndarray:
     return np.cross(orientation[:3], orientation[3:])
 
 
-def compute_affine(
-    orientation: np.ndarray,
-    pixel_spacing: np.ndarray,
-    positions: np.ndarray,
-    count: int,
-    thickness: float,
-) -> np.ndarray:
-    """Return the affine of (columns, rows, `count` slices).
-
-    The first and the last of the sorted positions (N, 3) are those of the first and last slice.
-    """
-    affine = np.eye(4)
-    affine[:3, 0] = orientation[:3] * pixel_spacing[1]
-    affine[:3, 1] = orientation[3:] * pixel_spacing[0]
-    affine[:3, 2] = get_normal(orientation) * thickness
-    if count > 1:
-        affine[:3, 2] = (positions[-1] - positions[0]) / (count - 1)
-    affine[:3, 3] = positions[0]
-    return LPS_TO_RAS @ affine
-
-
 def open_image(file: Path) -> tuple[Any, Any]:
     """Return highdicom's image without voxels, and the geometry of its frames."""
     with explain_missing_packages(file, *Dicom.packages):
@@ -305,23 +291,26 @@ def open_image(file: Path) -> tuple[Any, Any]:
 
 
 def read_file_header(file: Path) -> VolumeHeader:
-    """Read the geometry of the frames: the affine is that of a series."""
+    """Read the geometry of the frames: their order and axes are those of a series."""
     image, geometry = open_image(file)
-    orientation, positions = _read_positions(image)
-    positions = positions[np.argsort(positions @ get_normal(orientation))]
-    slices, rows, columns = geometry.spatial_shape
-    spacing = np.array(_find_group(image, "PixelMeasuresSequence").PixelSpacing, float)
+    affine = geometry.affine[:, [2, 1, 0, 3]]
+    if is_reversed(geometry):
+        affine[:3, 3] += affine[:3, 2] * (geometry.spatial_shape[0] - 1)
+        affine[:3, 2] *= -1
     is_segmentation = image.SOPClassUID in SEGMENTATIONS
     dtype = np.uint8 if len(image.get("SegmentSequence", ())) < 256 else np.uint16
     return VolumeHeader(
-        shape=(columns, rows, slices),
-        affine=compute_affine(
-            *(orientation, spacing, positions, slices, float(geometry.spacing_between_slices))
-        ),
+        shape=geometry.spatial_shape[::-1],
+        affine=LPS_TO_RAS @ affine,
         dtype=np.dtype(dtype if is_segmentation else np.float32),
         may_be_cropped=is_segmentation,
-        buffer_bytes=8 * slices * rows * columns,
+        buffer_bytes=8 * prod(geometry.spatial_shape),
     )
+
+
+def is_reversed(geometry: Any) -> bool:
+    """Return whether highdicom's (slices, rows, columns) begin with the last slice of a series."""
+    return np.linalg.det(geometry.affine[:3, 2::-1]) < 0
 
 
 def read_file(file: Path, header: VolumeHeader) -> np.ndarray:
@@ -335,20 +324,5 @@ def read_file(file: Path, header: VolumeHeader) -> np.ndarray:
             volume = image.get_volume()
     if volume.array.ndim != 3:
         raise UnreadableFileError("has colors: it must have one number per voxel")
-    is_flipped = geometry.affine[:3, 0] @ get_normal(_read_positions(image)[0]) < 0
-    slices = volume.array[::-1] if is_flipped else volume.array
+    slices = volume.array[::-1] if is_reversed(geometry) else volume.array
     return slices.astype(header.dtype).transpose(2, 1, 0)[None]
-
-
-def _read_positions(image: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the axes of the rows and columns, and the position of each frame (N, 3)."""
-    plane = _find_group(image, "PlaneOrientationSequence")
-    frames = image.PerFrameFunctionalGroupsSequence
-    positions = [f.PlanePositionSequence[0].ImagePositionPatient for f in frames]
-    return np.array(plane.ImageOrientationPatient, float), np.array(positions, float)
-
-
-def _find_group(image: Any, keyword: str) -> Any:
-    """Return what all frames share, or the first frame has."""
-    groups = [image.SharedFunctionalGroupsSequence[0], *image.PerFrameFunctionalGroupsSequence]
-    return next(group[keyword][0] for group in groups if keyword in group)

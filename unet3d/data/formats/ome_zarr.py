@@ -120,15 +120,13 @@ def open_level(file: Path) -> Level:
     images = (attributes.get("ome") or attributes).get("multiscales")
     if not images:
         raise UnreadableFileError("has no multiscales in its attributes: it is not an OME-Zarr")
-    axes = [axis if isinstance(axis, dict) else {"name": axis} for axis in images[0]["axes"]]
+    axes, first = images[0]["axes"], images[0]["datasets"][0]
     names = "".join(str(axis["name"]) for axis in axes)
-    first = images[0]["datasets"][0]
     array: Any = group[first["path"]]
-    if not {*"zyx"} <= {*names} <= {*"tczyx"} or len(names) != len(array.shape):
-        raise UnreadableFileError(f"has the axes {names}: they must be z, y, x, and c if any")
-    if "t" in names and array.shape[names.index("t")] > 1:
-        count = array.shape[names.index("t")]
-        raise UnreadableFileError(f"has {count} time points: save each as a volume")
+    size = dict(zip(names, array.shape, strict=True))
+    if not {*"zyx"} <= {*names} <= {*"tczyx"} or size.get("t", 1) > 1:
+        described = " x ".join(f"{n} ({axis})" for axis, n in size.items())
+        raise UnreadableFileError(f"has the axes {described}: they must be z, y, x, and c if any")
     scale, origin = np.ones(len(names)), np.zeros(len(names))
     transforms = [*first.get(TRANSFORMS, ()), *images[0].get(TRANSFORMS, ())]
     for transform in transforms:

@@ -80,15 +80,6 @@ def list_files_by_name(folder: Path) -> dict[str, list[Path]]:
     return files
 
 
-def describe_other(path: Path) -> str:
-    """Return why a path is not a volume."""
-    if path.is_symlink() and not path.exists():
-        return "is a link that leads nowhere"
-    if path.is_dir():
-        return "is a folder without DICOM images"
-    return f"is not named {SUFFIX_LIST}"
-
-
 def split_suffix(path: Path) -> tuple[str, str]:
     """Return a volume's name without and its suffix, which may be empty.
 
@@ -106,7 +97,7 @@ def find_format(path: Path) -> VolumeFormat:
             return format
     if is_series(path):
         return DICOM
-    raise UnreadableFileError(describe_other(path), path)
+    raise UnreadableFileError(f"is not named {SUFFIX_LIST}, nor a folder of DICOM images", path)
 
 
 @contextmanager

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unet3d.data.case import Case
-from unet3d.data.findings import Finding
+from unet3d.data.case import Case, Finding
 from unet3d.data.formats.volumes import MAX_LABEL, list_volumes
 from unet3d.errors import UsageError
 from unet3d.files import read_json

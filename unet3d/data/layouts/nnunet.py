@@ -5,8 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unet3d.data.case import Case, DatasetDescription
-from unet3d.data.findings import Finding
+from unet3d.data.case import Case, DatasetDescription, Finding
 from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, list_volumes
 from unet3d.data.layouts.dataset_json import find_problems, load_dataset_json, parse_names
 from unet3d.errors import UsageError

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from glob import escape
 from pathlib import Path
 
-from unet3d.data.case import Case, DatasetDescription
-from unet3d.data.findings import Finding
+from unet3d.data.case import Case, DatasetDescription, Finding
 from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, is_volume
 from unet3d.errors import UsageError
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from unet3d.data.formats.volumes import (
     SEG_SUFFIX,
     SUFFIX_LIST,
-    describe_other,
     is_volume,
     list_volumes,
     split_suffix,
@@ -55,12 +54,14 @@ def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
 
 
 def describe_ignored(source: Path) -> str | None:
-    """Say what in a folder is not segmented, and why; None if there is nothing."""
+    """Say what in a folder is not segmented; None if there is nothing."""
     if not source.is_dir() or is_volume(source):
         return None
-    others = sorted(path for path in source.glob("[!.]*") if not is_volume(path))
-    reasons = [f"{path.name} ({describe_other(path)})" for path in others]
-    return f"{source}: ignoring {join_first(reasons, 3)}" if reasons else None
+    others = sorted(path.name for path in source.glob("[!.]*") if not is_volume(path))
+    if not others:
+        return None
+    kinds = f"not named {SUFFIX_LIST}, nor folders of DICOM images"
+    return f"{source}: ignoring {join_first(others)}: {kinds}"
 
 
 def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:

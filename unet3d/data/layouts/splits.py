@@ -64,14 +64,13 @@ def split_cases(
                 f"fold must be 0..{len(folds) - 1}, the folds of {file}, or none, got {fold}"
             )
         trained, held_out = folds[fold]
-        get_group = (groups or {}).get
-        users = {get_group(name): name for name in trained}
-        for name in sorted(held_out) if groups else ():
-            if (group := get_group(name)) in users:
+        if groups is not None:
+            shared = {groups[name] for name in trained} & {groups[name] for name in held_out}
+            if shared:
                 raise UsageError(
-                    f"{file}: a fold trains on {users[group]} and validates on {name}, but "
-                    f"data.group_by puts both in group {group}: move one of them, or remove "
-                    "data.splits or data.group_by"
+                    f"{file}: fold {fold} trains and validates on cases of "
+                    f"{join_first(sorted(shared))}, which data.group_by keeps together: move them, "
+                    "or remove data.splits or data.group_by"
                 )
     training, validation = ([c for c in ordered if c.name in part] for part in (trained, held_out))
     return training, validation

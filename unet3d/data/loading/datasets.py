@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.loading.worker_errors import InFlightCases
+from unet3d.data.loading.worker_errors import WorkerCaseTracker
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.types import IGNORE_LABEL, Sample
 
@@ -90,7 +90,7 @@ class TrainingPatches(Dataset[PatchSample]):
         defer_augmentation: bool = False,
     ):
         self.volumes = list(volumes)
-        self.in_flight = InFlightCases(self.volumes)
+        self.in_flight = WorkerCaseTracker(self.volumes)
         self.patch_size, self.augment, self.seed = tuple(patch_size), augment, seed
         self.defer_augmentation = defer_augmentation
 
@@ -144,7 +144,7 @@ class TrainingPatches(Dataset[PatchSample]):
         if not len(points):
             return [int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack]
         # The class is drawn first, so that small classes are not rare.
-        classes = sorted(volume.summary.classes)
+        classes = sorted(volume.classes)
         c = classes[rng.integers(len(classes))]
         rows = np.searchsorted(points[:, 0], np.array([c, c + 1], points.dtype))
         center = points[rng.integers(*rows), 1:].tolist()
@@ -179,7 +179,7 @@ class ValidationVolumes(Dataset[Sample]):
     def __init__(self, volumes: Sequence[CachedVolume], *, rank: int = 0, world_size: int = 1):
         self.volumes = list(volumes)[rank::world_size]
         self.length = -(-len(volumes) // world_size)
-        self.in_flight = InFlightCases(self.volumes)
+        self.in_flight = WorkerCaseTracker(self.volumes)
 
     def __len__(self) -> int:
         return self.length

@@ -33,7 +33,7 @@ class SampleError(RuntimeError):
     """A sample could not be made; the message names its case."""
 
 
-class InFlightCases:
+class WorkerCaseTracker:
     """Record which case each worker started last, in memory that outlives the worker."""
 
     def __init__(self, volumes: Sequence[CachedVolume]):
@@ -55,6 +55,11 @@ class InFlightCases:
             text = " ".join(str(error).split())
             raise SampleError(f"{name}: {type(error).__name__}: {text}") from error
 
+    def find_cases(self, pids: Sequence[int]) -> list[str]:
+        """Return the names of the cases that these workers started last."""
+        pairs = zip(self.started[::2], self.started[1::2], strict=True)
+        return [self.volumes[index].name for pid, index in pairs if pid in pids]
+
 
 @contextmanager
 def end_workers_on_error() -> Generator[None]:
@@ -66,23 +71,20 @@ def end_workers_on_error() -> Generator[None]:
     try:
         yield
     except BaseException:
-        # torch's handler would report their death; only the main thread of a POSIX system has it.
         is_main = threading.current_thread() is threading.main_thread()
-        has_handler = is_main and hasattr(signal, "SIGCHLD")
-        handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if has_handler else None
+        if is_main and hasattr(signal, "SIGCHLD"):  # torch's handler would report their death
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for child in multiprocessing.active_children():
             if child.daemon and child not in others:
                 child.kill()
                 child.join()
-        if handler is not None:
-            signal.signal(signal.SIGCHLD, handler)
         raise
 
 
 def explain_worker_error(
-    error: BaseException, in_flight: Sequence[InFlightCases], *, num_workers: int
+    error: BaseException, in_flight: Sequence[WorkerCaseTracker], *, num_workers: int
 ) -> RunError | None:
-    """Explain a worker's death or the exception of a sample in one line; None for other errors.
+    """Explain the exception of a sample or a worker's death in one line; None for other errors.
 
     torch raises a worker's exception again with the traceback as its message.
     """
@@ -91,27 +93,20 @@ def explain_worker_error(
     text = "".join(traceback.format_exception(error))  # with its causes: torch hides them
     if any(phrase in text for phrase in NO_SHARED_MEMORY):
         return RunError(f"a data worker could not allocate shared memory: {FULL_SHM}")
-    if re.match(r"Caught \w+ in \w+ .*process \d+", str(error)):
-        return RunError(f"a data worker failed: {str(error).strip().splitlines()[-1]}")
     death = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)", text)
     if not death:
         return None
     pids = [int(pid) for pid in death[1].split(",")]
-    last = [
-        cases.volumes[index].name
-        for cases in in_flight
-        for pid, index in zip(cases.started[::2], cases.started[1::2], strict=True)
-        if pid in pids
-    ]
-    names = f" (last case: {', '.join(last)})" if last else ""
+    last = [name for cases in in_flight for name in cases.find_cases(pids)]
+    worker = f"a data worker (last case: {', '.join(last)})" if last else "a data worker"
     killed = re.search(r"killed by signal: ([^.]+)\.", text)
     name = killed[1].strip() if killed else None
     if name == signal.strsignal(signal.SIGKILL):
-        cause = "was killed by SIGKILL, usually because memory ran out: lower data.num_workers "
-        cause += f"(now {num_workers})"
-    elif name == signal.strsignal(signal.SIGBUS):
-        cause = f"crashed with SIGBUS: {FULL_SHM}"
-    else:
-        how = f"was killed by a signal ({name})" if killed else "exited"
-        cause = f"{how}; rerun with data.num_workers=0 to see why"
-    return RunError(f"a data worker{names} {cause}")
+        return RunError(
+            f"{worker} was killed by SIGKILL, usually because memory ran out: lower "
+            f"data.num_workers (now {num_workers})"
+        )
+    if name == signal.strsignal(signal.SIGBUS):
+        return RunError(f"{worker} crashed with SIGBUS: {FULL_SHM}")
+    how = f"was killed by a signal ({name})" if name else "exited"
+    return RunError(f"{worker} {how}; rerun with data.num_workers=0 to see why")

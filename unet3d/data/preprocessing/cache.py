@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2s, file_digest
 from math import prod
 from pathlib import Path
@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from unet3d.data.case import Case
-from unet3d.data.findings import collect_findings
+from unet3d.data.case import Case, run_on_cases
 from unet3d.data.formats.numpy_file import save_array
 from unet3d.data.formats.volumes import list_files, read_header
 from unet3d.data.preprocessing.channels import (
@@ -37,11 +36,13 @@ from unet3d.types import IGNORE_LABEL
 
 T = TypeVar("T")
 
+Entry = tuple[Mapping[str, np.ndarray], Mapping[str, Any]]
+"""Arrays and values of a folder of the cache, by name."""
+
 POINTS_PER_CLASS = 2000  # voxels of each class that are stored as centers for sampling patches
-CROPPED = 8
+MAX_CROP_FACTOR = 8
 """How many times smaller than its estimate a case may be once it is cropped to its foreground."""
 
-ARRAYS = ("image", "label", "foreground_points")  # the arrays of a cached volume
 VALUES = "values.json"
 
 PARSING = Lock()
@@ -52,21 +53,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class VolumeSummary:
-    """What the start of a run asks of every case."""
-
-    shape: tuple[int, ...]  # (D, H, W)
-    classes: frozenset[int]  # foreground classes that occur
-    statistics: Statistics  # before normalization
-
-
-@dataclass(frozen=True)
 class CachedVolume:
     """A preprocessed case; its arrays are memory-mapped."""
 
     case: Case
     folder: Path
-    summary: VolumeSummary
+    shape: tuple[int, ...]  # (D, H, W)
+    classes: frozenset[int]  # foreground classes that occur
+    statistics: Statistics  # before normalization
     contents: tuple[str, ...] = ()  # digests of the files that it was made of
     background_label: int = 0  # what a sample has as label where the case has 0
 
@@ -89,13 +83,9 @@ class CachedVolume:
         """Map (N, 4): the class and d, h, w of sampled foreground voxels, sorted by class."""
         return map_array(self.folder, "foreground_points")
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.summary.shape
-
     def get_spacing_mm(self, preprocessing: Preprocessing) -> tuple[float, float, float]:
         """Return the spacing after preprocessing: the file's if it was kept."""
-        return preprocessing.spacing_mm or self.summary.statistics.spacing_mm
+        return preprocessing.spacing_mm or self.statistics.spacing_mm
 
 
 def preprocess_all(
@@ -108,45 +98,39 @@ def preprocess_all(
     hold is refused.
     """
     contents = digest_cases(cases, cache)
-    folders = []
-    for case, digests in zip(cases, contents, strict=True):
-        parts = [preprocessing.to_dict(), PREPROCESSING_VERSION, list(ARRAYS), *digests]
-        key = blake2s(json.dumps(parts).encode(), digest_size=8).hexdigest()
-        folders.append(cache / f"{case.name}-{key}")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        summaries = list(pool.map(lambda folder: find_entry(folder, read_summary), folders))
-    found = zip(cases, folders, summaries, strict=True)
-    missing = {case: folder for case, folder, summary in found if summary is None}
-    for folder in missing.values():
-        if folder.exists():
-            log.warning("%s is damaged, preprocessing the case again", folder)
-    if missing:
+    settings = preprocessing.to_dict()
+    folders = {
+        case: cache / f"{case.name}-{make_key(settings, *digests)}"
+        for case, digests in contents.items()
+    }
 
-        def estimate(case: Case) -> PreprocessingCost:
-            cost = estimate_preprocessing_cost(case.images, preprocessing)
-            if ram is not None and cost.ram > CROPPED * ram:  # even if it is cropped
-                raise UsageError(
-                    f"{case.images[0]} takes up to {format_bytes(cost.ram)} of RAM to preprocess, "
-                    f"{format_bytes(ram)} are available: correct the voxel spacing in its header, "
-                    "or set a larger data.spacing_mm"
-                )
-            return cost
+    def estimate(case: Case) -> PreprocessingCost:
+        cost = estimate_preprocessing_cost(case.images, preprocessing)
+        if ram is not None and cost.ram > MAX_CROP_FACTOR * ram:  # even if it is cropped
+            raise UsageError(
+                f"{case.images[0]} takes up to {format_bytes(cost.ram)} of RAM to preprocess, "
+                f"{format_bytes(ram)} are available: correct the voxel spacing in its header, "
+                "or set a larger data.spacing_mm"
+            )
+        return cost
 
-        def fill(case: Case) -> None:
-            fill_entry(missing[case], read_summary, lambda: preprocess_case(case, preprocessing))
-
-        costs = collect_findings(estimate, [*missing])
+    def choose_threads(missing: Sequence[Case]) -> int:
+        costs = run_on_cases(estimate, missing)
         largest, disk = max(cost.ram for cost in costs), sum(cost.disk for cost in costs)
         threads = count_parallel_jobs(largest, ram)
         log.info(
             f"preprocessing {len(missing)} cases into {cache}: {format_bytes(disk)} of disk space, "
             f"at most {format_bytes(threads * largest)} of RAM for {threads} at a time"
         )
-        collect_findings(fill, [*missing], threads=threads)
-    return [
-        CachedVolume(case, folder, summary or read_summary(folder), digest)
-        for case, folder, summary, digest in zip(cases, folders, summaries, contents, strict=True)
-    ]
+        return threads
+
+    volumes = load_or_make(
+        folders,
+        load=load_volume,
+        make=lambda case: preprocess_case(case, preprocessing),
+        choose_threads=choose_threads,
+    )
+    return [replace(volume, contents=contents[volume.case]) for volume in volumes]
 
 
 class PreprocessingCost(NamedTuple):
@@ -182,25 +166,26 @@ def count_parallel_jobs(cost: int, ram: int | None) -> int:
     return cores if ram is None else max(1, min(cores, ram // 2 // cost))
 
 
-def read_summary(folder: Path) -> VolumeSummary:
-    """Read what a folder of the cache says of its case."""
-    statistics = read_values(folder)["statistics"]
-    _, label, points = (map_array(folder, name) for name in ARRAYS)
-    return VolumeSummary(
+def preprocess_case(case: Case, preprocessing: Preprocessing) -> Entry:
+    """Return the arrays and values of a case for the cache."""
+    scan = preprocessing.preprocess_scan(case.images)
+    label = preprocessing.preprocess_label(case.label, scan)
+    points = sample_foreground_points(label)
+    arrays = {"image": scan.image, "label": label, "foreground_points": points}
+    return arrays, {"statistics": asdict(scan.statistics)}
+
+
+def load_volume(case: Case, folder: Path) -> CachedVolume:
+    """Return a case from the folder in which it was preprocessed."""
+    statistics = read_json(folder / VALUES)["statistics"]
+    _, label, points = (map_array(folder, n) for n in ("image", "label", "foreground_points"))
+    return CachedVolume(
+        case,
+        folder,
         shape=label.shape,
         classes=frozenset(np.unique(points[:, 0]).tolist()),
         statistics=Statistics(**{key: to_tuples(value) for key, value in statistics.items()}),
     )
-
-
-def preprocess_case(
-    case: Case, preprocessing: Preprocessing
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return the arrays and values of a case for the cache."""
-    scan = preprocessing.preprocess_scan(case.images)
-    label = preprocessing.preprocess_label(case.label, scan)
-    arrays = (scan.image, label, sample_foreground_points(label))
-    return dict(zip(ARRAYS, arrays, strict=True)), {"statistics": asdict(scan.statistics)}
 
 
 def sample_foreground_points(label: np.ndarray) -> np.ndarray:
@@ -217,29 +202,50 @@ def sample_foreground_points(label: np.ndarray) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def find_entry(folder: Path, read: Callable[[Path], T]) -> T | None:
-    """Return what `read` makes of a folder; None if it is missing or damaged."""
-    try:
-        return read(folder)
-    except (OSError, ValueError, KeyError):
-        return None
+def make_key(*parts: Any) -> str:
+    """Return a name for what was made from settings and files, which `parts` describe."""
+    text = json.dumps([PREPROCESSING_VERSION, *parts])
+    return blake2s(text.encode(), digest_size=8).hexdigest()
 
 
-def fill_entry(
-    folder: Path,
-    read: Callable[[Path], object],
-    make: Callable[[], tuple[Mapping[str, np.ndarray], Mapping[str, Any]]],
-) -> None:
-    """Write the arrays and values that `make` returns, unless `read` finds an entry in the folder.
+def load_or_make(
+    folders: Mapping[Case, Path],
+    *,
+    load: Callable[[Case, Path], T],
+    make: Callable[[Case], Entry],
+    choose_threads: Callable[[Sequence[Case]], int],
+) -> list[T]:
+    """Load every case from its folder; those that are missing or damaged are made first.
 
     Other threads, ranks and runs that want the same folder wait.
     """
-    with lock_file(folder.with_name(f".{folder.name}.lock")):
-        if find_entry(folder, read) is None:  # else another process has made it
-            arrays, values = make()
-            shutil.rmtree(folder, ignore_errors=True)
-            with create_folder(folder) as draft:
-                write_entry(draft, arrays, values)
+
+    def try_load(case: Case) -> T | None:
+        try:
+            return load(case, folders[case])
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def fill(case: Case) -> None:
+        folder = folders[case]
+        with lock_file(folder.with_name(f".{folder.name}.lock")):
+            if try_load(case) is None:  # else another process has made it
+                arrays, values = make(case)
+                shutil.rmtree(folder, ignore_errors=True)
+                with create_folder(folder) as draft:
+                    write_entry(draft, arrays, values)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        loaded = dict(zip(folders, pool.map(try_load, folders), strict=True))
+    missing = [case for case, result in loaded.items() if result is None]
+    for case in missing:
+        if folders[case].exists():
+            log.warning("%s is damaged, preprocessing the case again", folders[case])
+    if missing:
+        run_on_cases(fill, missing, threads=choose_threads(missing))
+    return [
+        load(case, folders[case]) if result is None else result for case, result in loaded.items()
+    ]
 
 
 def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
@@ -247,13 +253,7 @@ def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[
     for key, array in arrays.items():
         save_array(folder / f"{key}.npy", array)
     with add_path_to_errors(folder / VALUES):
-        (folder / VALUES).write_text(json.dumps({"values": values}), "utf-8")
-
-
-def read_values(folder: Path) -> dict[str, Any]:
-    """Return the values that `write_entry` has written."""
-    content = (folder / VALUES).read_text("utf-8")
-    return json.loads(content.partition("\n")[0])["values"]  # older entries have a line more
+        (folder / VALUES).write_text(json.dumps(values), "utf-8")
 
 
 def map_array(folder: Path, name: str) -> np.ndarray:
@@ -266,7 +266,7 @@ def map_array(folder: Path, name: str) -> np.ndarray:
         raise ValueError(f"{file} cannot be read ({error}): restart the run to make it") from error
 
 
-def digest_cases(cases: Sequence[Case], folder: Path) -> list[tuple[str, ...]]:
+def digest_cases(cases: Sequence[Case], folder: Path) -> dict[Case, tuple[str, ...]]:
     """Return a digest of each volume of each case; all are tried before a problem is raised.
 
     Digests are remembered in a folder with the size, times and inode of the files. The times are
@@ -274,26 +274,25 @@ def digest_cases(cases: Sequence[Case], folder: Path) -> list[tuple[str, ...]]:
     rewritten or gets its old time back is read again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    known: dict[str, list[str]] = {}
+    known: dict[str, str] = {}
     with suppress(OSError, ValueError):  # where it is missing or damaged, all files are read
         known = read_json(folder / "contents.json")
-    new: dict[str, list[str]] = {}
+    new: dict[str, str] = {}
 
     def digest(volume: Path) -> str:
-        path, parts = os.path.realpath(volume), list_files(volume)
+        parts = list_files(volume)
         stats = [part.stat() for part in parts]
         state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
-        version = _hash([*map(os.fsencode, parts), json.dumps(state).encode()])
-        if path in known and known[path][0] == version:
-            return known[path][1]
-        new[path] = [version, digest_volume(volume)]
-        return new[path][1]
+        version = make_key(os.path.realpath(volume), *map(str, parts), state)
+        if version not in known:
+            new[version] = digest_volume(volume)
+        return known.get(version) or new[version]
 
-    contents = collect_findings(lambda case: tuple(map(digest, (*case.images, case.label))), cases)
+    contents = run_on_cases(lambda case: tuple(map(digest, (*case.images, case.label))), cases)
     if new:
         with suppress(OSError), atomic_write(folder / "contents.json") as draft:
             draft.write_text(json.dumps(known | new), "utf-8")
-    return contents
+    return dict(zip(cases, contents, strict=True))
 
 
 def digest_volume(volume: Path) -> str:
@@ -302,14 +301,11 @@ def digest_volume(volume: Path) -> str:
     if parts == [volume]:
         return digest_file(volume)
     names = [os.fsencode(part.relative_to(volume.parent)) for part in parts]
-    return _hash([*names, *(digest_file(part).encode() for part in parts)])
+    digests = [digest_file(part).encode() for part in parts]
+    return blake2s(b"\0".join([*names, *digests])).hexdigest()
 
 
 def digest_file(file: Path) -> str:
     """Return a digest of the contents of a file."""
     with add_path_to_errors(file), file.open("rb") as stream:
         return file_digest(stream, "blake2b").hexdigest()
-
-
-def _hash(parts: Sequence[bytes]) -> str:
-    return blake2s(b"\0".join(parts)).hexdigest()

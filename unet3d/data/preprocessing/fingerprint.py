@@ -1,27 +1,24 @@
 """Fingerprint a dataset: sizes, spacings, intensities and class frequencies."""
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from hashlib import blake2s
 from os import cpu_count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from unet3d.data.case import Case
-from unet3d.data.findings import collect_findings
 from unet3d.data.formats.volume_format import Grid
 from unet3d.data.formats.volumes import read_header, read_labels
 from unet3d.data.preprocessing.cache import (
+    VALUES,
+    Entry,
     digest_cases,
-    fill_entry,
-    find_entry,
+    load_or_make,
+    make_key,
     map_array,
-    read_values,
 )
 from unet3d.data.preprocessing.channels import (
     FileGrid,
@@ -32,14 +29,9 @@ from unet3d.data.preprocessing.channels import (
     get_spacing,
     reorient,
 )
-from unet3d.data.preprocessing.pipeline import (
-    AUTO,
-    PREPROCESSING_VERSION,
-    Background,
-    find_background,
-    read_channels,
-)
+from unet3d.data.preprocessing.pipeline import AUTO, Background, find_background, read_channels
 from unet3d.data.preprocessing.statistics import to_tuples
+from unet3d.files import read_json
 
 MAX_SAMPLES = 10_000  # foreground voxels per case whose intensities are sampled
 
@@ -77,20 +69,22 @@ def fingerprint_dataset(
     """
     folder = cache / "fingerprints"
     folder.mkdir(parents=True, exist_ok=True)
-    folders = {}
-    for case, digests in zip(cases, digest_cases(cases, cache), strict=True):
-        parts = [PREPROCESSING_VERSION, code, background, *digests]
-        key = blake2s(json.dumps(parts).encode(), digest_size=16).hexdigest()
-        folders[case] = folder / key
-    missing = [case for case in cases if find_entry(folders[case], _load) is None]
-    if missing:
+    contents = digest_cases(cases, cache)
+
+    def make(case: Case) -> Entry:
+        values = asdict(fingerprint_case(case, code, background))
+        return {"intensities": values.pop("intensities")}, values
+
+    def choose_threads(missing: Sequence[Case]) -> int:
         log.info("reading %d cases for the dataset's fingerprint", len(missing))
+        return min(4, cpu_count() or 1)
 
-        def fill(case: Case) -> None:
-            fill_entry(folders[case], _load, lambda: _make(case, code, background))
-
-        collect_findings(fill, missing, threads=min(4, cpu_count() or 1))
-    return [_load(folders[case]) for case in cases]
+    return load_or_make(
+        {case: folder / make_key(code, background, *contents[case]) for case in cases},
+        load=_load,
+        make=make,
+        choose_threads=choose_threads,
+    )
 
 
 def compute_foreground_intensities(
@@ -101,17 +95,12 @@ def compute_foreground_intensities(
     if not values.size:
         return tuple((0.0, 1.0, -np.inf, np.inf) for _ in values)
     low, high = np.percentile(values, (0.5, 99.5), axis=1)
-    rows = zip(values.mean(1), values.std(1), low, high, strict=True)
-    return tuple((float(m), float(s), float(a), float(b)) for m, s, a, b in rows)
+    rows = np.stack([values.mean(1), values.std(1), low, high], axis=1)
+    return to_tuples(rows.tolist())
 
 
-def _make(case: Case, code: str, background: Background) -> tuple[dict[str, Any], dict[str, Any]]:
-    values = asdict(fingerprint_case(case, code, background))
-    return {"intensities": values.pop("intensities")}, values
-
-
-def _load(folder: Path) -> CaseFingerprint:
-    values = {key: to_tuples(value) for key, value in read_values(folder).items()}
+def _load(case: Case, folder: Path) -> CaseFingerprint:
+    values = {key: to_tuples(value) for key, value in read_json(folder / VALUES).items()}
     values["voxels"] = {int(label): count for label, count in values["voxels"].items()}
     return CaseFingerprint(**values, intensities=np.array(map_array(folder, "intensities")))
 

@@ -1,6 +1,6 @@
 """Preprocess cases: read, reorient, crop, normalize and resample."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from unet3d.errors import UsageError
 from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL
 
-PREPROCESSING_VERSION = 1
+PREPROCESSING_VERSION = 2
 """Part of every key of the cache: raise it when the same files and settings give other values."""
 
 AUTO = "auto"
@@ -119,14 +119,9 @@ class Preprocessing:
     def preprocess_label(self, file: Path, scan: PreprocessedScan) -> np.ndarray:
         """Preprocess a label to (D, H, W), uint8, on the scan's grid, with IGNORE_LABEL."""
         values, _ = read_labels(file, Grid(shape=scan.grid.file_shape, affine=scan.affine))
-        allowed = set(range(self.num_classes)) | {*self.ignore_labels}
-        unknown = [str(v) for v in np.unique(values).tolist() if v not in allowed]
-        if unknown:
-            ignored = "".join(f" or {label} (ignored)" for label in self.ignore_labels)
-            raise UsageError(
-                f"{file}: labels must be 0..{self.num_classes - 1}{ignored}, "
-                f"found {join_first(unknown)}"
-            )
+        present = np.unique(values)
+        for problem, _ in check_label_values(present, self.num_classes, self.ignore_labels):
+            raise UsageError(f"{file} {problem}")
         is_ignored = np.isin(values, self.ignore_labels)
         label = np.where(is_ignored, 0, values).astype(np.uint8)
         label[is_ignored] = IGNORE_LABEL
@@ -140,14 +135,9 @@ def choose_background(channels: Sequence[str]) -> Background:
     return tuple(0 if name.upper() == "CT" else AUTO for name in channels)
 
 
-def repeat_per_channel(background: Background, channels: int) -> Background:
-    """Return one value per channel."""
-    return background if len(background) > 1 else background * channels
-
-
 def find_background(channels: np.ndarray, background: Background) -> list[float]:
     """Return the value of each channel (C, D, H, W); AUTO gives 0 if the border is not constant."""
-    values = repeat_per_channel(background, len(channels))
+    values = background if len(background) > 1 else background * len(channels)
     if len(values) != len(channels):
         raise UsageError(
             f"data.background must be one value or one for each of the {len(channels)} channels, "
@@ -187,3 +177,23 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
 def count_nonfinite(channel: np.ndarray) -> int:
     """Return how many voxels are NaN or infinite in float32."""
     return sum(int(np.count_nonzero(~np.isfinite(values))) for values in iter_slabs(channel))
+
+
+def check_label_values(
+    present: np.ndarray, classes: int, ignore_labels: Sequence[int]
+) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the values of a label file, and how to fix it."""
+    finite = present[np.isfinite(present)]
+    is_integer = finite == np.round(finite)
+    unknown = sorted({int(v) for v in finite[is_integer]} - {*range(classes), *ignore_labels})
+    if len(finite) < len(present):
+        yield "holds NaN or infinity", "replace them with labels"
+    if not is_integer.all():
+        fractional = join_first([f"{v:g}" for v in finite[~is_integer]])
+        advice = "annotate again, or resample without interpolating between labels"
+        yield f"holds {fractional}: labels must be integers", advice
+    if unknown:
+        ignored = "".join(f" or {label} (ignored)" for label in ignore_labels)
+        found = join_first(list(map(str, unknown)))
+        message = f"holds {found}: labels must be 0..{classes - 1}{ignored}"
+        yield message, "correct the label, the classes, or data.ignore_label"

@@ -1,4 +1,4 @@
-"""Rotate, scale, deform and flip patches.
+"""Rotate, scale, deform and flip patches, and change the intensities of a channel.
 
 All lengths are in voxels from the center of the patch. A patch is sampled from its context, which
 is larger by the same number of voxels on both sides of an axis, so that both have the same center.
@@ -6,7 +6,7 @@ is larger by the same number of voxels on both sides of an axis, so that both ha
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import cos, floor, sin
+from math import ceil, cos, exp, floor, sin
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from unet3d.types import Triple
 THIN_RATIO = 3
 """An axis is thin if the longest one has more than this many times its voxels. Its slices are thick
 then: patches are not rotated into it, and not scaled or deformed along it."""
+
+
+EPSILON = 1e-7  # prevents a division by 0 for constant patches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,3 +144,50 @@ def _make_spline_matrix(size: int, spacing: int, device: torch.device) -> Tensor
     distance = (voxel - torch.arange(count, device=device)).abs()
     inner = 2 / 3 - distance**2 + distance**3 / 2
     return torch.where(distance < 1, inner, (2 - distance).clamp(min=0) ** 3 / 6)
+
+
+def add_noise(channel: Tensor, std: float, generator: torch.Generator) -> Tensor:
+    """Add Gaussian noise."""
+    sample = torch.randn(channel.shape, generator=generator, device=channel.device)
+    return channel + std * sample
+
+
+def blur(channel: Tensor, sigma: float) -> Tensor:
+    """Blur with a Gaussian of `sigma` voxels; edges are replicated."""
+    radius = ceil(3 * sigma)
+    weights = [exp(-0.5 * (n / sigma) ** 2) for n in range(-radius, radius + 1)]
+    for axis in range(3):
+        size = channel.shape[axis]
+        padding = [0, 0, 0, 0, 0, 0]
+        padding[4 - 2 * axis : 6 - 2 * axis] = radius, radius  # F.pad counts axes from the last
+        padded = F.pad(channel[None, None], padding, mode="replicate")[0, 0]
+        channel = torch.zeros_like(channel)
+        for n, weight in enumerate(weights):
+            channel.add_(padded.narrow(axis, n, size), alpha=weight / sum(weights))
+    return channel
+
+
+def scale_contrast(channel: Tensor, factor: float) -> Tensor:
+    """Multiply the distances from the patch's mean; clamp to the original range."""
+    mean, (low, high) = channel.mean(), torch.aminmax(channel)
+    return ((channel - mean) * factor + mean).clamp(low, high)
+
+
+def simulate_low_resolution(channel: Tensor, zoom: float) -> Tensor:
+    """Downsample by `zoom` along each axis that is not thin, and upsample again."""
+    shape = channel.shape
+    low_shape = [
+        n if is_thin else max(1, round(n * zoom))
+        for n, is_thin in zip(shape, get_thin_axes(shape), strict=True)
+    ]
+    for size in (low_shape, shape):  # linear both ways: nearest neighbor would shift the image
+        channel = F.interpolate(channel[None, None], size=size, mode="trilinear")[0, 0]
+    return channel
+
+
+def apply_gamma(channel: Tensor, power: float) -> Tensor:
+    """Raise intensities, scaled to 0..1, to a power; mean and standard deviation are kept."""
+    mean, std = channel.mean(), channel.std(correction=0)
+    low, high = torch.aminmax(channel)
+    curved = ((channel - low) / (high - low + EPSILON)).pow(power)
+    return (curved - curved.mean()) / (curved.std(correction=0) + EPSILON) * std + mean
