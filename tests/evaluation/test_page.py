@@ -8,11 +8,7 @@ import pytest
 from tests.contract.helpers.datasets import save
 from tests.helpers.browser import needs_browser, open_page
 from unet3d.__main__ import main
-from unet3d.evaluation.page import (
-    iter_worst_cases,
-    read_result,
-    try_write_evaluation_page,
-)
+from unet3d.report.evaluation import iter_worst_cases, read_result, try_write_evaluation_page
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from tests.report.helpers.reports import make_report
-from unet3d.evaluation.comparison import find_runs
 from unet3d.report.comparison import (
     comparison_to_dict,
     find_pareto_optimal,
+    find_runs,
     make_comparison_rows,
     plot_runs,
 )

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from tests.report.helpers.reports import make_report
 from unet3d.report.comparison import RunSummary, render_comparison
 from unet3d.report.evaluation import describe_evaluation
-from unet3d.report.page import MAX_BYTES, embed_pictures, make_model_card, render_page
-from unet3d.report.run_report import describe_run
+from unet3d.report.page import MAX_BYTES, embed_pictures, render_page
+from unet3d.report.run_report import describe_run, make_model_card
 from unet3d.text import MIB
 
 ATTACK = "<script>alert(1)</script>"
@@ -136,13 +136,13 @@ def test_a_run_without_results_has_a_page(finished):
 
 
 def test_a_comparison_shows_runs_curves_and_what_was_not_read(tmp_path):
+    (tmp_path / "curves.json").write_text('{"curves": {"val/dice": [[1, 0.2], [2, 0.4]]}}')
     runs = [
-        RunSummary(folder=tmp_path / name, report=make_run(), differs={"pool": ATTACK})
-        for name in ("a", "b")
+        RunSummary(folder=folder, report=make_run(), differs={"pool": ATTACK})
+        for folder in (tmp_path, tmp_path / "b")
     ]
     page = render_comparison(
         runs,
-        curves=[{"val/dice": [(1, 0.2), (2, 0.4)]}, {}],
         problems=[f"{ATTACK}: no report.json"],
         command="unet3d compare a b",
     )
