@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.inference.conftest import build_predictor
-from unet3d.inference.segment_scans import segment_scans
+from unet3d.inference.scans import segment_scans
 from unet3d.peak_memory import CLEAR_REFS, PeakMeter
 from unet3d.text import MIB
 

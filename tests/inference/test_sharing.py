@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from unet3d.errors import RunError, UsageError
-from unet3d.inference import sharing
-from unet3d.inference.sharing import run_in_processes
+from unet3d.inference import scans
+from unet3d.inference.scans import run_in_processes
 from unet3d.text import GIB
 
 
@@ -22,7 +22,7 @@ def die_or_refuse(share, ram):
 
 
 def test_each_process_has_its_share_of_scans_cores_and_memory(monkeypatch):
-    monkeypatch.setattr(sharing, "get_available_bytes", lambda device: 4 * GIB)
+    monkeypatch.setattr(scans, "get_available_bytes", lambda device: 4 * GIB)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     results = run_in_processes(describe_share, 2, "cpu", ram=None)
     assert results == [((n, 2), 2, int(0.9 * 4 * GIB) // 2) for n in (0, 1)]

@@ -16,14 +16,15 @@ from unet3d.inference.memory_plan import Budget, VolumeToSegment, list_plans
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.sliding_window import (
     BackgroundTest,
+    Output,
     SlidingWindow,
     WindowRunner,
     argmax_labels,
     label_regions,
     list_flips,
+    segment,
 )
 from unet3d.inference.window_order import WindowSchedule, compute_window_starts
-from unet3d.inference.write_labels import Output, segment
 
 CPU = torch.device("cpu")
 PATCH = (8, 10, 8)

@@ -84,26 +84,13 @@ def load_members(
     """
     members: list[TrainedNetwork] = []
     for path in map(resolve_checkpoint, paths):
-        weights = sorted(path.glob("models/*.safetensors"))
-        files = [path / DESCRIPTION_FILE, *weights] if is_bundle(path) else [path]
+        files = sorted(path.glob("models/*.safetensors"))
+        files = [path / DESCRIPTION_FILE, *files] if is_bundle(path) else [path]
         # Before it is read: training may replace it.
         digest = " ".join(digest_file(file) for file in files if file.is_file())
         for content in read_bundle(path) if is_bundle(path) else [load_checkpoint(path)]:
-            metadata = content.get("unet3d")
-            if not isinstance(metadata, Mapping):
-                raise UsageError(
-                    f"{path} is not a checkpoint of unet3d: it does not describe its network"
-                )
-            d, h, w = metadata["config"]["data"]["patch_size"]
-            member = TrainedNetwork(
-                path=path,
-                network=load_network(path, content, allow_targets),
-                metadata=metadata,
-                patch_size=(d, h, w),
-                digest=digest,
-            )
-            members.append(member)
-            check_compatible(members[0], member)
+            members.append(load_member(path, content, digest, allow_targets))
+            check_compatible(members[0], members[-1])
     return members
 
 
@@ -131,12 +118,10 @@ def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] | None = (
 
 def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
     """Return networks that belong together as an ensemble."""
-    described = [member.metadata for member in members]
+    first, described = members[0].metadata, [member.metadata for member in members]
     components = [metadata.get("keep_largest_component") or () for metadata in described]
     mirrored = [metadata.get("mirroring_axes") for metadata in described]
-    known = [axes for axes in mirrored if axes is not None]
     statistics = [metadata.get("training_statistics") for metadata in described]
-    first = described[0]
     return Ensemble(
         networks=tuple(member.network for member in members),
         channels=tuple(first["channels"]),
@@ -147,8 +132,8 @@ def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
             name for name in components[0] if all(name in others for others in components)
         ),
         mirroring_axes=None
-        if len(known) < len(mirrored)
-        else tuple(axis for axis in range(3) if all(axis in axes for axes in known)),
+        if None in mirrored
+        else tuple(axis for axis in range(3) if all(axis in axes for axes in mirrored)),
         preprocessing=Preprocessing.from_dict(first["preprocessing"]),
         patch_size=members[0].patch_size,
         precision=str(first["config"]["precision"]),
@@ -157,37 +142,45 @@ def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
     )
 
 
-def load_network(
-    path: Path, content: Mapping[str, Any], allow_targets: Sequence[str] | None
-) -> nn.Module:
+def load_member(
+    path: Path, content: Mapping[str, Any], digest: str, allow_targets: Sequence[str] | None
+) -> TrainedNetwork:
     """Build the network that a checkpoint's metadata describes, with its weights."""
+    metadata = content.get("unet3d")
+    if not isinstance(metadata, Mapping):
+        raise UsageError(f"{path} is not a checkpoint of unet3d: it does not describe its network")
     weights, prefix = extract_weights(path, content), "model."
     state = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
     try:
-        network = build_saved_network(content["unet3d"], allow_targets)
+        network = build_saved_network(metadata, allow_targets)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     mismatch = find_mismatch(network.state_dict(), state)
     if mismatch is not None:
         raise UsageError(f"{path}: its weights do not match its network: {mismatch}")
     network.load_state_dict(state)
-    return network.eval().requires_grad_(False)
+    d, h, w = metadata["config"]["data"]["patch_size"]
+    return TrainedNetwork(
+        path=path,
+        network=network.eval().requires_grad_(False),
+        metadata=metadata,
+        patch_size=(d, h, w),
+        digest=digest,
+    )
 
 
 def check_compatible(first: TrainedNetwork, second: TrainedNetwork) -> None:
     """Refuse an ensemble whose members differ in what a prediction depends on."""
     keys = ("channels", "classes", "regions", "region_labels")
     one, other = (
-        {
-            **{key: member.metadata.get(key) for key in keys},
-            **member.metadata["preprocessing"],
-            "data.patch_size": list(member.patch_size),
-        }
+        {key: member.metadata.get(key) for key in keys}
+        | member.metadata["preprocessing"]
+        | {"data.patch_size": list(member.patch_size)}
         for member in (first, second)
     )
     differences = [
         f"{key} is {one.get(key)} and {other.get(key)}"
-        for key in {**one, **other}
+        for key in one | other
         if one.get(key) != other.get(key)
     ]
     if differences:
