@@ -41,9 +41,8 @@ def test_runs_show_the_settings_that_differ_and_the_best_run_comes_first(write_r
 def test_a_run_without_evaluation_shows_its_last_validation(write_reports):
     root = write_reports(a=make_report(0.7, 100, 1.0, evaluated=False, finished=False))
     (run,), _ = find_runs([root / "a"])
-    assert run.label == "a"
-    assert make_comparison_rows([run])[1][1:4] == ("0.7000", "0.7000", "2.00")
-    assert make_comparison_rows([run])[1][-1] == "stopped"
+    row = make_comparison_rows([run])[1]
+    assert (run.label, row[1:4], row[-1]) == ("a", ("0.7000", "0.7000", "2.00"), "stopped")
 
 
 def test_a_run_is_pareto_optimal_unless_another_is_as_good_in_all_and_better_in_one(write_reports):
@@ -58,7 +57,6 @@ def test_a_run_shows_the_number_of_its_warnings(write_reports):
     warned = make_report(0.7, 1, 1) | {"warnings": ["x", "y"]}
     runs, _ = find_runs([write_reports(a=warned, b=make_report(0.6, 2, 2))])
     assert [row[-1] for row in make_comparison_rows(runs)[1:]] == ["Pareto-optimal, 2 warnings", ""]
-    assert [run["warnings"] for run in comparison_to_dict(runs)] == [["x", "y"], []]
 
 
 def test_a_run_without_scores_comes_last_and_is_not_drawn(write_reports):

@@ -1,4 +1,4 @@
-"""Scans are read and labels are written while another is segmented, within the RAM of a case."""
+"""Scans are segmented while others are read and written, and processes share them."""
 
 import os
 import time
@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from tests.inference.conftest import build_predictor
-from unet3d.inference.scans import segment_scans
+from unet3d.errors import RunError, UsageError
+from unet3d.inference import scans
+from unet3d.inference.scans import run_in_processes, segment_scans
 from unet3d.peak_memory import CLEAR_REFS, PeakMeter
-from unet3d.text import MIB
+from unet3d.text import GIB, MIB
 
 CPU = torch.device("cpu")
 
@@ -108,3 +110,26 @@ def test_the_peak_is_within_the_forecast_of_both_scans(ensemble, write_scans):
     before = meter.read(CPU).resident
     assert segment(predictor, tasks)[1] == []
     assert meter.read(CPU).resident - before <= forecast
+
+
+def describe_share(share, ram):
+    return share, torch.get_num_threads(), ram
+
+
+def die_or_refuse(share, ram):
+    if share[0] == 0:
+        os._exit(1)
+    raise UsageError("cannot")
+
+
+def test_each_process_has_its_share_of_scans_cores_and_memory(monkeypatch):
+    monkeypatch.setattr(scans, "get_available_bytes", lambda device: 4 * GIB)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    results = run_in_processes(describe_share, 2, "cpu", ram=None)
+    assert results == [((n, 2), 2, int(0.9 * 4 * GIB) // 2) for n in (0, 1)]
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_an_error_that_says_how_to_go_on():
+    with pytest.raises(RunError, match="run the same command again for those that are left"):
+        run_in_processes(die_or_refuse, 2, "cpu", ram=None)
