@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.inference.conftest import build_predictor, make_ensemble
 from unet3d import peak_memory as peak
-from unet3d.errors import UsageError
+from unet3d.errors import RunError, UsageError
 from unet3d.inference import networks
 from unet3d.inference.networks import measure_window_memory, open_network, resolve_computation
 from unet3d.machine import Precision, has_fast_bf16
@@ -72,6 +72,15 @@ def test_a_backend_for_cpus_is_refused_on_a_gpu(monkeypatch):
     monkeypatch.setattr(networks, "resolve_device", lambda device, key: "cuda")
     with pytest.raises(UsageError, match=r"^backend=onnx computes on the CPU: add device=cpu$"):
         resolve_computation("auto", "32", "onnx", "32")
+
+
+def test_a_network_that_cannot_be_traced_is_named():
+    class Branching(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(RunError, match=r"^Branching cannot be traced by torch.export: .*"):
+        open_network(Branching(), "onnx", Precision("32", "32"), CPU, shape=(1, 1, *PATCH))
 
 
 @pytest.mark.slow
