@@ -121,6 +121,7 @@ def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
     first, described = members[0].metadata, [member.metadata for member in members]
     components = [metadata.get("keep_largest_component") or () for metadata in described]
     mirrored = [metadata.get("mirroring_axes") for metadata in described]
+    known = [axes for axes in mirrored if axes is not None]
     statistics = [metadata.get("training_statistics") for metadata in described]
     return Ensemble(
         networks=tuple(member.network for member in members),
@@ -132,8 +133,8 @@ def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
             name for name in components[0] if all(name in others for others in components)
         ),
         mirroring_axes=None
-        if None in mirrored
-        else tuple(axis for axis in range(3) if all(axis in axes for axes in mirrored)),
+        if len(known) < len(mirrored)
+        else tuple(axis for axis in range(3) if all(axis in axes for axes in known)),
         preprocessing=Preprocessing.from_dict(first["preprocessing"]),
         patch_size=members[0].patch_size,
         precision=str(first["config"]["precision"]),
