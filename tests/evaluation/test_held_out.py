@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,9 @@ from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 def run(small, tmp_path_factory):
     """Train; return the run's folder, with predictions of its cases and of a new one beside it."""
     folder = tmp_path_factory.mktemp("held_out")
-    assert main(["train", *small, f"hydra.run.dir={folder / 'run'}", "logger=none"]) == 0
-    (labels,) = Path(small[0].partition("=")[2]).rglob("labelsTr")
+    words = [f"data.root={folder / 'data'}", f"hydra.run.dir={folder / 'run'}", "logger=none"]
+    assert main(["train", *small, *words]) == 0
+    (labels,) = (folder / "data").rglob("labelsTr")
     shutil.copytree(labels, folder / "predicted")
     (folder / "alone").mkdir()
     for copy in (folder / "predicted", folder / "alone"):
