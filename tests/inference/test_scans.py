@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import replace
+from multiprocessing import get_context
 from threading import Event, current_thread, main_thread
 
 import pytest
@@ -122,14 +123,23 @@ def die_or_refuse(share, ram):
     raise UsageError("cannot")
 
 
-def test_each_process_has_its_share_of_scans_cores_and_memory(monkeypatch):
+@pytest.fixture
+def fork(monkeypatch):
+    """Start processes that import nothing; the tests of predict start them as they are."""
+    if not hasattr(os, "fork"):
+        pytest.skip("this platform has no fork")
+    monkeypatch.setattr(scans, "get_context", lambda method: get_context("fork"))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_each_process_has_its_share_of_scans_cores_and_memory(monkeypatch, fork):
     monkeypatch.setattr(scans, "get_available_bytes", lambda device: 4 * GIB)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    torch.set_num_threads(4)
     results = run_in_processes(describe_share, 2, "cpu", ram=None)
     assert results == [((n, 2), 2, int(0.9 * 4 * GIB) // 2) for n in (0, 1)]
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_is_an_error_that_says_how_to_go_on():
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_process_that_dies_is_an_error_that_says_how_to_go_on(fork):
     with pytest.raises(RunError, match="run the same command again for those that are left"):
         run_in_processes(die_or_refuse, 2, "cpu", ram=None)
