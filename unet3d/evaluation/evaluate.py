@@ -93,9 +93,9 @@ class Evaluation:
     ignore_labels: tuple[int, ...]
     tolerance_mm: float | Mapping[str, float]
     metrics: Sequence[ClassMetric] = ()
-    groups: Mapping[str, str] | None = None  # of each case; None: cases are independent
+    groups: Mapping[str, str] | None = None  # case: its patient; None: cases are independent
     roles: Mapping[str, Sequence[str]] | None = None  # training, validation, held out; of cases
-    command: str | None = None  # that asked for it; None: part of a run, which has the page
+    command: str | None = None  # shown in the page; None: a run's own page has the scores
 
     @property
     def scores(self) -> dict[str, str]:
@@ -288,7 +288,7 @@ def write_result(result: Mapping[str, Any], folder: Path) -> list[Path]:
     write_report(result, report)
     if not result["per_class"]:
         for stale in (table, boxes):
-            stale.unlink(missing_ok=True)  # of an earlier evaluation
+            stale.unlink(missing_ok=True)  # an earlier evaluation wrote it
         return [report]
     write_csv(result["cases"], table)
     write_figure(plot_scores(result["cases"], result["classes"]), boxes)

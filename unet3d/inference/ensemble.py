@@ -29,16 +29,16 @@ class Ensemble:
 
     networks: tuple[nn.Module, ...]
     channels: tuple[str, ...]
-    classes: tuple[str, ...]  # of the labels 0, 1, 2, ...
+    classes: tuple[str, ...]  # names of the labels 0, 1, 2, ...
     regions: dict[str, list[int]] | None  # the networks' outputs instead, if classes overlap
     keep_largest_component: tuple[str, ...]  # classes for which all members chose it
     preprocessing: Preprocessing
     patch_size: Triple
-    precision: str  # in training
-    region_labels: list[int] | None = None  # that predictions have in each region
-    training_statistics: tuple[TrainingStatistics, ...] = ()  # of members that have them
+    precision: str  # what the first network was trained with
+    region_labels: list[int] | None = None  # what predictions hold in each region
+    training_statistics: tuple[TrainingStatistics, ...] = ()  # older members have none
     mirroring_axes: tuple[int, ...] | None = None  # flipped in all trainings; None: unknown
-    digests: tuple[str, ...] = ()  # of the members' files
+    digests: tuple[str, ...] = ()  # one per member, from the contents of its files
 
     def __str__(self) -> str:
         parameters = sum(p.numel() for network in self.networks for p in network.parameters())
@@ -46,7 +46,7 @@ class Ensemble:
         return f"{kind if count == 1 else f'{count} networks'}, {parameters:,} parameters"
 
     def describe_mirroring(self) -> str:
-        """Say what test-time augmentation along the axes of training does."""
+        """Describe test-time augmentation along the axes that training flipped."""
         training = "training" if len(self.networks) == 1 else "the training of every network"
         if not self.mirroring_axes:
             return f"nothing to mirror, because there is no axis that {training} flipped"
@@ -57,11 +57,11 @@ class Ensemble:
 class TrainedNetwork:
     """One network, with what is known of its training."""
 
-    path: Path  # of the checkpoint or the bundle
+    path: Path  # checkpoint or bundle
     network: nn.Module
     metadata: Mapping[str, Any]
     patch_size: Triple
-    digest: str = ""  # of the contents of its files
+    digest: str = ""  # hash of the contents of its files
 
     @property
     def channels(self) -> list[str]:

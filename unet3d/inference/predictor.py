@@ -60,10 +60,10 @@ class PreparedScan:
     task: ScanTask | None  # None: the labels are not written
     scan: PreprocessedScan
     plan: InferencePlan
-    max_ram: int  # with reading and postprocessing
-    spare_ram: int  # that is left of what a case may take
+    max_ram: int  # peak, including reading and postprocessing
+    spare_ram: int  # rest of what a case may take
     memory_summary: str  # one line
-    differences: list[str]  # from the training cases of every network
+    differences: list[str]  # how it differs from the training cases of every network
 
 
 @dataclass(eq=False)
@@ -74,12 +74,12 @@ class Predictor:
     _: KW_ONLY
     device: torch.device
     precision: Precision
-    overlap: float  # of windows
+    overlap: float  # fraction of a window that its neighbor covers, too
     batch_size: int  # windows at a time
-    flip_axes: Sequence[int] = ()  # of test-time augmentation
+    flip_axes: Sequence[int] = ()  # for test-time augmentation
     keep_largest_component: Sequence[str] | None = ()  # classes; None: those of training
     ram: int | None = None  # bytes that a case may take; None: what is free
-    backend: str = "torch"  # that runs the networks
+    backend: str = "torch"  # what runs the networks
     skip_background: float | None = None  # level of a BackgroundTest; None: compute all windows
 
     def __post_init__(self):
@@ -299,7 +299,7 @@ def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:
 
 
 def describe_cost(plan: InferencePlan) -> str:
-    """Say what a plan takes, and what it does to take less."""
+    """Describe the memory that a plan takes, and what it does to take less."""
     cost = f"{format_bytes(plan.ram_bytes)} of RAM"
     if plan.gpu_bytes:
         cost = f"{format_bytes(plan.gpu_bytes)} on the GPU, {cost}"

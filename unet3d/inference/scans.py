@@ -148,7 +148,7 @@ def segment_scans(
     compute = compute or predictor.compute
     reading: Future[tuple[dict[str, Any], PreprocessedScan]] | None = None
     writing: Future[list[Failure]] | None = None
-    written_bytes = 0  # that `writing` holds
+    written_bytes = 0  # held by `writing`
     try:
         for task, next_task in zip(tasks, [*tasks[1:], None], strict=False):
             read, reading = reading, None

@@ -166,7 +166,7 @@ class Accumulator:
             sums = self.active.get(tile)
             if sums is None:
                 sums = self.active[tile] = self._make_sums(tile, len(logits))
-            target, inside, source = [], [], []  # of the sums, the weights, the flipped logits
+            target, inside, source = [], [], []  # parts of sums, weights and flipped logits
             for axis, (start, stop) in enumerate(tile.box):
                 first, side = window[axis], self.schedule.patch[axis]
                 begin, end = max(start, first), min(stop, first + side)
@@ -308,8 +308,8 @@ class LabelWriter:
         self.outputs = [
             Output(o.decide, np.moveaxis(o.target, dims, (-3, -2, -1))) for o in outputs
         ]
-        self.last_rows: dict[Span, Tensor] = {}  # of the tiles above, by their columns
-        self.last_columns: dict[Span, Tensor] = {}  # of the tiles to the left, by their rows
+        self.last_rows: dict[Span, Tensor] = {}  # last row of the tiles above, by their columns
+        self.last_columns: dict[Span, Tensor] = {}  # last column of the tiles to the left, by rows
 
     def write(self, tile: OutputTile, logits: Tensor) -> None:
         """Write every voxel that can be interpolated now that this tile (K, D, H, W) is known."""

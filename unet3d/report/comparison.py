@@ -87,7 +87,7 @@ class RunSummary:
 
     @property
     def has_costs(self) -> bool:
-        """Return whether the run has all metrics of a figure of runs."""
+        """Return whether the run can be drawn: it has Dice, peak memory and step time."""
         return OBJECTIVES.keys() <= self.headline_metrics.keys()
 
     @property
@@ -209,7 +209,7 @@ def group_by_data(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
 
 
 def describe_data_sets(runs: Sequence[RunSummary]) -> list[str]:
-    """Say which runs have other data than the others; nothing if all have the same."""
+    """List which runs were scored on which data; nothing if it is the same for all."""
     groups = group_by_data(runs)
     if len(groups) < 2:
         return []

@@ -83,7 +83,7 @@ def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def describe_roles(roles: Mapping[str, Sequence[str]] | None) -> str:
-    """Say whether the cases were held out; nothing if that is not known.
+    """Count the cases that were held out or seen in training; nothing if that is not known.
 
     >>> describe_roles({"training": [], "validation": [], "held out": ["a", "b"]})
     'held out'

@@ -10,8 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from unet3d.text import escape_markdown, pluralize
 
-MAX_BYTES = 5_000_000  # of a report, so that it can be sent by mail
-PICTURES_SHARE = 0.25  # of a report, for pictures of its worst cases; the viewer gets the rest
+MAX_BYTES = 5_000_000  # size limit of a report, so that it can be sent by mail
+PICTURES_SHARE = 0.25  # of these bytes, for pictures of the worst cases; the viewer gets the rest
 
 
 def render_page(template: str, **content: Any) -> str:

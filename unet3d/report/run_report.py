@@ -84,7 +84,7 @@ def get_peak_mib(report: Mapping[str, Any]) -> float | None:
 
 
 def describe_selection(evaluation: Mapping[str, Any]) -> str:
-    """Say which cases were scored, and how many checkpoints they had chosen the best one from.
+    """Describe which cases were scored, and from how many checkpoints they chose the best one.
 
     >>> describe_selection({"best_of": 20}), describe_selection({"best_of": None})
     ('validation, best of 20 checkpoints', 'validation, last checkpoint')
@@ -262,7 +262,7 @@ def make_memory_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def describe_peak(kinds: Mapping[str, int]) -> str:
-    """Say what the bytes at the peak are, the most first."""
+    """List what takes the bytes at the peak, the most first."""
     top = sum(kinds.values())
     ordered = sorted(kinds.items(), key=lambda item: -item[1])
     parts = [f"{k} {n / MIB:,.1f} MiB ({100 * n / top:.0f}%)" for k, n in ordered if n > top / 200]
@@ -293,7 +293,7 @@ def make_model_card(
 
 
 def describe_training(metadata: Mapping[str, Any]) -> str:
-    """Say what a network is and which cases it was trained on."""
+    """Describe a network and the cases that it was trained on."""
     config, statistics = metadata["config"], metadata.get("training_statistics")
     network = str(config["model"].get("_target_", "")).rpartition(".")[2]
     text = f"{network}, precision {config['precision']}, seed {config.get('seed')}"
