@@ -329,7 +329,7 @@ def render_comparison(runs: Sequence[RunSummary], *, problems: Sequence[str], co
         rows=make_comparison_rows(runs),
         left=1 + len(runs[0].differs),
         notes=notes,
-        curves=draw_curves(runs),
+        curves=draw_run_curves(runs),
         max_curves=MAX_CURVES,
         command=command,
         runs=runs,
@@ -337,7 +337,7 @@ def render_comparison(runs: Sequence[RunSummary], *, problems: Sequence[str], co
     )
 
 
-def draw_curves(runs: Sequence[RunSummary]) -> dict[str, str]:
+def draw_run_curves(runs: Sequence[RunSummary]) -> dict[str, str]:
     """Return charts of the first runs by heading."""
     palette = get_palette(len(runs))
     lines: dict[str, list[tuple[str, Points, str]]] = {label: [] for label in CURVES.values()}
