@@ -1,7 +1,5 @@
 """The page of an evaluation, with its worst cases in the viewer."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -70,8 +68,7 @@ def test_a_script_in_the_name_of_a_case_is_text(folder):
     result = read_result(folder / "evaluation.json")
     result["cases"] = {name if n == "b" else n: scores for n, scores in result["cases"].items()}
     result["worst"][0]["case"] = name
-    (folder / "evaluation.json").write_text(json.dumps(result))
-    assert try_write_evaluation_page(folder, "unet3d evaluate", print)
+    assert try_write_evaluation_page(result, folder, "unet3d evaluate", print)
     page = (folder / "report.html").read_text()
     assert "script><script" not in page
     assert "&lt;/script&gt;&lt;script&gt;document" in page

@@ -192,7 +192,7 @@ def run_evaluation(
         draw_worst_cases(content, folder, warn)
         files += [folder / "worst"] if content["worst"] else []
         if evaluation.command is not None:
-            files += try_write_evaluation_page(folder, evaluation.command, warn)
+            files += try_write_evaluation_page(content, folder, evaluation.command, warn)
     parts = {key: content[key] for key in ("mean", "per_class", "cases", "errors")}
     return EvaluationResult(**parts, content=content, files=tuple(files))
 

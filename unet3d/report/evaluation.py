@@ -199,14 +199,13 @@ def make_scores(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def try_write_evaluation_page(
-    folder: Path, command: str, warn: Callable[[str], None]
+    result: Mapping[str, Any], folder: Path, command: str, warn: Callable[[str], None]
 ) -> list[Path]:
-    """Write the page of the evaluation.json in a folder, and return it; a failure is a line."""
+    """Write the page of an evaluation to its folder, and return it; a failure is a line."""
     from unet3d.machine import summarize_machine  # torch takes a second
 
     page = folder / "report.html"
     try:
-        result = read_result(folder / "evaluation.json")
         content = describe_evaluation(result, command=command, machine=summarize_machine())
         content |= embed_worst_cases("evaluation.html", content, result, folder)
         write_text(page, render_page("evaluation.html", **content))
