@@ -105,7 +105,6 @@ def embed_viewer(cases: Iterable[CaseVolumes], count: int, budget: int) -> dict[
 
 def pack(case: CaseVolumes) -> dict[str, Any]:
     """Return what the script of the viewer reads: facts, and a NIfTI file of each volume."""
-
     import nibabel
 
     def compress(volume: np.ndarray) -> str:
