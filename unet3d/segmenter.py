@@ -16,7 +16,7 @@ from unet3d.errors import RunError, UsageError, summarize_error
 from unet3d.inference import options
 from unet3d.inference.ensemble import load_ensemble
 from unet3d.inference.predictor import Predictor, ScanTask
-from unet3d.inference.segment_scans import find_pending, plan_outputs, segment_scans
+from unet3d.inference.scans import find_pending, plan_outputs, segment_scans
 from unet3d.text import join_first, pluralize
 
 PathLike = str | Path

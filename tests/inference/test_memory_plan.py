@@ -6,9 +6,8 @@ import torch
 
 from tests.contract.helpers.allocated import AllocatedBytes
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, choose_plan
-from unet3d.inference.sliding_window import WindowRunner, argmax_labels, list_flips
+from unet3d.inference.sliding_window import Output, WindowRunner, argmax_labels, list_flips, segment
 from unet3d.inference.window_order import WindowSchedule
-from unet3d.inference.write_labels import Output, segment
 from unet3d.text import GIB
 
 CPU = torch.device("cpu")

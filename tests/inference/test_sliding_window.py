@@ -13,17 +13,17 @@ from torch.nn.functional import interpolate
 from tests.contract.helpers.allocated import AllocatedBytes
 from unet3d.errors import RunError
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, list_plans
-from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.sliding_window import (
     BackgroundTest,
+    Output,
     SlidingWindow,
     WindowRunner,
     argmax_labels,
     label_regions,
     list_flips,
+    segment,
 )
 from unet3d.inference.window_order import WindowSchedule, compute_window_starts
-from unet3d.inference.write_labels import Output, segment
 
 CPU = torch.device("cpu")
 PATCH = (8, 10, 8)
@@ -54,10 +54,10 @@ def assemble(schedule, image, networks, background=None):
     return logits, count, num_skipped
 
 
-@pytest.mark.parametrize("overlap", [0, 0.25, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("overlap", [0, 0.3, 0.9])
 def test_windows_start_where_monais_do(overlap):
-    for size in (10, 11, 29, 40):
-        step = 10 if size == 10 else max(1, int(10 * (1 - overlap)))
+    for size in (11, 29, 40):
+        step = max(1, int(10 * (1 - overlap)))
         expected = [w[0].start for w in dense_patch_slices([size], [10], [step])]
         assert compute_window_starts(size, 10, overlap) == expected
 
@@ -77,14 +77,13 @@ def test_about_half_a_window_of_rows_is_active_and_a_slab_has_fewer_windows_and_
     assert len(slab.windows) == len(whole.windows) / 5
 
 
-@pytest.mark.parametrize(("channels", "batch_size"), [(1, 4), (2, 1)])
 @torch.inference_mode()
-def test_without_background_voxels_above_the_level_keep_their_logits(channels, batch_size):
-    image = torch.full((channels, 40, 30, 24), -1.0)
+def test_without_background_voxels_above_the_level_keep_their_logits():
+    image = torch.full((2, 40, 30, 24), -1.0)
     image[0, 25:38, 3:20, 2:15] = torch.rand(13, 17, 13) + 1  # bright in one channel only
     background = BackgroundTest(image, 0.1, outputs=3, overlapping=False)
-    schedule = make_schedule((40, 30, 24), batch_size=batch_size)
-    calls, network = [], nn.Conv3d(channels, 3, 3, padding=1)
+    schedule = make_schedule((40, 30, 24), batch_size=4)
+    calls, network = [], nn.Conv3d(2, 3, 3, padding=1)
 
     def count(x):
         calls.append(len(x))
@@ -97,7 +96,6 @@ def test_without_background_voxels_above_the_level_keep_their_logits(channels, b
     bright = image[0] > 0
     torch.testing.assert_close(logits[:, bright], expected[:, bright], rtol=0, atol=1e-6)
     assert argmax_labels(logits)[:8].eq(0).all()  # no computed window covers it
-    assert torch.isfinite(logits).all()
 
 
 @pytest.mark.parametrize("overlapping", [False, True])
@@ -176,22 +174,12 @@ def check_plans(
 
 @pytest.mark.parametrize(("shape", "box"), [SAME, UP, DOWN, MIXED, SMALL])
 def test_every_axis_order_and_number_of_slabs_gives_the_same_labels(shape, box):
-    check_plans(shape, box)
+    check_plans(shape, box, step=2)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"networks": 3},
-        {"flips": list_flips([0, 1, 2])},
-        {"batch_size": 5},
-        {"classes": 2},
-        {"classes": 3, "decide": partial(label_regions, labels=[1, 2, 4])},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_ensembles_flips_batches_and_regions_give_the_same_labels(options):
-    check_plans(*UP, step=7, **options)
+def test_ensembles_flips_batches_and_regions_give_the_same_labels():
+    check_plans(*UP, step=7, networks=2, flips=list_flips([0, 2]), batch_size=5)
+    check_plans(*UP, step=7, classes=3, decide=partial(label_regions, labels=[1, 2, 4]))
 
 
 def test_nan_logits_are_an_error():
@@ -201,21 +189,7 @@ def test_nan_logits_are_an_error():
         segment(torch.zeros(2, *SIZE), runner, plan, outputs)
 
 
-def test_a_later_region_overwrites_an_earlier_one():
+def test_of_regions_the_last_and_of_equal_logits_the_first_is_the_label():
     logits = torch.tensor([[1.0, 1.0, -1.0, 0.0], [-1.0, 1.0, 1.0, 0.0]])[..., None]
     assert label_regions(logits, [5, 7]).flatten().tolist() == [5, 7, 7, 0]
-
-
-def test_of_equal_logits_the_first_class_is_the_label():
-    logits = torch.tensor([[1.0, 0.0, 2.0], [1.0, 3.0, 1.0], [0.0, 3.0, 2.0]])[..., None]
-    assert argmax_labels(logits).flatten().tolist() == [0, 1, 0]
-
-
-def test_components_that_touch_at_a_corner_are_one_and_other_classes_stay():
-    labels = np.zeros((5, 5, 5), np.uint8)
-    labels[0, 0, 0] = labels[1, 1, 1] = labels[3, 3, 3] = 1
-    labels[2, 2, 2] = labels[0, 3, 0] = 2
-    keep_largest_component(labels, [1, 3])
-    assert labels[0, 0, 0] == labels[1, 1, 1] == 1
-    assert labels[3, 3, 3] == 0
-    assert (labels == 2).sum() == 2
+    assert argmax_labels(logits).flatten().tolist() == [0, 0, 1, 0]

@@ -2,8 +2,6 @@
 
 import math
 
-import pytest
-
 from unet3d.report.figures import MAX_POINTS, Curve, LRCurve
 
 
@@ -16,6 +14,7 @@ def make_curve(steps):
 
 def test_a_long_curve_has_few_points_that_are_means_of_equally_many_values():
     curve = make_curve(10_000)
+    curve.add(10_000, math.nan)  # is left out
     points = curve.list_points()
     assert MAX_POINTS / 2 <= len(points) <= MAX_POINTS
     assert points[0] == [15.5, 46.5]
@@ -30,13 +29,6 @@ def test_a_restored_curve_continues_as_if_it_had_not_stopped():
     for step in range(700, 2000):
         restored.add(step, 3 * step)
     assert restored.list_points() == make_curve(2000).list_points()
-
-
-def test_values_that_cannot_be_drawn_are_left_out():
-    curve = Curve()
-    for value in (1.0, math.nan, math.inf, 2.0):
-        curve.add(0, value)
-    assert curve.list_points() == [[0, 1.0], [0, 2.0]]
 
 
 def try_rates(loss_of_step, steps=100):
@@ -56,15 +48,10 @@ def test_the_rate_at_which_the_loss_falls_fastest_is_suggested_and_marked():
     assert labels[-1] == f"suggested: {curve.suggestion:.1e}"
 
 
-def test_a_loss_that_rises_suggests_nothing():
+def test_a_loss_that_rises_suggests_nothing_and_two_steps_are_enough():
     assert try_rates(lambda step: 1 + step / 100).suggestion is None
+    assert try_rates(lambda step: 1 / (1 + step), steps=2).suggestion == 1e-6
 
 
 def test_a_loss_that_jumps_has_diverged():
     assert len(try_rates(lambda step: 1.0 if step < 50 else 40.0).losses) == 51
-
-
-@pytest.mark.parametrize("steps", [2, 5])
-def test_a_curve_of_few_steps_suggests_nothing_or_one_of_its_rates(steps):
-    curve = try_rates(lambda step: 1 / (1 + step), steps=steps)
-    assert curve.suggestion is None or curve.suggestion in curve.rates

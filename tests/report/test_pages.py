@@ -1,6 +1,8 @@
-"""Pages of results: what they show, and that names in them stay text."""
+"""Results of runs and evaluations: files, tables and pages, in which names stay text."""
 
 import base64
+import csv
+import json
 import math
 import re
 from html import unescape
@@ -10,9 +12,14 @@ from matplotlib.figure import Figure
 
 from tests.report.helpers.reports import make_report
 from unet3d.report.comparison import RunSummary, render_comparison
-from unet3d.report.evaluation import describe_evaluation
-from unet3d.report.page import MAX_BYTES, embed_pictures, make_model_card, render_page
-from unet3d.report.run_report import describe_run
+from unet3d.report.evaluation import describe_evaluation, make_score_rows, write_csv
+from unet3d.report.page import MAX_BYTES, embed_pictures, render_page
+from unet3d.report.run_report import (
+    describe_estimate,
+    describe_run,
+    make_model_card,
+    write_report,
+)
 from unet3d.text import MIB
 
 ATTACK = "<script>alert(1)</script>"
@@ -89,27 +96,66 @@ def check(page):
 
 
 def test_an_evaluation_shows_scores_by_class_and_case_with_intervals():
-    text = check(render_result(make_result(f"class {ATTACK}")))
-    assert f"class {ATTACK}" in text
-    assert "0.7500 [0.6000, 0.9000]" in text
+    result = make_result(f"class {ATTACK}")
+    text = check(render_result(result))
     assert "95%: 0.6000 to 0.9000" in text
     assert f"broken: {ATTACK} has another shape" in text
     table = text[text.index("Cases, lowest Dice first") :]
     assert table.index("0.6000") < table.index("0.9000")
+    rows = [
+        (f"class {ATTACK}", "0.7500 [0.6000, 0.9000]", "0.7500", "0.75", "0.7500", "2", "0"),
+        ("tumor", "-", "-", "-", "-", "0", "0"),
+        ("mean", "0.7500 [0.6000, 0.9000]", "0.7500", "0.75", "0.7500", "", ""),
+    ]
+    assert make_score_rows(result)[1:] == rows
+    assert all(cell in text for row in rows for cell in row)
+
+
+def test_the_csv_has_a_row_per_case_and_class(tmp_path):
+    write_csv(make_result()["cases"], tmp_path / "e.csv")
+    with (tmp_path / "e.csv").open(newline="") as lines:
+        header, *rows = csv.reader(lines)
+    assert header[:3] == ["case", "class", "dice"]
+    assert [row[:3] for row in rows[:2]] == [["better", "liver", "0.9"], ["better", "tumor", ""]]
+    assert len(rows) == 4
+
+
+def test_a_report_is_standard_json(tmp_path):
+    write_report({"a": math.nan, "b": [math.inf, 1.0], "c": {1: "x"}}, tmp_path / "report.json")
+    text = (tmp_path / "report.json").read_text()
+    assert json.loads(text, parse_constant=str) == {"a": None, "b": [None, 1.0], "c": {"1": "x"}}
+
+
+ESTIMATED = {"estimated": {"allocated": 300 * MIB}}
+FIRST = {"first_step": {"allocated": 400 * MIB}}
+STEADY = {"steady_step": {"allocated": 240 * MIB}}
+
+
+@pytest.mark.parametrize(
+    ("memory", "shown"),
+    [
+        ({}, None),
+        (ESTIMATED | {"first_step": {"resident": MIB}}, "300 MiB of tensors"),
+        (ESTIMATED | FIRST, "300 MiB allocated (-25.0% versus measured)"),
+        (ESTIMATED | FIRST | STEADY, "300 MiB allocated (+25.0% versus measured)"),
+    ],
+)
+def test_an_estimate_is_compared_with_a_steady_step_if_that_was_measured(memory, shown):
+    assert describe_estimate({"memory": memory}) == shown
 
 
 def test_the_largest_evaluation_fits_into_5_mb():
-    """With the classes of TotalSegmentator, and thousands of cases."""
+    """With the classes of TotalSegmentator, and a thousand cases."""
     result = make_result()
     names = [f"class {n}" for n in range(104)]
     result |= {
         "classes": {name: (n,) for n, name in enumerate(names, start=1)},
         "per_class": dict.fromkeys(names, result["per_class"]["liver"]),
-        "cases": {f"case {n}": dict.fromkeys(names, make_scores(0.5)) for n in range(3000)},
+        "cases": {f"case {n}": dict.fromkeys(names, make_scores(0.5)) for n in range(1000)},
     }
     page = render_result(result)
     assert len(page.encode()) < MAX_BYTES
-    assert "2,924 more cases are in evaluation.csv." in page
+    assert "924 more cases are in evaluation.csv." in page
 
 
 def test_an_evaluation_without_a_scored_case_says_so():
@@ -125,24 +171,23 @@ def test_a_run_shows_headline_curves_memory_and_config():
     assert "saved activations 199.0 MiB (100%)" in text
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_run_without_results_has_a_page(finished):
-    """It was interrupted before its first step, or has neither validation nor estimate."""
-    report = make_run(finished=finished, metrics={}, memory={}, speed={}, evaluation=None)
+def test_a_run_without_results_has_a_page():
+    """It was interrupted before its first step."""
+    report = make_run(finished=False, metrics={}, memory={}, speed={}, evaluation=None)
     text = check(render_report(report, None, curves={}, timeline=None, kinds_at_peak={}))
     assert "No curve has two points." in text
     assert "the memory of the step was not estimated" in text
-    assert ("stopped after 10 steps" in text) is not finished
+    assert "stopped after 10 steps" in text
 
 
 def test_a_comparison_shows_runs_curves_and_what_was_not_read(tmp_path):
+    (tmp_path / "curves.json").write_text('{"curves": {"val/dice": [[1, 0.2], [2, 0.4]]}}')
     runs = [
-        RunSummary(folder=tmp_path / name, report=make_run(), differs={"pool": ATTACK})
-        for name in ("a", "b")
+        RunSummary(folder=folder, report=make_run(), differs={"pool": ATTACK})
+        for folder in (tmp_path, tmp_path / "b")
     ]
     page = render_comparison(
         runs,
-        curves=[{"val/dice": [(1, 0.2), (2, 0.4)]}, {}],
         problems=[f"{ATTACK}: no report.json"],
         command="unet3d compare a b",
     )

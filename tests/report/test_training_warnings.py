@@ -22,12 +22,9 @@ def add_noise(*values, amplitude=0.1):
     return [value + rng.uniform(-amplitude, amplitude) for value in values]
 
 
-def test_a_noisy_but_constant_loss_is_detected():
+def test_a_noisy_loss_is_a_plateau_unless_it_falls():
     plateau = make_history(add_noise(*[1.4] * 300)).detect_plateau()
     assert plateau == pytest.approx((1.4, 1.4), abs=0.1)
-
-
-def test_a_falling_loss_is_not_detected_however_noisy():
     falling = [1.4 - 0.2 * n / 300 for n in range(300)]
     assert make_history(add_noise(*falling)).detect_plateau() is None
 
@@ -54,24 +51,11 @@ def test_a_loss_that_diverges_in_the_first_step_is_detected_however_long_the_run
 def test_a_few_steps_are_too_few_to_judge_the_loss():
     assert make_history([1.0] * (PARTS - 1)).detect_plateau() is None
     assert make_history([1.0] * PARTS).detect_plateau() == (1, 1)
-    assert make_history([-0.1] * 300).detect_plateau() == pytest.approx((-0.1, -0.1))
-    assert make_history([-0.1 - n / 300 for n in range(300)]).detect_plateau() is None
-
-
-def test_a_loss_history_stays_small_and_resumes_from_its_state():
-    losses = add_noise(*[1.0] * 10_000)
-    full, first_part = make_history(losses), make_history(losses[:5_003])
-    assert len(full.points) < PARTS
-    resumed = LossHistory()
-    resumed.load_state_dict(first_part.state_dict())
-    for step, loss in enumerate(losses[5_003:], start=5_003):
-        resumed.add(step, loss)
-    assert resumed.state_dict() == full.state_dict()
 
 
 RISING = [n / 20 for n in range(20)]
-SETTLED = [0.34, 0.44, 0.50, 0.50, 0.81, 0.84, 0.85, 0.84, 0.88, 0.90, 0.91, 0.90]
-SETTLED += [0.90, 0.90, 0.89, 0.89, 0.91, 0.91, 0.91, 0.91]
+SETTLED = [0.34, 0.44, 0.50, 0.81, 0.84, 0.88, 0.90, 0.91, 0.90, 0.89, 0.89, 0.91, 0.91]
+GROWING_NOISE = [*[0.1] * 12, 0.2, 0.3, 0.1, 0.4, 0.2, 0.5]
 
 
 def test_dice_that_rises_to_the_end_returns_its_medians():
@@ -79,11 +63,7 @@ def test_dice_that_rises_to_the_end_returns_its_medians():
     assert detect_late_rise([nan, *RISING, nan]) == pytest.approx((0.675, 0.925))
 
 
-NOISE = [0.5, 0.4, 0.6, 0.3] * 5
-GROWING_NOISE = [*[0.1] * 12, 0.2, 0.3, 0.1, 0.4, 0.2, 0.5]
-
-
-@pytest.mark.parametrize("dice", [SETTLED, RISING[:7], NOISE, GROWING_NOISE])
+@pytest.mark.parametrize("dice", [SETTLED, RISING[:7], GROWING_NOISE])
 def test_settled_or_noisy_dice_is_not_still_rising(dice):
     assert detect_late_rise(dice) is None
 

@@ -10,7 +10,6 @@ from typing import Literal
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import read_settings
 from unet3d.errors import UsageError
-from unet3d.evaluation.comparison import find_runs, try_write_comparison_page
 from unet3d.files import write_figure, write_output
 from unet3d.report.comparison import (
     AGAINST_BEST,
@@ -18,9 +17,11 @@ from unet3d.report.comparison import (
     RunSummary,
     comparison_to_dict,
     describe_data_sets,
+    find_runs,
     group_by_data,
     make_comparison_rows,
     plot_runs,
+    try_write_comparison_page,
 )
 from unet3d.text import format_columns
 

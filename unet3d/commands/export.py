@@ -24,7 +24,7 @@ from unet3d.inference.networks import get_inference_fn, measure_window_memory
 from unet3d.inference.sliding_window import Network, choose_label_function
 from unet3d.machine import Precision
 from unet3d.nnunet.model_folder import NnUnetSession, write_model_folder
-from unet3d.report.page import make_model_card
+from unet3d.report.run_report import make_model_card
 from unet3d.text import MIB, pluralize
 from unet3d.types import Triple
 

@@ -20,8 +20,13 @@ from unet3d.errors import UsageError, summarize_error
 from unet3d.inference.ensemble import load_ensemble
 from unet3d.inference.options import PredictorConfig, build_predictor
 from unet3d.inference.predictor import PreparedScan
-from unet3d.inference.segment_scans import find_pending, plan_outputs, segment_scans
-from unet3d.inference.sharing import count_processes, run_in_processes
+from unet3d.inference.scans import (
+    count_processes,
+    find_pending,
+    plan_outputs,
+    run_in_processes,
+    segment_scans,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

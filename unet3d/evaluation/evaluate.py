@@ -15,7 +15,14 @@ from unet3d.errors import UsageError
 from unet3d.files import write_figure
 from unet3d.metric import bootstrap
 from unet3d.metric.scores import RULES, SCORES, ClassMetric, find_labels, score_case
-from unet3d.report.evaluation import Cases, plot_scores, write_csv
+from unet3d.report.evaluation import (
+    Cases,
+    average_dice,
+    draw_worst_cases,
+    plot_scores,
+    try_write_evaluation_page,
+    write_csv,
+)
 from unet3d.report.run_report import collect_versions, write_report
 
 AFFINE_TOLERANCE_MM = 1e-3  # affines that differ by more are different grids
@@ -45,8 +52,7 @@ class ScoredCase:
     @property
     def dice(self) -> float:
         """Return the mean over the classes that the case has; NaN if it has none."""
-        values = [s["dice"] for s in self.scores.values() if not np.isnan(s["dice"])]
-        return sum(values) / len(values) if values else np.nan
+        return average_dice(self.scores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,21 +81,21 @@ class EvaluationResult:
 class Evaluation:
     """What is compared with what, and how."""
 
+    pairs: Sequence[CasePair]
     predictions: str  # where they are, for the record
     references: str
+    without_reference: Sequence[str] = ()
     output: Path | None  # None: no files are written
-    images: Path | None
+    images: Path | None = None
     draw_worst: int
-    workers: int
-    pairs: Sequence[CasePair]
-    without_reference: Sequence[str]
+    workers: int = 1
     names: LabelNames | None  # None: every label is a class
     ignore_labels: tuple[int, ...]
     tolerance_mm: float | Mapping[str, float]
     metrics: Sequence[ClassMetric] = ()
-    groups: Mapping[str, str] | None = None  # of each case; None: cases are independent
+    groups: Mapping[str, str] | None = None  # case: its patient; None: cases are independent
     roles: Mapping[str, Sequence[str]] | None = None  # training, validation, held out; of cases
-    command: str | None = None  # that asked for it; None: part of a run, which has the page
+    command: str | None = None  # shown in the page; None: a run's own page has the scores
 
     @property
     def scores(self) -> dict[str, str]:
@@ -179,25 +185,16 @@ def run_evaluation(
     for case in evaluation.score_all():
         scored.append(case)
         on_case(case)
-    result = build_result(evaluation, scored)
+    content = build_result(evaluation, scored)
     files = []
     if folder is not None:
-        # What pictures and the page need is imported now, so that the command starts sooner.
-        from unet3d.evaluation.page import draw_worst_cases, try_write_evaluation_page
-
-        files = write_result(result, folder)
-        draw_worst_cases(result, folder, warn)
-        files += [folder / "worst"] if result["worst"] else []
+        files = write_result(content, folder)
+        draw_worst_cases(content, folder, warn)
+        files += [folder / "worst"] if content["worst"] else []
         if evaluation.command is not None:
-            files += try_write_evaluation_page(folder, evaluation.command, warn)
-    return EvaluationResult(
-        mean=result["mean"],
-        per_class=result["per_class"],
-        cases=result["cases"],
-        errors=result["errors"],
-        content=result,
-        files=tuple(files),
-    )
+            files += try_write_evaluation_page(content, folder, evaluation.command, warn)
+    parts = {key: content[key] for key in ("mean", "per_class", "cases", "errors")}
+    return EvaluationResult(**parts, content=content, files=tuple(files))
 
 
 def build_result(evaluation: Evaluation, scored: Sequence[ScoredCase]) -> dict[str, Any]:
@@ -291,7 +288,7 @@ def write_result(result: Mapping[str, Any], folder: Path) -> list[Path]:
     write_report(result, report)
     if not result["per_class"]:
         for stale in (table, boxes):
-            stale.unlink(missing_ok=True)  # of an earlier evaluation
+            stale.unlink(missing_ok=True)  # an earlier evaluation wrote it
         return [report]
     write_csv(result["cases"], table)
     write_figure(plot_scores(result["cases"], result["classes"]), boxes)

@@ -69,8 +69,6 @@ class EvaluationConfig:
 
     def __post_init__(self):
         output, images = self.output, self.images
-        if output is not None and output.exists() and not output.is_dir():
-            raise UsageError(f"output: {output} is a file; it must be a folder")
         if output is not None and any((output / name).exists() for name in TRAINING_FILES):
             raise UsageError(
                 f"output: {output} holds a training run, whose report.html would be replaced: set "
@@ -92,7 +90,7 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
     if settings.skip_missing_predictions:
         pairs = [pair for pair in pairs if pair.prediction]
     case_names = [pair.name for pair in pairs]
-    names = resolve_classes(settings)
+    names, groups, roles = resolve_classes(settings), None, None
     if settings.annotated is not None:
         if names is None:
             raise UsageError("annotated needs classes= or regions= to name them")
@@ -102,24 +100,25 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
         pairs = [
             replace(pair, unknown=frozenset(annotations.find_unknown(pair.name))) for pair in pairs
         ]
-    groups = settings.group_by
+    if settings.group_by is not None:
+        groups = read_groups(settings.group_by, case_names, "group_by")
+    if settings.checkpoints:
+        roles = group_cases_by_use(settings.checkpoints, case_names)
     return Evaluation(
+        pairs=pairs,
         predictions=", ".join(map(str, settings.predictions)),
         references=str(settings.references),
+        without_reference=without_reference,
         output=settings.output,
         images=settings.images,
         draw_worst=settings.draw_worst,
         workers=settings.workers,
-        pairs=pairs,
-        without_reference=without_reference,
         names=names,
         ignore_labels=resolve_ignore_labels(settings, names),
         tolerance_mm=resolve_tolerance(settings.tolerance_mm, names),
         metrics=build_class_metrics(settings),
-        groups=None if groups is None else read_groups(groups, case_names, "group_by"),
-        roles=group_cases_by_use(settings.checkpoints, case_names)
-        if settings.checkpoints
-        else None,
+        groups=groups,
+        roles=roles,
         command=settings.command,
     )
 
@@ -131,10 +130,10 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
             if not path.exists():
                 raise UsageError(f"{key}: {path} is neither a file nor a folder")
     # Volumes of some formats are folders.
-    is_file, *others = (path.is_file() or is_volume(path) for path in (references, *predictions))
-    if any(other != is_file for other in others):
+    are_files = {path.is_file() or is_volume(path) for path in (references, *predictions)}
+    if len(are_files) > 1:
         raise UsageError("predictions and references must be folders, or two files")
-    if is_file:
+    if True in are_files:
         name = split_suffix(references)[0]
         return [CasePair(name=name, prediction=predictions, reference=[references])], []
     predicted: dict[str, list[Path]] = {}
@@ -158,14 +157,15 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
 def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
     """Return the classes of the settings or of a dataset.json; None: every label is a class."""
     references = settings.references
-    if settings.classes is not None:
+    if settings.classes is None:
+        names = find_label_names(
+            references if references.is_dir() else references.absolute().parent
+        )
+    else:
         names = LabelNames(
             classes={name: (c,) for c, name in enumerate(settings.classes) if c > 0},
             known_labels=frozenset(range(len(settings.classes))),
         )
-    else:
-        folder = references if references.is_dir() else references.absolute().parent
-        names = find_label_names(folder)
     if settings.regions is None:
         return names
     return replace(names or LabelNames(classes={}, known_labels=None), classes=settings.regions)

@@ -19,7 +19,7 @@ from unet3d.export.bundle import (
     is_on_hub,
     read_bundle,
 )
-from unet3d.model.config import read_saved_network
+from unet3d.model.build import build_saved_network
 from unet3d.types import Triple
 
 
@@ -29,16 +29,16 @@ class Ensemble:
 
     networks: tuple[nn.Module, ...]
     channels: tuple[str, ...]
-    classes: tuple[str, ...]  # of the labels 0, 1, 2, ...
+    classes: tuple[str, ...]  # names of the labels 0, 1, 2, ...
     regions: dict[str, list[int]] | None  # the networks' outputs instead, if classes overlap
     keep_largest_component: tuple[str, ...]  # classes for which all members chose it
     preprocessing: Preprocessing
     patch_size: Triple
-    precision: str  # in training
-    region_labels: list[int] | None = None  # that predictions have in each region
-    training_statistics: tuple[TrainingStatistics, ...] = ()  # of members that have them
+    precision: str  # what the first network was trained with
+    region_labels: list[int] | None = None  # what predictions hold in each region
+    training_statistics: tuple[TrainingStatistics, ...] = ()  # older members have none
     mirroring_axes: tuple[int, ...] | None = None  # flipped in all trainings; None: unknown
-    digests: tuple[str, ...] = ()  # of the members' files
+    digests: tuple[str, ...] = ()  # one per member, from the contents of its files
 
     def __str__(self) -> str:
         parameters = sum(p.numel() for network in self.networks for p in network.parameters())
@@ -46,7 +46,7 @@ class Ensemble:
         return f"{kind if count == 1 else f'{count} networks'}, {parameters:,} parameters"
 
     def describe_mirroring(self) -> str:
-        """Say what test-time augmentation along the axes of training does."""
+        """Describe test-time augmentation along the axes that training flipped."""
         training = "training" if len(self.networks) == 1 else "the training of every network"
         if not self.mirroring_axes:
             return f"nothing to mirror, because there is no axis that {training} flipped"
@@ -57,11 +57,11 @@ class Ensemble:
 class TrainedNetwork:
     """One network, with what is known of its training."""
 
-    path: Path  # of the checkpoint or the bundle
+    path: Path  # checkpoint or bundle
     network: nn.Module
     metadata: Mapping[str, Any]
     patch_size: Triple
-    digest: str = ""  # of the contents of its files
+    digest: str = ""  # hash of the contents of its files
 
     @property
     def channels(self) -> list[str]:
@@ -84,26 +84,13 @@ def load_members(
     """
     members: list[TrainedNetwork] = []
     for path in map(resolve_checkpoint, paths):
-        weights = sorted(path.glob("models/*.safetensors"))
-        files = [path / DESCRIPTION_FILE, *weights] if is_bundle(path) else [path]
+        files = sorted(path.glob("models/*.safetensors"))
+        files = [path / DESCRIPTION_FILE, *files] if is_bundle(path) else [path]
         # Before it is read: training may replace it.
         digest = " ".join(digest_file(file) for file in files if file.is_file())
         for content in read_bundle(path) if is_bundle(path) else [load_checkpoint(path)]:
-            metadata = content.get("unet3d")
-            if not isinstance(metadata, Mapping):
-                raise UsageError(
-                    f"{path} is not a checkpoint of unet3d: it does not describe its network"
-                )
-            d, h, w = metadata["config"]["data"]["patch_size"]
-            member = TrainedNetwork(
-                path=path,
-                network=load_network(path, content, allow_targets),
-                metadata=metadata,
-                patch_size=(d, h, w),
-                digest=digest,
-            )
-            members.append(member)
-            check_compatible(members[0], member)
+            members.append(load_member(path, content, digest, allow_targets))
+            check_compatible(members[0], members[-1])
     return members
 
 
@@ -131,12 +118,11 @@ def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] | None = (
 
 def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
     """Return networks that belong together as an ensemble."""
-    described = [member.metadata for member in members]
+    first, described = members[0].metadata, [member.metadata for member in members]
     components = [metadata.get("keep_largest_component") or () for metadata in described]
     mirrored = [metadata.get("mirroring_axes") for metadata in described]
     known = [axes for axes in mirrored if axes is not None]
     statistics = [metadata.get("training_statistics") for metadata in described]
-    first = described[0]
     return Ensemble(
         networks=tuple(member.network for member in members),
         channels=tuple(first["channels"]),
@@ -157,37 +143,45 @@ def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
     )
 
 
-def load_network(
-    path: Path, content: Mapping[str, Any], allow_targets: Sequence[str] | None
-) -> nn.Module:
+def load_member(
+    path: Path, content: Mapping[str, Any], digest: str, allow_targets: Sequence[str] | None
+) -> TrainedNetwork:
     """Build the network that a checkpoint's metadata describes, with its weights."""
+    metadata = content.get("unet3d")
+    if not isinstance(metadata, Mapping):
+        raise UsageError(f"{path} is not a checkpoint of unet3d: it does not describe its network")
     weights, prefix = extract_weights(path, content), "model."
     state = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
     try:
-        network = read_saved_network(content["unet3d"]["config"], allow_targets).build()
+        network = build_saved_network(metadata, allow_targets)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     mismatch = find_mismatch(network.state_dict(), state)
     if mismatch is not None:
         raise UsageError(f"{path}: its weights do not match its network: {mismatch}")
     network.load_state_dict(state)
-    return network.eval().requires_grad_(False)
+    d, h, w = metadata["config"]["data"]["patch_size"]
+    return TrainedNetwork(
+        path=path,
+        network=network.eval().requires_grad_(False),
+        metadata=metadata,
+        patch_size=(d, h, w),
+        digest=digest,
+    )
 
 
 def check_compatible(first: TrainedNetwork, second: TrainedNetwork) -> None:
     """Refuse an ensemble whose members differ in what a prediction depends on."""
     keys = ("channels", "classes", "regions", "region_labels")
     one, other = (
-        {
-            **{key: member.metadata.get(key) for key in keys},
-            **member.metadata["preprocessing"],
-            "data.patch_size": list(member.patch_size),
-        }
+        {key: member.metadata.get(key) for key in keys}
+        | member.metadata["preprocessing"]
+        | {"data.patch_size": list(member.patch_size)}
         for member in (first, second)
     )
     differences = [
         f"{key} is {one.get(key)} and {other.get(key)}"
-        for key in {**one, **other}
+        for key in one | other
         if one.get(key) != other.get(key)
     ]
     if differences:

@@ -16,11 +16,11 @@ FLOAT = 4
 class VolumeToSegment:
     """A volume and the networks to segment it with."""
 
-    schedule: WindowSchedule  # of the whole preprocessed volume, in any order of its axes
-    box: Triple  # of the same region at the file's resolution
+    schedule: WindowSchedule  # all windows of the preprocessed volume, in any order of its axes
+    box: Triple  # size of the same region at the file's resolution
     channels: int
     classes: int  # channels of the logits
-    window_bytes: int  # of a batch of windows on its device, from input to logits
+    window_bytes: int  # what a batch of windows takes on its device, from input to logits
     held_bytes: int  # bytes of RAM in use throughout: the image and the outputs
 
 

@@ -47,12 +47,12 @@ MEMORY = word_or("auto", replace(number("above 0"), convert=lambda value: int(va
 class PredictorConfig:
     """How networks segment scans; None is auto."""
 
-    overlap: Annotated[float, OVERLAP]  # of windows
+    overlap: Annotated[float, OVERLAP]  # fraction of a window that its neighbor covers, too
     batch_size: Annotated[int, BATCH_SIZE]  # windows at a time
     flip_axes: Annotated[tuple[int, ...] | None, AXES, "tta"]  # None: those of training
     precision: Annotated[str | None, PRECISION]  # None: as the first network was trained
     device: Annotated[str, DEVICE_KIND]
-    backend: Annotated[str, BACKEND]  # that runs the networks
+    backend: Annotated[str, BACKEND]  # what runs the networks
     skip_background: Annotated[float | None, LEVEL]  # None: skip no window
     memory_bytes: Annotated[int | None, MEMORY, "memory_gib"]  # RAM of a case; None: what is free
     keep_largest_component: Annotated[tuple[str, ...] | None, CLASSES]  # None: as in training

@@ -26,12 +26,13 @@ from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment,
 from unet3d.inference.networks import measure_window_memory, open_network
 from unet3d.inference.sliding_window import (
     BackgroundTest,
+    Output,
     WindowRunner,
     choose_label_function,
     list_flips,
+    segment,
 )
 from unet3d.inference.window_order import WindowSchedule
-from unet3d.inference.write_labels import Output, segment
 from unet3d.machine import Precision, get_available_bytes, get_free_bytes
 from unet3d.text import MIB, format_bytes, pluralize
 
@@ -58,12 +59,11 @@ class PreparedScan:
     name: str
     task: ScanTask | None  # None: the labels are not written
     scan: PreprocessedScan
-    volume: VolumeToSegment
     plan: InferencePlan
-    max_ram: int  # with reading and postprocessing
-    spare_ram: int  # that is left of what a case may take
+    max_ram: int  # peak, including reading and postprocessing
+    spare_ram: int  # rest of what a case may take
     memory_summary: str  # one line
-    differences: list[str]  # from the training cases of every network
+    differences: list[str]  # how it differs from the training cases of every network
 
 
 @dataclass(eq=False)
@@ -74,12 +74,12 @@ class Predictor:
     _: KW_ONLY
     device: torch.device
     precision: Precision
-    overlap: float  # of windows
+    overlap: float  # fraction of a window that its neighbor covers, too
     batch_size: int  # windows at a time
-    flip_axes: Sequence[int] = ()  # of test-time augmentation
+    flip_axes: Sequence[int] = ()  # for test-time augmentation
     keep_largest_component: Sequence[str] | None = ()  # classes; None: those of training
     ram: int | None = None  # bytes that a case may take; None: what is free
-    backend: str = "torch"  # that runs the networks
+    backend: str = "torch"  # what runs the networks
     skip_background: float | None = None  # level of a BackgroundTest; None: compute all windows
 
     def __post_init__(self):
@@ -138,8 +138,7 @@ class Predictor:
                     f"channel {name} of the image has {pluralize(count, 'voxel')} that are NaN or "
                     "infinite: replace them"
                 )
-        scan = self.ensemble.preprocessing.preprocess_channels(channels, affine)
-        return self.plan(None, scan)
+        return self.plan(None, self.ensemble.preprocessing.preprocess_channels(channels, affine))
 
     def estimate_reading(self, task: ScanTask) -> int:
         """Return the bytes of RAM that reading and preprocessing a scan takes."""
@@ -167,23 +166,27 @@ class Predictor:
         ensemble, budget = self.ensemble, self._get_budget(held=scan.image.nbytes)
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
-        volume = VolumeToSegment(
-            schedule=WindowSchedule(
-                size=scan.grid.shape,
-                patch=ensemble.patch_size,
-                overlap=self.overlap,
-                batch_size=self.batch_size,
+        held = scan.image.nbytes + voxels + HEAP
+        plan = choose_plan(
+            VolumeToSegment(
+                schedule=WindowSchedule(
+                    size=scan.grid.shape,
+                    patch=ensemble.patch_size,
+                    overlap=self.overlap,
+                    batch_size=self.batch_size,
+                ),
+                box=(d, h, w),
+                channels=len(ensemble.channels),
+                classes=self.classes,
+                window_bytes=self.window_bytes,
+                held_bytes=held,
             ),
-            box=(d, h, w),
-            channels=len(ensemble.channels),
-            classes=self.classes,
-            window_bytes=self.window_bytes,
-            held_bytes=scan.image.nbytes + voxels + HEAP,
+            budget,
         )
-        plan = self._choose_plan(volume, budget)
+        self._check_budget(plan, budget)
         max_ram = max(plan.ram_bytes, 0 if task is None else self.estimate_reading(task))
         if self.largest_component_labels:
-            max_ram = max(max_ram, volume.held_bytes + postprocess.BYTES_PER_VOXEL * voxels)
+            max_ram = max(max_ram, held + postprocess.BYTES_PER_VOXEL * voxels)
         name = "the image" if task is None else task.scan.name
         size, cost = "x".join(map(str, scan.grid.file_shape)), replace(plan, ram_bytes=max_ram)
         memory_summary = f"{name} {size}, {self.classes} classes: {describe_cost(cost)}"
@@ -199,7 +202,6 @@ class Predictor:
             name=name,
             task=task,
             scan=scan,
-            volume=volume,
             plan=plan,
             max_ram=max_ram,
             spare_ram=max(0, budget.ram_bytes - max_ram),
@@ -256,37 +258,24 @@ class Predictor:
             background=background,
             on_windows=on_windows,
         )
-        plan, num_skipped = prepared.plan, None
-        try:
-            num_skipped = segment(image, runner, plan, outputs)
-        except torch.OutOfMemoryError:
-            if plan.sums_in_ram:
-                raise
-        if num_skipped is None:  # outside of the handler, whose error holds memory
-            torch.cuda.empty_cache()
-            budget = replace(self._get_budget(), gpu_bytes=self.window_bytes)  # none for the sums
-            plan = self._choose_plan(prepared.volume, budget)
-            log(f"{prepared.name}: out of GPU memory; retrying with {describe_cost(plan)}")
-            num_skipped = segment(image, runner, plan, outputs)
-        if num_skipped:
-            log(f"{prepared.name}: skipped {num_skipped} of {plan.windows} windows")
+        if num_skipped := segment(image, runner, prepared.plan, outputs):
+            log(f"{prepared.name}: skipped {num_skipped} of {prepared.plan.windows} windows")
         postprocess.keep_largest_component(labels, self.largest_component_labels)
         return labels
 
-    def _choose_plan(self, volume: VolumeToSegment, budget: Budget) -> InferencePlan:
-        plan = choose_plan(volume, budget)
-        if plan.fits(budget):
-            return plan
+    def _check_budget(self, plan: InferencePlan, budget: Budget) -> None:
+        """Refuse a plan that needs more than there is."""
         if plan.gpu_bytes > (budget.gpu_bytes or 0):
             raise DoesNotFitError(
                 f"its windows need {format_bytes(plan.gpu_bytes)} on the GPU, "
                 f"{format_bytes(budget.gpu_bytes or 0)} are free: close other programs on the GPU, "
                 "or predict with batch_size=1, precision=bf16 or device=cpu"
             )
-        raise DoesNotFitError(
-            f"needs at least {describe_cost(plan)}; {format_bytes(budget.ram_bytes)} are "
-            f"available: {self._ram_advice}"
-        )
+        if plan.ram_bytes > budget.ram_bytes:
+            raise DoesNotFitError(
+                f"needs at least {describe_cost(plan)}; {format_bytes(budget.ram_bytes)} are "
+                f"available: {self._ram_advice}"
+            )
 
     @property
     def _ram_advice(self) -> str:
@@ -310,7 +299,7 @@ def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:
 
 
 def describe_cost(plan: InferencePlan) -> str:
-    """Say what a plan takes, and what it does to take less."""
+    """Describe the memory that a plan takes, and what it does to take less."""
     cost = f"{format_bytes(plan.ram_bytes)} of RAM"
     if plan.gpu_bytes:
         cost = f"{format_bytes(plan.gpu_bytes)} on the GPU, {cost}"

@@ -37,7 +37,7 @@ class OutputTile:
 class WindowSchedule:
     """The windows of a volume in their order, and the tiles that they cover."""
 
-    size: Triple  # of the volume
+    size: Triple  # voxels of the volume
     patch: Sequence[int]
     overlap: float
     order: Triple = (0, 1, 2)  # the volume's axes for rows, columns and the tiles' length

@@ -1,24 +1,34 @@
 """Compare runs in a table, as JSON and in a page: scores, memory, time, settings that differ."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf, isnan
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unet3d.errors import UsageError
-from unet3d.report.evaluation import format_score
+from unet3d.errors import UsageError, summarize_error
+from unet3d.files import read_json, write_text
+from unet3d.metric.bootstrap import compute_bootstrap_means
 from unet3d.report.figures import Points, add_legend, plot_curves, to_svg
-from unet3d.report.page import render_page
+from unet3d.report.page import format_score, render_page
 from unet3d.report.run_report import replace_nan, select_headline_metrics
 from unet3d.report.slices import get_palette
-from unet3d.text import GIB, MIB, escape_mathtext, join_first, pluralize
+from unet3d.text import GIB, MIB, escape_mathtext, flatten_keys, join_first, pluralize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+HIDDEN_KEYS = (
+    *("resume", "init_from", "data.root", "data.cache", "debug", "save_every_seconds"),
+    *("trainer.enable_progress_bar", "data.num_workers", "logger"),
+)
+"""Keys that do not affect a run's result."""
 
 DATA_KEYS = ("data.layout.", "data.num_classes", "data.regions", "data.splits", "fold")
 """Beginnings of the keys that decide on which cases a run is evaluated."""
@@ -38,14 +48,12 @@ MAX_CURVES = 30  # runs whose curves are drawn
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """A run's report, and where its settings differ from those of the other runs."""
+    """A run's report, its evaluation, and where its settings differ from those of other runs."""
 
     folder: Path
     report: Mapping[str, Any]
-    differs: Mapping[str, str] = field(default_factory=dict)  # key: this run's value
-    cases: Mapping[str, Any] = field(default_factory=dict)  # evaluated case -> class -> score
-    groups: Mapping[str, str] = field(default_factory=dict)  # of the cases, such as patients
-    data: str = ""  # the same for runs whose Dice can be compared
+    differs: Mapping[str, str]  # key: this run's value
+    evaluation: Mapping[str, Any] = field(default_factory=dict)  # evaluation.json, if there is one
     against_best: Mapping[str, float] | None = None  # paired difference of Dice, and its interval
 
     @property
@@ -54,24 +62,44 @@ class RunSummary:
         return ", ".join(f"{k}={v}" for k, v in self.differs.items()) or self.folder.name
 
     @property
+    def cases(self) -> Mapping[str, Any]:
+        """Return case -> class -> score of the cases that were evaluated."""
+        return self.evaluation.get("cases", {})
+
+    @cached_property
+    def data(self) -> str:
+        """Return a text that is the same for the same cases with the same reference labels.
+
+        Of runs without an evaluation it is the same for the same dataset and fold.
+        """
+        values: dict[str, Any] = {
+            case: {name: s["reference_ml"] for name, s in scores.items()}
+            for case, scores in self.cases.items()
+        }
+        if not values:
+            config = flatten_keys(self.report["config"])
+            values = {key: value for key, value in config if key.startswith(DATA_KEYS)}
+        return json.dumps(values, sort_keys=True)
+
+    @cached_property
     def headline_metrics(self) -> dict[str, float]:
         return select_headline_metrics(self.report)
 
     @property
     def has_costs(self) -> bool:
-        """Return whether the run has all metrics of a figure of runs."""
+        """Return whether the run can be drawn: it has Dice, peak memory and step time."""
         return OBJECTIVES.keys() <= self.headline_metrics.keys()
 
     @property
     def dice(self) -> dict[str, dict[str, float]]:
         """Return each class's Dice: `mean`, and `low` and `high` if cases were evaluated."""
-        evaluation = self.report.get("evaluation") or {}
-        if evaluation.get("per_class"):
-            return {name: scores["dice"] for name, scores in evaluation["per_class"].items()}
-        metrics, prefix = self.report.get("metrics", {}), "val/dice/"
+        per_class = (self.report.get("evaluation") or {}).get("per_class")
+        if per_class:
+            return {name: scores["dice"] for name, scores in per_class.items()}
+        prefix = "val/dice/"
         return {
             key.removeprefix(prefix): {"mean": value}
-            for key, value in metrics.items()
+            for key, value in self.report.get("metrics", {}).items()
             if key.startswith(prefix)
         }
 
@@ -81,6 +109,90 @@ class RunSummary:
         mean = ((self.report.get("evaluation") or {}).get("mean") or {}).get("dice") or {}
         low, high = mean.get("low"), mean.get("high")
         return None if low is None or high is None else (low, high)
+
+
+def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
+    """Return the runs in these folders, and a message per unreadable report.
+
+    Runs of the same data follow each other, best Dice first, with their difference from that one.
+    """
+    reports: dict[Path, Mapping[str, Any]] = {}
+    problems = []
+    for path in paths:
+        files = [path / "report.json"]
+        if not files[0].is_file():
+            files = sorted(path.rglob("report.json"))
+        if not files:
+            problems.append(
+                f"{path}: no report.json in this folder or below: give run folders, or folders "
+                "that contain them; has the run ended?"
+            )
+        for file in files:
+            try:
+                report = read_json(file)
+                if "config" not in report:
+                    raise ValueError("not the report of a run")
+                reports[file.parent] = report
+            except (OSError, ValueError) as error:
+                problems.append(f"{file}: {error}")
+    differences = find_config_differences(list(reports.values()))
+    runs = []
+    for (folder, report), differs in zip(reports.items(), differences, strict=True):
+        file = folder / "evaluation" / "evaluation.json"
+        evaluation = read_json(file) if file.exists() else {}
+        runs.append(
+            RunSummary(folder=folder, report=report, differs=differs, evaluation=evaluation)
+        )
+    runs.sort(key=lambda run: -run.headline_metrics.get("dice", -1))
+    compared = []
+    for best, *others in group_by_data(runs):
+        compared.append(best)
+        for run in others:
+            difference = compute_difference(run, best) if run.cases else None
+            compared.append(replace(run, against_best=difference))
+    return compared, problems
+
+
+def find_config_differences(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return, for each run, its values of the options and keys in which the runs differ.
+
+    Where the options of a group differ, the keys of that group are not compared.
+    """
+    choices: list[dict[str, Any]] = [dict(report.get("choices", {})) for report in reports]
+    groups = sorted(find_differing_keys(choices))
+    configs = [
+        {
+            key: value
+            for key, value in flatten_keys(report["config"])
+            if key not in HIDDEN_KEYS and key.split(".")[0] not in groups
+        }
+        for report in reports
+    ]
+    keys = [*groups, *find_differing_keys(configs)]
+
+    def format_value(value: Any) -> str:
+        return "null" if value is None else str(value).replace(" ", "")
+
+    values = [chosen | config for chosen, config in zip(choices, configs, strict=True)]
+    return [{key: format_value(value.get(key)) for key in keys} for value in values]
+
+
+def find_differing_keys(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values differ, or that one of the mappings does not have."""
+    keys = collect_keys(values)
+    return [key for key in keys if len({json.dumps(value.get(key)) for value in values}) > 1]
+
+
+def compute_difference(run: RunSummary, best: RunSummary) -> dict[str, float]:
+    """Return the mean difference of Dice in the same cases, over classes, and its interval."""
+    cells = [(case, name) for case, classes in best.cases.items() for name in classes]
+    dice = [
+        [scores[case][name]["dice"] for case, name in cells] for scores in (run.cases, best.cases)
+    ]
+    of_run, of_best = np.array(dice, float).reshape(2, len(best.cases), -1)  # None becomes NaN
+    known = best.evaluation.get("groups") or run.evaluation.get("groups")
+    groups = [known[case] for case in best.cases] if known else None
+    return compute_bootstrap_means(of_run - of_best, groups)[1]
 
 
 def collect_keys(values: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -97,7 +209,7 @@ def group_by_data(runs: Sequence[RunSummary]) -> list[list[RunSummary]]:
 
 
 def describe_data_sets(runs: Sequence[RunSummary]) -> list[str]:
-    """Say which runs have other data than the others; nothing if all have the same."""
+    """List which runs were scored on which data; nothing if it is the same for all."""
     groups = group_by_data(runs)
     if len(groups) < 2:
         return []
@@ -187,25 +299,26 @@ def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     ]
 
 
-def render_comparison(
-    runs: Sequence[RunSummary],
-    *,
-    curves: Sequence[Mapping[str, Points]],
-    problems: Sequence[str],
-    command: str,
+def try_write_comparison_page(
+    runs: Sequence[RunSummary], path: Path, compared: Sequence[Path], problems: Sequence[str]
 ) -> str:
-    """Return the page of a comparison; `curves` holds those of each run."""
+    """Write the page and return its path, or in one line what prevented that."""
+    command = join(["unet3d", "compare", *map(str, compared)])
+    try:
+        write_text(path, render_comparison(runs, problems=problems, command=command))
+    except Exception as error:  # the comparison itself has been printed
+        return f"{path} was not written: {summarize_error(error)}"
+    return str(path)
+
+
+def render_comparison(runs: Sequence[RunSummary], *, problems: Sequence[str], command: str) -> str:
+    """Return the page of a comparison, with the curves that are in the runs' folders."""
     groups = group_by_data(runs)
     subtitle = pluralize(len(runs), "run")
     if len(groups) == 1 < len(runs):
         subtitle += f", {sum(find_pareto_optimal(runs))} of them Pareto-optimal"
     notes = [f"{PARETO}. A line is the front of such runs."] if len(groups) < len(runs) else []
     notes += [AGAINST_BEST] if any(run.against_best for run in runs) else []
-    drawn = list(zip(runs, curves, get_palette(len(runs)), strict=True))[:MAX_CURVES]
-    charts = {}
-    for key, label in CURVES.items():
-        if lines := [(run.label, points[key], c) for run, points, c in drawn if points.get(key)]:
-            charts[label] = to_svg(plot_curves(lines, label))
     return render_page(
         "comparison.html",
         title="Runs compared",
@@ -216,12 +329,25 @@ def render_comparison(
         rows=make_comparison_rows(runs),
         left=1 + len(runs[0].differs),
         notes=notes,
-        curves=charts,
+        curves=draw_run_curves(runs),
         max_curves=MAX_CURVES,
         command=command,
         runs=runs,
         packages=collect_keys([run.report.get("versions", {}) for run in runs]),
     )
+
+
+def draw_run_curves(runs: Sequence[RunSummary]) -> dict[str, str]:
+    """Return charts of the first runs by heading."""
+    palette = get_palette(len(runs))
+    lines: dict[str, list[tuple[str, Points, str]]] = {label: [] for label in CURVES.values()}
+    for run, color in list(zip(runs, palette, strict=True))[:MAX_CURVES]:
+        file = run.folder / "curves.json"
+        curves = read_json(file)["curves"] if file.exists() else {}
+        for key, label in CURVES.items():
+            if curves.get(key):
+                lines[label].append((run.label, curves[key], color))
+    return {label: to_svg(plot_curves(drawn, label)) for label, drawn in lines.items() if drawn}
 
 
 def plot_runs(runs: Sequence[RunSummary]) -> "Figure":

@@ -1,16 +1,31 @@
-"""Write an evaluation as a CSV file, a table, box plots, and the content of its page."""
+"""Show an evaluation: a CSV file, a table, box plots, its worst cases and its page."""
 
 import csv
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unet3d.files import atomic_write
+from unet3d.data.formats.volumes import is_volume, list_files_by_name, read_label_pair, read_volume
+from unet3d.data.preprocessing.channels import find_orientation, get_spacing, reorient
+from unet3d.errors import UsageError, summarize_error
+from unet3d.files import atomic_write, write_text
+from unet3d.metric.scores import mask_ignored
 from unet3d.report.figures import to_svg
+from unet3d.report.page import MAX_BYTES, embed_pictures, format_score, render_page
 from unet3d.report.slices import get_class_colors
+from unet3d.report.volumes import (
+    CaseVolumes,
+    LabelLayer,
+    draw_case,
+    embed_viewer,
+    find_label_box,
+    make_class_map,
+    to_bytes,
+)
 from unet3d.text import escape_mathtext, join_first, pluralize
 
 if TYPE_CHECKING:
@@ -20,7 +35,20 @@ Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
 """case -> class -> score -> value."""
 
 MAX_VALUES = 8000  # scores in the table of cases: the page must stay below 5 MB
+MAX_NOTES = 12  # classes of a case whose scores are in its legend
 SCORE_LABELS = {"dice": "Dice", "iou": "IoU", "hd95_mm": "HD95 mm", "surface_dice": "surface Dice"}
+
+ERRORS = (  # in colors that no class has
+    {"name": "missed", "color": "#3333ff", "note": "in the reference only"},
+    {"name": "added", "color": "#00ffff", "note": "predicted only"},
+    {"name": "another class", "color": "#ffffff", "note": ""},
+)
+
+
+def average_dice(scores: Mapping[str, Mapping[str, float]]) -> float:
+    """Return a case's mean Dice over the classes that it has; NaN if it has none."""
+    values = [entry["dice"] for entry in scores.values() if not math.isnan(entry["dice"])]
+    return sum(values) / len(values) if values else math.nan
 
 
 def write_csv(cases: Cases, path: Path) -> None:
@@ -55,7 +83,7 @@ def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def describe_roles(roles: Mapping[str, Sequence[str]] | None) -> str:
-    """Say whether the cases were held out; nothing if that is not known.
+    """Count the cases that were held out or seen in training; nothing if that is not known.
 
     >>> describe_roles({"training": [], "validation": [], "held out": ["a", "b"]})
     'held out'
@@ -66,11 +94,6 @@ def describe_roles(roles: Mapping[str, Sequence[str]] | None) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{count} {role}" for role, count in counts.items())
-
-
-def format_score(value: float | None, digits: int = 4) -> str:
-    """Return a score, or a dash if there is none."""
-    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
 def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
@@ -150,13 +173,14 @@ def make_scores(result: Mapping[str, Any]) -> dict[str, Any] | None:
     if not result["per_class"]:
         return None
     colors = get_class_colors(result["classes"])
-    rows: list[dict[str, Any]] = []
-    for name, scores in result["cases"].items():
-        dice = [scores[c]["dice"] for c in colors]
-        known = [value for value in dice if not math.isnan(value)]
-        mean = sum(known) / len(known) if known else math.nan  # over the classes that it has
-        bars = list(zip(dice, colors.values(), strict=True))
-        rows.append({"name": name, "mean": mean, "dice": bars})
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "mean": average_dice(scores),
+            "dice": [(scores[c]["dice"], color) for c, color in colors.items()],
+        }
+        for name, scores in result["cases"].items()
+    ]
     rows.sort(key=lambda row: (math.isnan(row["mean"]), row["mean"]))
     shown = max(1, MAX_VALUES // len(colors))
     groups = len(set((result.get("groups") or {}).values()))
@@ -172,3 +196,120 @@ def make_scores(result: Mapping[str, Any]) -> dict[str, Any] | None:
         "cases": rows[:shown],
         "left_out": max(0, len(rows) - shown),
     }
+
+
+def try_write_evaluation_page(
+    result: Mapping[str, Any], folder: Path, command: str, warn: Callable[[str], None]
+) -> list[Path]:
+    """Write the page of an evaluation to its folder, and return it; a failure is a line."""
+    from unet3d.machine import summarize_machine  # torch takes a second
+
+    page = folder / "report.html"
+    try:
+        content = describe_evaluation(result, command=command, machine=summarize_machine())
+        content |= embed_worst_cases("evaluation.html", content, result, folder)
+        write_text(page, render_page("evaluation.html", **content))
+    except Exception as error:
+        warn(f"{page} was not written: {summarize_error(error)}")
+        return []
+    return [page]
+
+
+def embed_worst_cases(
+    template: str, content: Mapping[str, Any], result: Mapping[str, Any] | None, folder: Path
+) -> dict[str, Any]:
+    """Return pictures and a viewer of the worst cases in an evaluation's folder that fit a page."""
+    if result is None or not result["worst"]:
+        return {"viewer": None, "pictures": {}}
+    pictures = embed_pictures(folder / entry["picture"] for entry in result["worst"])
+    page = render_page(template, **content, viewer=None, pictures=pictures)
+    budget = MAX_BYTES - len(page.encode(errors="replace"))
+    cases = (case.take(find_label_box(case)) for case in iter_worst_cases(result))
+    return {"viewer": embed_viewer(cases, len(result["worst"]), budget), "pictures": pictures}
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Read evaluation.json; scores that are null become NaN again."""
+
+    def restore(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: restore(inner) for key, inner in value.items()}
+        return math.nan if value is None else value
+
+    result = json.loads(path.read_text("utf-8"))
+    return result | {key: restore(result[key]) for key in ("cases", "mean", "per_class")}
+
+
+def draw_worst_cases(result: Mapping[str, Any], folder: Path, warn: Callable[[str], None]) -> None:
+    """Write a picture of each of the worst cases, and remove those of an earlier evaluation."""
+    for stale in folder.glob("worst/[0-9]*_*.png"):
+        stale.unlink()
+    for entry, case in zip(result["worst"], iter_worst_cases(result, warn), strict=True):
+        picture = folder / entry["picture"]
+        picture.parent.mkdir(exist_ok=True)
+        with atomic_write(picture) as draft:
+            draft.write_bytes(draw_case(case, find_label_box(case)))
+
+
+def iter_worst_cases(
+    result: Mapping[str, Any], warn: Callable[[str], None] = lambda line: None
+) -> Iterator[CaseVolumes]:
+    """Read the worst cases, one at a time."""
+    classes, colors = result["classes"], get_class_colors(result["classes"])
+    for entry in result["worst"]:
+        name, files = entry["case"], entry["files"]
+        (predicted, _), (reference, affine) = read_label_pair(
+            Path(files["prediction"]), Path(files["reference"])
+        )
+        labels = mask_ignored(predicted, reference, result["ignore_labels"])
+        axes, flips = find_orientation(affine, "RAS")
+        prediction, reference = (
+            make_class_map(reorient(volume, axes, flips), classes) for volume in labels
+        )
+        image = np.full(reference.shape, 24, np.uint8)  # dark gray where there is none
+        if files["image"] is not None:
+            try:
+                image = load_case_image(name, Path(files["image"]), labels[1].shape)
+                image = to_bytes(reorient(image, axes, flips))
+            except UsageError as reason:
+                warn(f"{name} is drawn without its image: {reason}")
+        wrong = reference != prediction
+        errors = wrong * np.select([prediction == 0, reference == 0], [1, 2], 3)
+        notes = make_notes(result["cases"][name])
+        legend = [{"name": c, "color": colors[c], "note": notes.get(c, "")} for c in classes]
+        yield CaseVolumes(
+            name=name,
+            title=f"{name}: Dice {entry['dice']:.3f}",
+            image=image,
+            layers={
+                "reference": LabelLayer(labels=reference, classes=legend),
+                "prediction": LabelLayer(labels=prediction, classes=legend),
+                "errors": LabelLayer(labels=errors.astype(np.uint8), classes=ERRORS),
+            },
+            spacing_mm=get_spacing(affine, axes),
+        )
+
+
+def make_notes(case: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """Return what the legend of a case says of its classes, the worst ones."""
+    notes = {}
+    present = [item for item in case.items() if not math.isnan(item[1]["dice"])]
+    for name, scores in sorted(present, key=lambda item: item[1]["dice"])[:MAX_NOTES]:
+        notes[name] = f"Dice {scores['dice']:.4f}, HD95 {scores['hd95_mm']:.2f} mm"
+        if not scores["reference_ml"] or not scores["prediction_ml"]:
+            notes[name] = "not predicted" if scores["reference_ml"] else "not in the reference"
+    return notes
+
+
+def load_case_image(name: str, images: Path, shape: Sequence[int]) -> np.ndarray:
+    """Return the first channel of a case's image."""
+    if images.is_dir() and not is_volume(images):
+        files = list_files_by_name(images)
+        candidates = files.get(name) or files.get(f"{name}_0000")
+        if not candidates:
+            raise UsageError(f"{images} has no volume named {name} or {name}_0000")
+        images = candidates[0]
+    image = read_volume(images)[0][0]
+    if image.shape != tuple(shape):
+        raise UsageError(f"{images} has shape {list(image.shape)}, its labels {list(shape)}")
+    return image

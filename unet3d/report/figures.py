@@ -11,7 +11,7 @@ from unet3d.text import escape_mathtext
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_POINTS = 512  # at which pairs of points are merged
+MAX_POINTS = 512  # pairs of points are merged when there are so many
 SMOOTHING = 0.9  # decay of the moving average of the loss: those of single batches are noisy
 DIVERGED = 3.0  # a loss that is this much as high as the first one has diverged
 SKIPPED = 0.1  # fraction of the steps at either end in which no slope is trusted
@@ -27,7 +27,7 @@ class Curve:
         self.max_points = max_points
         self.points: list[list[float]] = []  # [step, value]
         self.every = 1  # values per point
-        self.pending: list[list[float]] = []  # of the incomplete point
+        self.pending: list[list[float]] = []  # values of the incomplete point
 
     def add(self, step: float, value: float) -> None:
         """Add a value; NaN and infinities are ignored."""

@@ -1,9 +1,9 @@
-"""Write report.json, format the table printed at the end of a run, and describe its page."""
+"""Show the results of a run: report.json, a table, the content of its page, the model card."""
 
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
@@ -16,6 +16,7 @@ from unet3d import __version__
 from unet3d.files import atomic_write
 from unet3d.report.evaluation import make_score_cards, make_scores
 from unet3d.report.figures import Points, plot_curves, to_svg
+from unet3d.report.page import ENVIRONMENT
 from unet3d.report.slices import get_class_colors
 from unet3d.text import MIB, format_bytes, format_columns, pluralize
 
@@ -83,7 +84,7 @@ def get_peak_mib(report: Mapping[str, Any]) -> float | None:
 
 
 def describe_selection(evaluation: Mapping[str, Any]) -> str:
-    """Say which cases were scored, and how many checkpoints they had chosen the best one from.
+    """Describe which cases were scored, and from how many checkpoints they chose the best one.
 
     >>> describe_selection({"best_of": 20}), describe_selection({"best_of": None})
     ('validation, best of 20 checkpoints', 'validation, last checkpoint')
@@ -261,8 +262,69 @@ def make_memory_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def describe_peak(kinds: Mapping[str, int]) -> str:
-    """Say what the bytes at the peak are, the most first."""
+    """List what takes the bytes at the peak, the most first."""
     top = sum(kinds.values())
     ordered = sorted(kinds.items(), key=lambda item: -item[1])
     parts = [f"{k} {n / MIB:,.1f} MiB ({100 * n / top:.0f}%)" for k, n in ordered if n > top / 200]
     return f"At the estimated peak: {', '.join(parts)}."
+
+
+def make_model_card(
+    pipeline: Mapping[str, Any],
+    members: Sequence[Mapping[str, Any]],
+    reports: Sequence[Mapping[str, Any] | None],
+) -> str:
+    """Return a bundle's model card in Markdown; `reports` are those of its runs, if they exist."""
+    spacing = pipeline["spacing_mm"]
+    content = {
+        **pipeline,
+        "outputs": [name for name in pipeline["outputs"] if name != "background"],
+        "resampled": f"resampled to {format_mm(spacing)}" if spacing else "at their own spacing",
+        "members": map(describe_training, members),
+        "runs": [
+            describe_scores(report, f"Network {number}: " if len(reports) > 1 else "")
+            for number, report in enumerate(reports)
+            if report is not None
+        ],
+    }
+    # The template escapes names, which may be those of a stranger's dataset, for Markdown.
+    template = ENVIRONMENT.overlay(autoescape=False).get_template("model_card.md.jinja")
+    return template.render(content) + "\n"
+
+
+def describe_training(metadata: Mapping[str, Any]) -> str:
+    """Describe a network and the cases that it was trained on."""
+    config, statistics = metadata["config"], metadata.get("training_statistics")
+    network = str(config["model"].get("_target_", "")).rpartition(".")[2]
+    text = f"{network}, precision {config['precision']}, seed {config.get('seed')}"
+    if config.get("fold") is not None:
+        text += f", fold {config['fold']}"
+    if statistics is not None:
+        low, median, high = zip(*statistics["spacing_mm"], strict=True)
+        sizes = f"{format_mm(low)} to {format_mm(high)}" if low != high else format_mm(median)
+        text += f"; {pluralize(statistics['cases'], 'case')} with voxels of {sizes}"
+    return text
+
+
+def describe_scores(report: Mapping[str, Any], title: str) -> dict[str, Any]:
+    """Return the scores of a run's validation cases, and what its steps took."""
+    evaluation = report.get("evaluation") or {}
+    per_class = evaluation.get("per_class")
+    scores = {**per_class, "mean": evaluation.get("mean") or {}} if per_class else {}
+    peak = get_peak_mib(report)
+    cost = "" if peak is None else f"; a training step took {peak:.0f} MiB"
+    versions = ", ".join(f"{k} {v}" for k, v in report.get("versions", {}).items())
+    return {
+        "title": title,
+        "scores": [(n, s.get("dice") or {}, s.get("hd95_mm") or {}) for n, s in scores.items()],
+        "cost": f"{report.get('steps')} steps on {report.get('device')}{cost}; {versions}",
+    }
+
+
+def format_mm(sizes: Sequence[float]) -> str:
+    """Return a voxel's size.
+
+    >>> format_mm((1, 1, 1.25))
+    '1 x 1 x 1.25 mm'
+    """
+    return f"{' x '.join(f'{size:.3g}' for size in sizes)} mm"

@@ -9,10 +9,10 @@ from typing import Any
 from unet3d.report.figures import Curve
 from unet3d.text import join_first, pluralize
 
-MIN_VALIDATIONS = 3  # in a row, before a class counts as never predicted or its Dice as low
-SILENT_FRACTION = 0.25  # of a run, in which nothing is reported: small classes are learned late
+MIN_VALIDATIONS = 3  # consecutive ones, before a class counts as never predicted or as low
+SILENT_FRACTION = 0.25  # start of a run without warnings: small classes are learned late
 LOW_DICE = 0.05  # below it a class has not been learned
-LOW_LR_FRACTION = 0.25  # of the peak learning rate, below which little more is learned
+LOW_LR_FRACTION = 0.25  # below this fraction of the peak learning rate, little more is learned
 LATE_RISE = 0.05  # a run that gains this much Dice in its last quarter ended too early
 MIN_FALL = 0.05  # fraction by which the loss must have fallen by the end
 LEARNED_DICE = 0.5  # from here on, a loss that stays flat was low from the start (init_from=)
@@ -37,7 +37,7 @@ class LossHistory(Curve):
 
     def __init__(self) -> None:
         super().__init__(PARTS)
-        self.lowest = math.inf  # of all batches
+        self.lowest = math.inf  # loss of a single batch
 
     def add(self, step: float, value: float) -> None:
         """Add the loss of a batch; non-finite ones are ignored, since their steps are skipped."""

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import nibabel
 import numpy as np
 from PIL import Image
 
@@ -106,6 +105,7 @@ def embed_viewer(cases: Iterable[CaseVolumes], count: int, budget: int) -> dict[
 
 def pack(case: CaseVolumes) -> dict[str, Any]:
     """Return what the script of the viewer reads: facts, and a NIfTI file of each volume."""
+    import nibabel
 
     def compress(volume: np.ndarray) -> str:
         file = nibabel.Nifti1Image(volume, np.diag([*case.spacing_mm, 1.0])).to_bytes()

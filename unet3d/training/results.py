@@ -157,7 +157,7 @@ def write_page(run: TrainingRun, report: Mapping[str, Any], log: Log) -> None:
     path, evaluation = run.folder / "report.html", run.folder / "evaluation"
     try:
         # Here, so that runs start as soon.
-        from unet3d.evaluation.page import embed_worst_cases, read_result
+        from unet3d.report.evaluation import embed_worst_cases, read_result
         from unet3d.report.page import render_page
         from unet3d.report.run_report import describe_run
 
@@ -357,11 +357,8 @@ def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Eva
         predictions=str(folder),
         references="of the validation cases",
         output=run.folder / "evaluation",
-        images=None,
         draw_worst=run.settings.evaluation.draw_worst,
-        workers=1,
         pairs=pairs,
-        without_reference=[],
         names=LabelNames(
             classes=regions or classes,
             known_labels=frozenset(range(len(ensemble.classes))),

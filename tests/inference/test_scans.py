@@ -1,17 +1,20 @@
-"""Scans are read and labels are written while another is segmented, within the RAM of a case."""
+"""Scans are segmented while others are read and written, and processes share them."""
 
 import os
 import time
 from dataclasses import replace
+from multiprocessing import get_context
 from threading import Event, current_thread, main_thread
 
 import pytest
 import torch
 
 from tests.inference.conftest import build_predictor
-from unet3d.inference.segment_scans import segment_scans
+from unet3d.errors import RunError, UsageError
+from unet3d.inference import scans
+from unet3d.inference.scans import run_in_processes, segment_scans
 from unet3d.peak_memory import CLEAR_REFS, PeakMeter
-from unet3d.text import MIB
+from unet3d.text import GIB, MIB
 
 CPU = torch.device("cpu")
 
@@ -98,7 +101,7 @@ def test_an_interruption_does_not_wait_for_the_next_scan(predictor, write_scans,
 
 @pytest.mark.skipif(not os.access(CLEAR_REFS, os.W_OK), reason="the peak cannot be measured")
 def test_the_peak_is_within_the_forecast_of_both_scans(ensemble, write_scans):
-    predictor = build_predictor(replace(ensemble, patch_size=(32, 32, 32)))
+    predictor = build_predictor(replace(ensemble, patch_size=(32, 32, 32)), overlap=0.0)
     tasks = write_scans(3, shape=(128, 128, 128))
     predictor.ram = 2**40
     segment(predictor, tasks[:1])  # what the first case loads stays
@@ -108,3 +111,35 @@ def test_the_peak_is_within_the_forecast_of_both_scans(ensemble, write_scans):
     before = meter.read(CPU).resident
     assert segment(predictor, tasks)[1] == []
     assert meter.read(CPU).resident - before <= forecast
+
+
+def describe_share(share, ram):
+    return share, torch.get_num_threads(), ram
+
+
+def die_or_refuse(share, ram):
+    if share[0] == 0:
+        os._exit(1)
+    raise UsageError("cannot")
+
+
+@pytest.fixture
+def fork(monkeypatch):
+    """Start processes that import nothing; the tests of predict start them as they are."""
+    if not hasattr(os, "fork"):
+        pytest.skip("this platform has no fork")
+    monkeypatch.setattr(scans, "get_context", lambda method: get_context("fork"))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_each_process_has_its_share_of_scans_cores_and_memory(monkeypatch, fork):
+    monkeypatch.setattr(scans, "get_available_bytes", lambda device: 4 * GIB)
+    torch.set_num_threads(4)
+    results = run_in_processes(describe_share, 2, "cpu", ram=None)
+    assert results == [((n, 2), 2, int(0.9 * 4 * GIB) // 2) for n in (0, 1)]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_process_that_dies_is_an_error_that_says_how_to_go_on(fork):
+    with pytest.raises(RunError, match="run the same command again for those that are left"):
+        run_in_processes(die_or_refuse, 2, "cpu", ram=None)

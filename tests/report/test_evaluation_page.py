@@ -1,18 +1,12 @@
 """The page of an evaluation, with its worst cases in the viewer."""
 
-import json
-
 import numpy as np
 import pytest
 
 from tests.contract.helpers.datasets import save
 from tests.helpers.browser import needs_browser, open_page
 from unet3d.__main__ import main
-from unet3d.evaluation.page import (
-    iter_worst_cases,
-    read_result,
-    try_write_evaluation_page,
-)
+from unet3d.report.evaluation import iter_worst_cases, read_result, try_write_evaluation_page
 
 
 @pytest.fixture
@@ -74,8 +68,7 @@ def test_a_script_in_the_name_of_a_case_is_text(folder):
     result = read_result(folder / "evaluation.json")
     result["cases"] = {name if n == "b" else n: scores for n, scores in result["cases"].items()}
     result["worst"][0]["case"] = name
-    (folder / "evaluation.json").write_text(json.dumps(result))
-    assert try_write_evaluation_page(folder, "unet3d evaluate", print)
+    assert try_write_evaluation_page(result, folder, "unet3d evaluate", print)
     page = (folder / "report.html").read_text()
     assert "script><script" not in page
     assert "&lt;/script&gt;&lt;script&gt;document" in page

@@ -13,22 +13,31 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
+
+import torch
 
 from unet3d.data.formats.volumes import OUTPUT_FORMATS, SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import digest_volume
 from unet3d.data.preprocessing.pipeline import PreprocessedScan
-from unet3d.errors import UsageError
+from unet3d.errors import Interrupted, RunError, UsageError
 from unet3d.files import read_json, write_text
-from unet3d.inference.predictor import Predictor, PreparedScan, ScanTask
+from unet3d.inference.predictor import USABLE_FRACTION, Predictor, PreparedScan, ScanTask
+from unet3d.machine import get_available_bytes, resolve_device
+from unet3d.stop_signals import SignalListener
 from unet3d.text import format_bytes, join_first, pluralize
 
 T = TypeVar("T")
 
 Failure = tuple[ScanTask, Exception]
+
+Work = Callable[[tuple[int, int], int | None], T]
+"""Segments a share (n, count) of the scans, every count-th from the n-th on, within some RAM."""
 
 FOLDER = ".unet3d"
 
@@ -113,7 +122,7 @@ def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str |
     if "labels" not in record:  # interrupted
         return ""
     try:
-        origin = {**settings, "scan": digest_scan(task.scan)}
+        origin = {**settings, "scan": list(map(digest_volume, task.scan.files))}
     except (OSError, UsageError):  # reading it says why
         return ""
     cause = next((CAUSES[key] for key in origin if record.get(key) != origin[key]), "")
@@ -139,7 +148,7 @@ def segment_scans(
     compute = compute or predictor.compute
     reading: Future[tuple[dict[str, Any], PreprocessedScan]] | None = None
     writing: Future[list[Failure]] | None = None
-    written_bytes = 0  # that `writing` holds
+    written_bytes = 0  # held by `writing`
     try:
         for task, next_task in zip(tasks, [*tasks[1:], None], strict=False):
             read, reading = reading, None
@@ -185,8 +194,8 @@ def _read(
     predictor: Predictor, task: ScanTask, ram: int | None = None
 ) -> tuple[dict[str, Any], PreprocessedScan]:
     """Return a scan, and what its labels are made from before it is read: it may be replaced."""
-    origin = {**predictor.describe_settings(), "scan": digest_scan(task.scan)}
-    return origin, predictor.read(task, ram)
+    scan = list(map(digest_volume, task.scan.files))
+    return predictor.describe_settings() | {"scan": scan}, predictor.read(task, ram)
 
 
 def _write(
@@ -219,11 +228,82 @@ def start_in_thread(work: Callable[..., T], *arguments: object) -> Future[T]:
     return future
 
 
-def digest_scan(scan: ScanFiles) -> list[str]:
-    """Return a digest of the contents of each file of a scan."""
-    return [digest_volume(file) for file in scan.files]
-
-
 def get_record_path(labels: Path) -> Path:
     """Return the file of a record."""
     return labels.parent / FOLDER / f"{labels.name}.json"
+
+
+def count_processes(device: str, devices: int | None) -> int:
+    """Return how many processes share the scans; None: one per GPU."""
+    has_gpu = resolve_device(device, "device") == "cuda"
+    num_gpus = torch.cuda.device_count() if has_gpu else None
+    if devices is None:
+        return num_gpus or 1
+    if num_gpus is not None and devices > num_gpus:
+        raise UsageError(f"devices={devices}, but there are {num_gpus} GPUs")
+    return devices
+
+
+def run_in_processes(work: Work[T], count: int, device: str, *, ram: int | None) -> list[T]:
+    """Call `work` in `count` processes, each with its share of the scans and of the RAM.
+
+    An error of a process, not of one of its scans, is raised when the others have ended.
+    """
+    if ram is None and (free := get_available_bytes(torch.device("cpu"))) is not None:
+        ram = int(USABLE_FRACTION * free)
+    context, processes, pipes = get_context("spawn"), [], []
+    share_ram, threads = ram and ram // count, max(1, torch.get_num_threads() // count)
+    try:
+        for n in range(count):
+            receiver, sender = context.Pipe(duplex=False)
+            arguments = work, (n, count), share_ram, device, threads, sender
+            process = context.Process(target=_run_share, args=arguments, daemon=True)
+            process.start()
+            sender.close()  # or the death of the process would not end the pipe
+            processes.append(process)
+            pipes.append(receiver)
+        results = [_receive(pipe) for pipe in pipes]
+    except BaseException:
+        for process in processes:
+            process.terminate()  # it removes what it has half written
+        raise
+    finally:
+        for process in processes:
+            process.join()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def _receive(pipe: Connection) -> Any:
+    """Return the result of a process, or its error."""
+    try:
+        return pipe.recv()
+    except EOFError:
+        return RunError(
+            "a process of devices= ended before its scans were done, perhaps because the machine "
+            "is out of memory; run the same command again for those that are left"
+        )
+
+
+def _run_share(
+    work: Work[Any],
+    share: tuple[int, int],
+    ram: int | None,
+    device: str,
+    threads: int,
+    sender: Connection,
+) -> None:
+    """Work on a share of the scans, in a process of its own."""
+    try:
+        with SignalListener().listening():
+            if resolve_device(device, "device") == "cuda":
+                torch.cuda.set_device(share[0])
+            else:
+                torch.set_num_threads(threads)
+            sender.send(work(share, ram))
+    except (Interrupted, KeyboardInterrupt):
+        pass
+    except Exception as error:
+        sender.send(error)
