@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from omegaconf import OmegaConf
 
 from unet3d.__main__ import main
@@ -71,14 +70,10 @@ def test_the_help_of_check_lists_all_that_check_reads_and_nothing_else(capsys):
     read_settings(CheckConfig, config, data=read_data(config))
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [("compare", "RUN ... "), ("predict", "checkpoint=... input=... output=... ")],
-)
-def test_the_usage_line_has_the_required_keys(command, words, capsys):
-    assert main([command, "--help"]) == 0
+def test_the_usage_line_has_the_required_keys(capsys):
+    assert main(["predict", "--help"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert first == f"usage: unet3d {command} {words}[key=value ...]"
+    assert first == "usage: unet3d predict checkpoint=... input=... output=... [key=value ...]"
 
 
 def test_keys_are_shown_with_their_comments_and_required_ones_first(capsys, monkeypatch):

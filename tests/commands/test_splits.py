@@ -80,27 +80,6 @@ def test_training_warns_once_of_patients_on_both_sides_of_the_split(write, train
         assert not any("patients" in line for line in train(word)[1])
 
 
-def test_a_file_of_folds_in_the_folder_of_the_dataset_is_used(write, train, tmp_path, capsys):
-    write(SCANS)
-    write_folds(tmp_path, (SCANS[2:6], SCANS[:1]), (SCANS[:1], SCANS[2:3]))
-    code, lines, warnings = train()
-    assert code == 0
-    assert any(line.startswith("4 cases for training, 1 case for validation") for line in lines)
-    used = "folds are those of scans/splits_final.json"
-    assert f"{used}, in which 5 of 10 cases do not occur" in lines
-    assert not any("patients" in line for line in [*lines, *warnings])
-    write_folds(tmp_path, (SCANS[2:], SCANS[:2]))
-    assert plan("budget_gib=4") == 0
-    shown = capsys.readouterr().out
-    assert used in shown.splitlines()
-    assert "group_by" not in shown
-    assert main(["check", "data.root=scans", *DATA[:2], "read_voxels=false"]) == 0
-    assert f"hint: {used}" in capsys.readouterr().out.splitlines()
-    code, lines, _ = train("fold=1")
-    assert code == 2
-    assert "fold must be 0..0, the folds of scans/splits_final.json, or none, got 1" in lines[-1]
-
-
 def test_a_file_of_folds_that_is_not_used_is_named_with_the_reason(write, train, tmp_path):
     write(SCANS)
     write_folds(tmp_path, (SCANS[2:], SCANS[:2]), (SCANS[2:], ["p9_visit1"]))

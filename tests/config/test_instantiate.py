@@ -52,11 +52,6 @@ def test_a_partial_is_called_later_or_with_objects_that_are_passed_as_they_are()
     assert (make_pool(2).kernel_size, make_pool(3).stride) == (2, 1)
 
 
-def test_nested_targets_are_built_too():
-    factory = make_factory(_target_="torch.nn.Sequential", _args_=[RELU, RELU])
-    assert [type(module) for module in factory()] == [nn.ReLU, nn.ReLU]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
