@@ -6,14 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from unet3d.__main__ import main
-from unet3d.commands.check import CheckConfig
-from unet3d.config.compose import compose_config
-from unet3d.config.fields import read_settings
-from unet3d.config.keys import READS
-from unet3d.data.config import read_data
 
 HEAVY = ("torch", "lightning", "monai", "nibabel", "scipy", "matplotlib")
 
@@ -54,20 +47,7 @@ def test_help_and_missing_keys_are_answered_without_heavy_imports(tmp_path):
     answers = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[")]
     assert answers == [[words, code, []] for words, code in ANSWERED.items()], ended.stderr
     first, *_ = ended.stderr.splitlines()
-    assert first.startswith("unet3d: checkpoint, input and output must be given: checkpoint=... ")
-
-
-def test_the_help_of_check_lists_all_that_check_reads_and_nothing_else(capsys):
-    assert main(["check", "--help"]) == 0
-    message = capsys.readouterr().out
-    assert "data.patch_size=" in message
-    assert "optimizer=" not in message
-    assert "optimizer.lr" not in message
-    composed = compose_config([], "check")
-    read = [*READS["check"], "read_voxels", "workers", "format", "output"]
-    config = OmegaConf.masked_copy(composed.config, [key for key in read if key != "experiment"])
-    # An unlisted key that it reads would be missing.
-    read_settings(CheckConfig, config, data=read_data(config))
+    assert first.startswith("unet3d: checkpoint, input, output must be given: checkpoint=... ")
 
 
 def test_the_usage_line_has_the_required_keys(capsys):

@@ -118,11 +118,7 @@ def test_types_are_those_of_the_selected_option():
     ("command", "overrides", "message"),
     [
         ("train", ["data=nnunet"], "data.root must be given: data.root=... ("),
-        (
-            "predict",
-            [],
-            "checkpoint, input and output must be given: checkpoint=... input=... output=...",
-        ),
+        ("predict", [], "checkpoint, input, output must be given: checkpoint=... input=..."),
     ],
 )
 def test_missing_keys_are_named_together_and_a_single_one_is_described(command, overrides, message):
