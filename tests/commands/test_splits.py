@@ -75,8 +75,7 @@ def test_training_warns_once_of_patients_on_both_sides_of_the_split(write, train
     assert warning.startswith("2 of 2 validation cases seem to be of patients that are also in ")
     assert warning.endswith(f"for example p0_visit1 and p0_visit2; add {OPTION}")
     assert lines[start:].count(warning) == 1  # the table at the end has it in a row
-    (tmp_path / "folds").write_text(json.dumps([{"train": SCANS[1:], "val": SCANS[:1]}]))
-    for word in (OPTION, "fold=none", "data.group_by=null", "data.splits=folds"):
+    for word in (OPTION, "data.group_by=null"):
         assert not any("patients" in line for line in train(word)[1])
 
 

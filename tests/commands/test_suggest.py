@@ -48,4 +48,3 @@ def test_no_batch_is_larger_than_a_dataset_that_exists(suggest, decathlon_folder
     words = ["data.patch_size=[16,16,16]", "precision=16", "checkpointing=fused", "budget_gib=8"]
     data = ["data=decathlon", f"data.root={decathlon_folder}"]
     assert suggest(*words, *data) == [["data.batch_size=2"]]
-    assert suggest(*words) == [["data.batch_size=32"]]

@@ -28,12 +28,6 @@ def test_reading_builds_nothing():
         make_factory(lr=1)()
 
 
-def test_bound_arguments_replace_others_in_a_copy():
-    factory = make_factory(**RELU)
-    assert not factory.bind(inplace=False)().inplace
-    assert factory().inplace
-
-
 def test_arguments_that_follow_a_key_are_bound_with_it():
     config = OmegaConf.create({"a": {"b": 3}, "group": {**RELU, "x": "${a.b}", "y": "${a.b}1"}})
     factory = read_factory(config, "group")
