@@ -96,7 +96,7 @@ SPACING = ["fine", [1, 1], [1, 1, 0], [1, 1, "x"]]
         ("predict", "keep_largest_component", [{}, [[]]], "auto or none or a list of classes"),
         ("suggest", "budget_gib", [0, "all", True, None, float("inf")], "auto or a number above"),
         ("suggest", "precisions", ["bf16", [], ["bf16", 17]], "a list of one of 32, 16, bf16"),
-        ("suggest", "strategies", ["lean", ["x"]], "a list of auto, blocks"),
+        ("suggest", "strategies", ["lean", ["x"]], "a list of one of auto, blocks"),
         ("suggest", "patches", [0, [1, 4.1], ["half"], [True]], "fractions of data.patch_size"),
     ],
 )
