@@ -32,5 +32,3 @@ def test_a_task_is_downloaded_and_unpacked_once(download, tmp_path, capsys):
     assert f"train with data=decathlon data.root=my data (1)/{TASK}" in shown.out
     assert download(url="http://127.0.0.1:1/gone.tar") == 0
     assert "already exists" in capsys.readouterr().out
-
-
