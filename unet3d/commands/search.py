@@ -85,19 +85,18 @@ def read_config(composed: ComposedConfig) -> SearchConfig:
     settings = read_settings(
         SearchConfig, config, overrides=overrides, space=space, seed=training.seed
     )
-    values = {key: getattr(d, "choices", None) or (d.low,) for key, d in space.items()}
-    first = {key: choices[0] for key, choices in values.items()}
+    # The lowest number of a range stands for all of them.
+    choices = {key: getattr(d, "choices", None) or (d.low,) for key, d in space.items()}
+    first = {key: values[0] for key, values in choices.items()}
     check_search_monitor(settings.make_trial(first), settings.monitor)
-    for key, choices in values.items():
-        for value in choices[1:]:
+    for key, values in choices.items():
+        for value in values[1:]:
             settings.make_trial(first | {key: value})
     return settings
 
 
 def read_space(space: Any) -> dict[str, Any]:
     """Return a distribution of Optuna for each key."""
-    with explain_missing_packages("search", "optuna"):
-        from optuna import distributions
     if isinstance(space, str):
         if not Path(space).is_file():
             raise UsageError(f"space: no file {Path(space).absolute()}")
@@ -107,22 +106,30 @@ def read_space(space: Any) -> dict[str, Any]:
             "space must be keys with what to try, as in space={pool:[max,median]}, or a file of "
             f"these, got {space!r}"
         )
-    found: dict[str, Any] = {}
+    distributions = {}
     for key, values in space.items():
         try:
-            if isinstance(values, list):
-                choices = tuple(map(to_yaml_literal, values))
-                found[key] = distributions.CategoricalDistribution(choices)
-                continue
-            is_integer = isinstance(values["low"], int) and isinstance(values["high"], int)
-            name = "IntDistribution" if is_integer else "FloatDistribution"
-            found[key] = getattr(distributions, name)(**values)
+            distributions[str(key)] = make_distribution(values)
+        except UsageError:  # Optuna is missing
+            raise
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 f"space.{key} must be a list of values, or {{low: NUMBER, high: NUMBER}} with "
                 f"log: true or step: NUMBER, got {values!r}: {summarize_error(error)}"
             ) from error
-    return found
+    return distributions
+
+
+def make_distribution(values: Any) -> Any:
+    """Return Optuna's distribution of the values of a list, or of the numbers of a range."""
+    with explain_missing_packages("search", "optuna"):
+        from optuna import distributions
+    if isinstance(values, list):
+        return distributions.CategoricalDistribution(tuple(map(to_yaml_literal, values)))
+    is_integer = isinstance(values["low"], int) and isinstance(values["high"], int)
+    if is_integer:
+        return distributions.IntDistribution(**values)
+    return distributions.FloatDistribution(**values)
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
