@@ -141,9 +141,10 @@ def compose_api_config(
 
 
 def check_config(composed: ComposedConfig, user_dirs: Sequence[Path]) -> None:
-    """Refuse unknown keys, arguments of a `_target_` of another type than their defaults, and gaps.
+    """Refuse unknown and missing keys, and arguments of another type than their default.
 
-    It does not matter where they were written. Whoever reads a value of a command checks it.
+    They may come from the command line or from any file. Other values are checked where they are
+    read.
     """
     known = collect_keys(composed.composition, [get_config_dir(), *user_dirs])
     defaults = {key: value for key, (value, _) in known.items()}
@@ -265,7 +266,7 @@ def collect_values(config: DictConfig | dict[str, Any], prefix: str = "") -> dic
 
 
 def name_kind(value: Any) -> str:
-    """Say which values are of the kind of this one."""
+    """Describe the type of a value, as in `text`."""
     return KINDS.get(type(value), "a number")
 
 
