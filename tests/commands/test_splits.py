@@ -54,6 +54,7 @@ def write_folds(tmp_path, *folds):
     file.write_text(json.dumps([{"train": train, "val": val} for train, val in folds]))
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_the_scans_of_a_patient_together(write, train, tmp_path, capsys):
     write(SCANS)
     assert plan("budget_gib=4") == 0
