@@ -16,7 +16,7 @@ import yaml
 from scripts.bench.results import ROOT
 from unet3d.__main__ import COMMANDS
 from unet3d.config.compose import list_config_groups, to_yaml_literal
-from unet3d.config.keys import INTERNAL_KEYS, READS, list_parent_files, read_keys
+from unet3d.config.keys import INTERNAL_KEYS, list_parent_files, read_keys
 
 CONF = ROOT / "conf"
 FOLDER = ROOT / "docs" / "reference"
@@ -168,13 +168,7 @@ def commands_page() -> str:
         about, rest = read_about(path)
         lines += [f"## unet3d {name}", "", about, *format_lines(rest)]
         choices = [f"`{g}={option}`" for g, (option, _) in read_choices(path).items()]
-        if name in READS:
-            *read, last = (
-                f"[{key}](options.md#{key})" if key in list_groups() else f"`{key}`"
-                for key in READS[name]
-            )
-            lines += [f"Reads {', '.join(read)} and {last} of {train}, and", ""]
-        elif name == "train":
+        if name == "train":
             lines += [f"Takes the {groups}, and", ""]
         elif "train" in list_bases(path):
             others = f" (default: {', '.join(choices)})" if choices else ""

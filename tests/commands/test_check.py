@@ -56,13 +56,3 @@ def test_equal_problems_of_many_cases_are_one_with_their_number(check, tmp_path,
     ]
     assert check("read_voxels=false", "format=json") == 1
     assert len(json.loads(capsys.readouterr().out)["errors"]) == 8
-
-
-def test_slices_are_refused_with_the_reason(check, tmp_path, capsys):
-    for folder, array in (("images", make_image(0)), ("labels", make_label(0))):
-        save_volume(tmp_path / folder / "a.nii", array[..., :1])
-    words = ["data.num_classes=3", "data.images=images/*.nii", "data.labels=labels/*.nii"]
-    assert check("data=pairs", *words, "read_voxels=false") == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].endswith("; 2D images are not supported")
-    assert lines[2] == "    -> stack the slices of each scan into one volume"

@@ -57,7 +57,6 @@ def test_runs_are_compared_in_pairs_of_cases_and_patients(tmp_path, capsys, grou
     ("settings", "why"),
     [
         ({}, "other: cases one, two"),
-        ({"fold": 1}, "other: fold=1, cases one, two"),
         ({"data": {"layout": {"root": "b"}}}, "other: data.layout.root=b, cases one, two"),
     ],
 )

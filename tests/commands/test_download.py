@@ -32,8 +32,3 @@ def test_a_task_is_downloaded_and_unpacked_once(download, tmp_path, capsys):
     assert f"train with data=decathlon data.root=my data (1)/{TASK}" in shown.out
     assert download(url="http://127.0.0.1:1/gone.tar") == 0
     assert "already exists" in capsys.readouterr().out
-
-
-def test_a_task_that_is_not_known_needs_a_url_and_a_checksum(download, capsys):
-    assert download(md5=None) == 2
-    assert "or another one with url= and md5=" in capsys.readouterr().err

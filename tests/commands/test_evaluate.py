@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 
 from tests.contract.helpers.datasets import save
+from tests.data.helpers.formats import write_itk, write_zarr
 from unet3d.__main__ import main
 
 pytestmark = pytest.mark.slow
 
 
-def labels(seed):
+def make_labels(seed):
     """Return labels of two blocks."""
     volume = np.zeros((12, 14, 10), np.uint8)
     x, y = np.random.default_rng(seed).integers(0, 5, 2)
@@ -24,8 +25,8 @@ def folder(tmp_path, monkeypatch):
     """Three cases, predicted one voxel off; a and c perfectly so in the first class."""
     monkeypatch.chdir(tmp_path)
     for seed, name in enumerate("abc"):
-        save(tmp_path / "references" / f"{name}.nii.gz", labels(seed))
-        predicted = labels(seed)
+        save(tmp_path / "references" / f"{name}.nii.gz", make_labels(seed))
+        predicted = make_labels(seed)
         predicted[predicted == 2] = 0 if name == "b" else 2
         save(tmp_path / "predictions" / f"{name}.nii", np.roll(predicted, name == "b", 0))
     return tmp_path
@@ -34,23 +35,23 @@ def folder(tmp_path, monkeypatch):
 FOLDERS = ("predictions=predictions", "references=references", "output=out")
 
 
-def evaluated(*words, base=FOLDERS):
+def evaluate(*words, base=FOLDERS):
     return main(["evaluate", *base, *words])
 
 
-def result(folder="out"):
+def read_result(folder="out"):
     return json.loads((Path(folder) / "evaluation.json").read_text())
 
 
 def test_class_names_come_from_dataset_json_and_they_and_tolerances_can_be_configured(folder):
     written = {"background": 0, "tail": 2, "head": 1}
     (folder / "dataset.json").write_text(json.dumps({"labels": written}))
-    assert evaluated("draw_worst=0") == 0
-    assert list(result()["classes"]) == ["tail", "head"]
-    assert evaluated("classes=[background,head,tail]", "draw_worst=0") == 0
-    assert list(result()["classes"]) == ["head", "tail"]
-    assert evaluated("regions={all:[1,2],end:2}", "tolerance_mm={all:2,end:0}", "draw_worst=1") == 0
-    found = result()
+    assert evaluate("draw_worst=0") == 0
+    assert list(read_result()["classes"]) == ["tail", "head"]
+    assert evaluate("classes=[background,head,tail]", "draw_worst=0") == 0
+    assert list(read_result()["classes"]) == ["head", "tail"]
+    assert evaluate("regions={all:[1,2],end:2}", "tolerance_mm={all:2,end:0}", "draw_worst=1") == 0
+    found = read_result()
     assert found["classes"] == {"all": [1, 2], "end": [2]}
     assert found["tolerance_mm"] == {"all": 2, "end": 0}
     whole = found["cases"]["b"]["all"]
@@ -62,7 +63,7 @@ def test_the_worst_cases_are_drawn_over_their_images_if_there_are_any(folder, ca
     noise = np.random.default_rng(0).random((12, 14, 10, 2), np.float32)
     save(folder / "images" / "a_0000.nii.gz", noise)
     save(folder / "images" / "b.nii.gz", noise[1:])
-    assert evaluated("images=images") == 0
+    assert evaluate("images=images") == 0
     message = capsys.readouterr().err
     assert "a is drawn" not in message
     assert "b is drawn without its image: images/b.nii.gz has shape [11, 14, 10]" in message
@@ -78,31 +79,36 @@ MOVED = np.diag([1, 1, 2.01, 1])
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda p: p.write_bytes(p.read_bytes()[:500]), "b.nii cannot be read as a volume"),
-        (lambda p: save(p, labels(1)[1:]), "has [12, 14, 10]: both must be on the same voxel grid"),
-        (lambda p: save(p, labels(1), MOVED), "2.01, 0.0]], references/b.nii.gz has [["),
-        (lambda p: save(p, labels(1).astype(np.int16) - 1), "must be 0 or above, it holds -1"),
-        (lambda p: save(p.parent / "b.nii.gz", labels(1)), "several files with the same name: pre"),
+        (
+            lambda p: save(p, make_labels(1)[1:]),
+            "has [12, 14, 10]: both must be on the same voxel grid",
+        ),
+        (lambda p: save(p, make_labels(1), MOVED), "2.01, 0.0]], references/b.nii.gz has [["),
+        (lambda p: save(p, make_labels(1).astype(np.int16) - 1), "must be 0 or above, it holds -1"),
+        (
+            lambda p: save(p.parent / "b.nii.gz", make_labels(1)),
+            "several files with the same name: pre",
+        ),
     ],
 )
 def test_an_invalid_case_is_named_and_the_others_are_scored(folder, capsys, spoil, message):
     spoil(folder / "predictions" / "b.nii")
-    assert evaluated("draw_worst=0") == 1
+    assert evaluate("draw_worst=0") == 1
     captured = capsys.readouterr()
     assert message in captured.err
     assert "1 of 3 cases have errors: b" in captured.out
-    assert list(result()["cases"]) == ["a", "c"]
-    assert message in result()["errors"]["b"]
+    assert list(read_result()["cases"]) == ["a", "c"]
+    assert message in read_result()["errors"]["b"]
 
 
 def test_a_label_without_a_class_is_an_error_and_earlier_results_are_overwritten(folder, capsys):
-    assert evaluated() == 0
+    assert evaluate() == 0
     capsys.readouterr()
-    assert evaluated("classes=[background,head]") == 1  # no case is without fault
+    assert evaluate("classes=[background,head]") == 1  # no case is without fault
     message = capsys.readouterr().err
     assert "a: ERROR predictions/a.nii: labels must be 0, 1, it holds 2" in message
     assert "b: ERROR references/b.nii.gz: labels must be 0, 1, it holds 2" in message
-    assert result()["per_class"] == {}
+    assert read_result()["per_class"] == {}
     left = {p.name for p in (folder / "out").iterdir()}
     assert left == {"evaluation.json", "worst", "report.html"}
     assert list((folder / "out" / "worst").iterdir()) == []
@@ -113,7 +119,6 @@ def test_a_label_without_a_class_is_an_error_and_earlier_results_are_overwritten
     [
         (["predictions=predictions/a.nii"], "must be folders, or two files"),
         (["predictions=empty"], "no volume in empty (0 files) has the name of one in"),
-        (["regions={a:[0]}"], "class a: labels must be 1..65535, got [0]"),
         (["regions={a:[70000]}"], "class a: labels must be 1..65535, got [70000]"),
         (["tolerance_mm={a:1}"], "needs classes= or regions="),
         (["classes=[x,a,b]", "tolerance_mm={a:1}"], "must name every class once: a, b; it names a"),
@@ -124,26 +129,38 @@ def test_a_usage_error_is_one_line(folder, capsys, words, message):
     (folder / "empty").mkdir()
     given = {w.split("=")[0] for w in words}
     base = [w for w in FOLDERS if w.split("=")[0] not in given]
-    assert evaluated(*words, base=base) == 2
+    assert evaluate(*words, base=base) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "out").exists()
 
 
 def test_folders_patterns_files_and_workers_give_the_same_scores(folder, capsys):
     for n in range(7):
-        save(folder / "predictions" / f"extra{n}.nii", labels(n))
-    assert evaluated("draw_worst=0") == 0
-    expected = result()
+        save(folder / "predictions" / f"extra{n}.nii", make_labels(n))
+    assert evaluate("draw_worst=0") == 0
+    expected = read_result()
     assert "7 predictions without a reference: extra0, extra1, " in capsys.readouterr().err
     assert len(expected["predictions_without_reference"]) == 7
     (folder / "second").mkdir()
     (folder / "predictions" / "b.nii").rename(folder / "second" / "b.nii")
     for several in ("predictions,second", "[ps]*"):
         words = (f"predictions={several}", *FOLDERS[1:], "workers=2")
-        assert evaluated("draw_worst=0", base=words) == 0
-        assert result()["cases"] == expected["cases"]
-    assert evaluated(base=("predictions=none_*", *FOLDERS[1:])) == 2
+        assert evaluate("draw_worst=0", base=words) == 0
+        assert read_result()["cases"] == expected["cases"]
+    assert evaluate(base=("predictions=none_*", *FOLDERS[1:])) == 2
     files = ("predictions=predictions/a.nii", "references=references/a.nii.gz", "output=out")
-    assert evaluated(base=files) == 0
-    assert result()["cases"] == {"a": expected["cases"]["a"]}
-    assert result()["mean"]["dice"] == {"mean": 1, "low": None, "high": None}
+    assert evaluate(base=files) == 0
+    assert read_result()["cases"] == {"a": expected["cases"]["a"]}
+    assert read_result()["mean"]["dice"] == {"mean": 1, "low": None, "high": None}
+
+
+def test_files_of_different_formats_are_matched_and_must_have_one_grid(folder):
+    affine = np.diag([0.75, 0.5, 2.0, 1.0])
+    for seed, name in enumerate("ab"):
+        (folder / "references" / f"{name}.nii.gz").unlink()
+        write_itk(folder / "references" / f"{name}.mha", make_labels(seed), affine)
+    (folder / "predictions" / "a.nii").unlink()
+    write_zarr(folder / "predictions" / "a.zarr", make_labels(0), affine)
+    assert evaluate("draw_worst=0") == 1
+    assert {scores["dice"] for scores in read_result()["cases"]["a"].values()} == {1.0}
+    assert "predictions/b.nii has affine" in read_result()["errors"]["b"]

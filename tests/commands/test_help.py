@@ -6,15 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from omegaconf import OmegaConf
-
 from unet3d.__main__ import main
-from unet3d.commands.check import CheckConfig
-from unet3d.config.compose import compose_config
-from unet3d.config.fields import read_settings
-from unet3d.config.keys import READS
-from unet3d.data.config import read_data
 
 HEAVY = ("torch", "lightning", "monai", "nibabel", "scipy", "matplotlib")
 
@@ -55,30 +47,13 @@ def test_help_and_missing_keys_are_answered_without_heavy_imports(tmp_path):
     answers = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[")]
     assert answers == [[words, code, []] for words, code in ANSWERED.items()], ended.stderr
     first, *_ = ended.stderr.splitlines()
-    assert first.startswith("unet3d: checkpoint, input and output must be given: checkpoint=... ")
+    assert first.startswith("unet3d: checkpoint, input, output must be given: checkpoint=... ")
 
 
-def test_the_help_of_check_lists_all_that_check_reads_and_nothing_else(capsys):
-    assert main(["check", "--help"]) == 0
-    message = capsys.readouterr().out
-    assert "data.patch_size=" in message
-    assert "optimizer=" not in message
-    assert "optimizer.lr" not in message
-    composed = compose_config([], "check")
-    read = [*READS["check"], "read_voxels", "workers", "format", "output"]
-    config = OmegaConf.masked_copy(composed.config, [key for key in read if key != "experiment"])
-    # An unlisted key that it reads would be missing.
-    read_settings(CheckConfig, config, data=read_data(config))
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [("compare", "RUN ... "), ("predict", "checkpoint=... input=... output=... ")],
-)
-def test_the_usage_line_has_the_required_keys(command, words, capsys):
-    assert main([command, "--help"]) == 0
+def test_the_usage_line_has_the_required_keys(capsys):
+    assert main(["predict", "--help"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert first == f"usage: unet3d {command} {words}[key=value ...]"
+    assert first == "usage: unet3d predict checkpoint=... input=... output=... [key=value ...]"
 
 
 def test_keys_are_shown_with_their_comments_and_required_ones_first(capsys, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import unet3d as package
-from tests.data.helpers.datasets import write_decathlon, write_pairs
+from tests.data.helpers.datasets import write_decathlon
 from unet3d.__main__ import main
 from unet3d.config.compose import quote_override
 
@@ -44,7 +44,7 @@ def test_a_tilde_is_replaced_where_a_path_begins_and_other_words_stay(monkeypatc
     assert quote_override(typed, sweep=False) == override
 
 
-def test_a_dataset_in_the_home_folder_is_found(home, capsys):
+def test_datasets_and_files_in_the_home_folder_are_found(home, capsys):
     write_decathlon(home / "scans", 3)
     assert main(["check", "data=decathlon", "data.root=~/scans", "output=~/found.txt"]) == 0
     assert (home / "found.txt").read_text().startswith("3 cases, no errors")
@@ -52,17 +52,6 @@ def test_a_dataset_in_the_home_folder_is_found(home, capsys):
     Path("conf/data/mine.yaml").write_text("defaults: [decathlon, _self_]\nroot: ~/scans\n")
     assert main(["check", "data=mine", "read_voxels=false"]) == 0
     assert "3 cases" in capsys.readouterr().out
-
-
-def test_a_run_in_the_home_folder_is_trained_loaded_and_evaluated(home, small):
-    write_pairs(home / "scans", 5)
-    words = ["data=pairs", "data.num_classes=3", "data.root=~/scans", "data.cache=~/cache"]
-    tiny = [word for word in small if not word.startswith("data.layout")]
-    assert main(["train", *tiny, *words, "hydra.run.dir=~/run"]) == 0
-    scan = "~/scans/images/case_01.nii.gz"
-    (home / "predicted").mkdir()
-    package.load("~/run").predict_file(scan, "~/predicted/case_01.nii.gz")
-    result = package.evaluate(["~/predicted"], "~/scans/labels", missing_predictions="skip")
-    assert [*result.cases] == ["case_01"]
-    assert main(["compare", "~/run", "report=~/comparison.html"]) == 0
-    assert {"run", "cache", "comparison.html"} <= {path.name for path in home.iterdir()}
+    result = package.evaluate(["~/scans/labelsTr"], "~/scans/labelsTr", output="~/scores")
+    assert len(result.cases) == 3
+    assert (home / "scores" / "evaluation.json").exists()

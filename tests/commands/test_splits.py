@@ -54,6 +54,7 @@ def write_folds(tmp_path, *folds):
     file.write_text(json.dumps([{"train": train, "val": val} for train, val in folds]))
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_the_scans_of_a_patient_together(write, train, tmp_path, capsys):
     write(SCANS)
     assert plan("budget_gib=4") == 0
@@ -75,30 +76,8 @@ def test_training_warns_once_of_patients_on_both_sides_of_the_split(write, train
     assert warning.startswith("2 of 2 validation cases seem to be of patients that are also in ")
     assert warning.endswith(f"for example p0_visit1 and p0_visit2; add {OPTION}")
     assert lines[start:].count(warning) == 1  # the table at the end has it in a row
-    (tmp_path / "folds").write_text(json.dumps([{"train": SCANS[1:], "val": SCANS[:1]}]))
-    for word in (OPTION, "fold=none", "data.group_by=null", "data.splits=folds"):
+    for word in (OPTION, "data.group_by=null"):
         assert not any("patients" in line for line in train(word)[1])
-
-
-def test_a_file_of_folds_in_the_folder_of_the_dataset_is_used(write, train, tmp_path, capsys):
-    write(SCANS)
-    write_folds(tmp_path, (SCANS[2:6], SCANS[:1]), (SCANS[:1], SCANS[2:3]))
-    code, lines, warnings = train()
-    assert code == 0
-    assert any(line.startswith("4 cases for training, 1 case for validation") for line in lines)
-    used = "folds are those of scans/splits_final.json"
-    assert f"{used}, in which 5 of 10 cases do not occur" in lines
-    assert not any("patients" in line for line in [*lines, *warnings])
-    write_folds(tmp_path, (SCANS[2:], SCANS[:2]))
-    assert plan("budget_gib=4") == 0
-    shown = capsys.readouterr().out
-    assert used in shown.splitlines()
-    assert "group_by" not in shown
-    assert main(["check", "data.root=scans", *DATA[:2], "read_voxels=false"]) == 0
-    assert f"hint: {used}" in capsys.readouterr().out.splitlines()
-    code, lines, _ = train("fold=1")
-    assert code == 2
-    assert "fold must be 0..0, the folds of scans/splits_final.json, or none, got 1" in lines[-1]
 
 
 def test_a_file_of_folds_that_is_not_used_is_named_with_the_reason(write, train, tmp_path):

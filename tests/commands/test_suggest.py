@@ -10,6 +10,8 @@ from unet3d.memory.from_config import estimate_memory
 from unet3d.text import GIB
 from unet3d.training.config import read_training
 
+pytestmark = pytest.mark.slow
+
 NETWORK = ["model=unet_tiny", "model.depth=2", "data.patch_size=[64,64,64]", "precision=16"]
 
 
@@ -26,7 +28,6 @@ def suggest(tmp_path, monkeypatch, capsys):
     return command
 
 
-@pytest.mark.slow
 def test_a_plan_is_the_first_suggestion_for_the_same_data_budget_and_network(
     suggest, decathlon_folder, tmp_path
 ):
@@ -48,4 +49,3 @@ def test_no_batch_is_larger_than_a_dataset_that_exists(suggest, decathlon_folder
     words = ["data.patch_size=[16,16,16]", "precision=16", "checkpointing=fused", "budget_gib=8"]
     data = ["data=decathlon", f"data.root={decathlon_folder}"]
     assert suggest(*words, *data) == [["data.batch_size=2"]]
-    assert suggest(*words) == [["data.batch_size=32"]]

@@ -28,12 +28,6 @@ def test_reading_builds_nothing():
         make_factory(lr=1)()
 
 
-def test_bound_arguments_replace_others_in_a_copy():
-    factory = make_factory(**RELU)
-    assert not factory.bind(inplace=False)().inplace
-    assert factory().inplace
-
-
 def test_arguments_that_follow_a_key_are_bound_with_it():
     config = OmegaConf.create({"a": {"b": 3}, "group": {**RELU, "x": "${a.b}", "y": "${a.b}1"}})
     factory = read_factory(config, "group")
@@ -50,11 +44,6 @@ def test_a_partial_is_called_later_or_with_objects_that_are_passed_as_they_are()
     assert optimizer.defaults["lr"] == 0.5
     make_pool = make_factory(_target_="torch.nn.MaxPool3d", _partial_=True, stride=1)()
     assert (make_pool(2).kernel_size, make_pool(3).stride) == (2, 1)
-
-
-def test_nested_targets_are_built_too():
-    factory = make_factory(_target_="torch.nn.Sequential", _args_=[RELU, RELU])
-    assert [type(module) for module in factory()] == [nn.ReLU, nn.ReLU]
 
 
 @pytest.mark.parametrize(

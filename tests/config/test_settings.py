@@ -3,7 +3,6 @@
 import re
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ from unet3d.commands.predict import PredictConfig
 from unet3d.commands.suggest import SuggestConfig
 from unet3d.config.compose import compose_config, format_overrides
 from unet3d.config.fields import read_settings
-from unet3d.data.config import read_data
 from unet3d.errors import UsageError
 from unet3d.evaluation import options
 from unet3d.model.config import read_network, read_saved_network
@@ -43,50 +41,23 @@ parse_run = partial(parse, "train")
 
 
 @pytest.mark.parametrize(
-    ("command", "field", "expected"),
-    [
-        ("train", "data.background", (0,)),
-        ("train", "data.normalize", ("auto",)),
-        ("train", "data.skip_invalid_cases", False),
-        ("train", "step.strategy", "fused"),
-        ("train", "step.lr_factors", {}),
-        ("train", "trainer.max_epochs", 20),
-        ("evaluate", "checkpoints", ()),
-        ("predict", "memory_bytes", None),
-        ("predict", "keep_largest_component", None),
-        ("predict", "flip_axes", ()),
-    ],
-)
-def test_a_default(command, field, expected):
-    assert attrgetter(field)(parse(command)) == expected
-
-
-@pytest.mark.parametrize(
     ("command", "key", "value", "field", "expected"),
     [
         ("train", "data.invalid_cases", "skip", "data.skip_invalid_cases", True),
         ("train", "data.ignore_label", 0, "data.ignore_labels", (0,)),
-        ("train", "data.ignore_label", [], "data.ignore_labels", ()),
         ("train", "data.background", [-1, "auto"], "data.background", (-1, "auto")),
-        ("train", "data.normalize", ["ct", "none"], "data.normalize", ("ct", "none")),
-        ("train", "precision", "32-true", "step.precision", "32"),
         ("train", "fold", "none", "fold", None),
         ("train", "lr_factors", {"encoder": 2}, "step.lr_factors", {"encoder": 2.0}),
         ("train", "trainer.accelerator", "gpu", "step.accelerator", "cuda"),
         ("train", "trainer.max_steps", 1, "trainer.max_epochs", None),
-        ("train", "trainer.max_time", "00:01:30:05", "trainer.max_epochs", None),
         ("train", "trainer.max_time", "01:01:30:05", "trainer.max_seconds", 91805.0),
-        ("evaluate", "missing_predictions", "skip", "skip_missing_predictions", True),
-        ("evaluate", "checkpoint", "a.ckpt", "checkpoints", (Path("a.ckpt"),)),
         ("evaluate", "classes", ["background", 1], "classes", ("background", "1")),
         ("evaluate", "regions", {"a": [1, 2], "b": 2}, "regions", {"a": (1, 2), "b": (2,)}),
-        ("evaluate", "tolerance_mm", {"liver": 2}, "tolerance_mm", {"liver": 2}),
         ("plan", "budget_gib", "auto", "budget_gib", None),
         ("plan", "name", 7, "name", "7"),
         ("predict", "tta", True, "flip_axes", None),
         ("predict", "tta", [2, 0], "flip_axes", (2, 0)),
         ("predict", "memory_gib", 0.5, "memory_bytes", GIB // 2),
-        ("predict", "keep_largest_component", "none", "keep_largest_component", ()),
         ("predict", "keep_largest_component", None, "keep_largest_component", ()),
         ("predict", "keep_largest_component", "a", "keep_largest_component", ("a",)),
         ("suggest", "patches", 4, "patches", (4.0,)),
@@ -102,47 +73,30 @@ SPACING = ["fine", [1, 1], [1, 1, 0], [1, 1, "x"]]
 @pytest.mark.parametrize(
     ("command", "key", "values", "expected"),
     [
-        ("train", "data.num_classes", [1, 2.0, "4"], "an int >= 2"),
-        ("train", "data.invalid_cases", ["ignore", None], "one of error, skip"),
         ("train", "data.region_labels", [1, [-1], []], "a list of labels"),
         ("train", "data.normalize", ["max", ["auto", "ct"], []], "auto, zscore, zscore_nonzero"),
-        ("train", "data.crop", ["some"], "one of nonzero, none"),
         ("train", "data.orientation", ["RAX", None], "one of L R"),
         ("train", "data.ignore_label", [-1, "last"], "an int >= 0"),
         ("train", "data.spacing_mm", SPACING, "three numbers above 0 or median"),
         ("train", "data.background", ["air", None, True, [0, "air"], []], "a number, auto, or a"),
         ("train", "data.annotated", [{}, {"a*": []}, {"a*": [[]]}, 3, ""], "patterns of case na"),
-        ("train", "data.foreground_fraction", [-0.1, 1.01], "a number >= 0 and <= 1"),
-        ("train", "model.prior_bias", [1], "true or false"),
         ("train", "precision", [17, "half", None], "one of 32, 16, bf16, 16-true, "),
         ("train", "fold", ["x", 1.0, True, -1], "an int >= 0 or none"),
         ("train", "seed", [-1, 2**32, None], "an int >= 0 and below 4294967296"),
         ("train", "lr_factors", [3, {"encoder": 0}, {}], "null or parts of the network with a fa"),
-        ("train", "inference.overlap", [-0.1, 1], "a number >= 0 and below 1"),
         ("train", "trainer.accelerator", ["tpu", None, 0, "cuda:"], "gpu or auto, cpu, "),
-        ("train", "trainer.devices", [0, "all", True], "an int >= 1 or auto"),
-        ("train", "trainer.timeout_seconds", [0, None], "a number above 0"),
-        ("train", "trainer.max_time", ["10m", "00:00:00:00", "1:1:1"], "DD:HH:MM:SS"),
-        ("train", "trainer.accumulate_grad_batches", [0], "an int >= 1"),
         ("train", "trainer.enable_progress_bar", ["x", 1, None], "true or false or auto"),
         ("evaluate", "classes", ["liver", ["liver"], ["a", "a"], {"a": 1}], "unique names, backg"),
         ("evaluate", "regions", ["x", [1], {"a": []}, {"a": 1.5}, {}], "names with their labels"),
         ("evaluate", "tolerance_mm", [-1, "far", True, {"a": -1}], "a distance in mm"),
-        ("evaluate", "ignore_label", [1.5], "an int"),
-        ("lr", "steps", [19], "an int >= 20"),
-        ("memory", "vary", ["width"], "one of resolution, batch, "),
         ("memory", "cudnn", [9.1, "2"], "a version with three parts"),
         ("plan", "name", ["../x", ""], "letters, digits, - and _"),
-        ("plan", "budget_gib", [0], "auto or a number above 0"),
-        ("plan", "preset", ["l"], "one of resenc_m, resenc_l, resenc_xl"),
         ("predict", "tta", ["x", 1, [0, 0], [3], [True], [[0]], None], "true or false or a list"),
         ("predict", "device", ["gpu"], "auto, cpu, cuda, cuda:N or mps"),
-        ("predict", "devices", [0], "auto or an int >= 1"),
-        ("predict", "memory_gib", [0, "much", True, None], "auto or a number above 0"),
         ("predict", "keep_largest_component", [{}, [[]]], "auto or none or a list of classes"),
         ("suggest", "budget_gib", [0, "all", True, None, float("inf")], "auto or a number above"),
         ("suggest", "precisions", ["bf16", [], ["bf16", 17]], "a list of one of 32, 16, bf16"),
-        ("suggest", "strategies", ["lean", ["x"]], "a list of auto, blocks"),
+        ("suggest", "strategies", ["lean", ["x"]], "a list of one of auto, blocks"),
         ("suggest", "patches", [0, [1, 4.1], ["half"], [True]], "fractions of data.patch_size"),
     ],
 )
@@ -163,10 +117,8 @@ def test_a_wrong_value_is_refused(command, key, values, expected):
         ("train", {"resume": "a.ckpt", "init_from": "b.ckpt"}, "use either resume= "),
         ("train", {"trainer.overfit_batches": 1}, "trainer.overfit_batches cannot be set"),
         ("train", {"trainer.accelerator": "cuda:1", "trainer.devices": 2}, "=cuda:1 is one GPU"),
-        ("train", {"trainer.accelerator": "cuda:1", "trainer.launch": "slurm"}, "is one GPU"),
         ("export", {"format": "torch_export"}, "output=a.onnx does not fit format=torch_export"),
         ("lr", {"min_lr": 1, "max_lr": 1}, "min_lr must be below max_lr, got 1 and 1"),
-        ("lr", {"format": "png"}, "format=png needs output=FILE.png"),
         ("memory", {"view": "layers", "format": "png"}, "format=png needs output=FILE.png"),
         ("memory", {"view": "timeline"}, "view=timeline is a figure: add format=png"),
         ("memory", {"format": "png", "output": "a.png"}, "format=png draws view=timeline or"),
@@ -181,12 +133,8 @@ def test_values_that_exclude_each_other_are_refused(command, values, message):
 
 def test_values_that_go_together():
     parse_run({"resume": "auto", "init_from": "b.ckpt"})  # auto may find nothing to continue
-    parse_run({"trainer.accelerator": "cuda:1"})
-    parse("export", {"format": "torch_export", "output": "a.pt2"})
-    parse("memory", {"format": "png", "output": "a.png", "view": "layers"})
     parse("memory", {"format": "png", "output": "a.png", "vary": "batch"})
     parse("memory", {"view": "timeline", "vary": "batch"})
-    parse("predict", {"device": "cuda:1"})
 
 
 def test_an_evaluation_replaces_no_report_of_a_run_and_needs_folders(tmp_path):
@@ -227,9 +175,8 @@ def test_names_of_a_precision_are_one_experiment():
 
 
 def test_a_dataset_without_a_root_has_no_layout():
-    data = read_data(compose_config(["data=nnunet"], "memory").config)
-    assert (data.root, data.layout) == (None, None)
     settings = read_training(compose_config(["data=nnunet"], "memory"))
+    assert (settings.data.root, settings.data.layout) == (None, None)
     assert settings.resolved["data"]["layout"] == "???"
 
 
@@ -243,11 +190,8 @@ def read_step(*overrides):
         ([], {"checkpointing": "none"}),
         (["checkpointing.encoders=[stream]"], {"checkpointing": "lean"}),
         ([], {"checkpointing": "lean", "checkpointing.tile_mib": 8}),
-        (["model=dynunet"], {"checkpointing": "blocks"}),
         ([], {"precision": "bf16", "compile": True}),
-        ([], {"data.batch_size": 9, "data.patch_size": (16, 8, 8)}),
         (["model=unetr"], {"data.patch_size": (16, 32, 16)}),  # an argument of it follows
-        ([], {"model.width": 4, "model.kernel_size": [[3, 3, 1], 3, 3]}),
         ([], {"pool": "approx_median"}),
         (["model=naive_small"], {"model": "unet_small"}),
     ],
@@ -283,18 +227,15 @@ def test_channels_and_outputs_that_the_config_leaves_open_are_bound_in_a_copy():
     assert "prior_bias" not in network.model.arguments
 
 
-@pytest.mark.parametrize(
-    ("overrides", "is_chosen"),
-    [([], False), (["pool=max"], True), (["pool=median"], True), (["model=unet_resenc"], True)],
-)
-def test_a_pooling_is_chosen_if_somebody_asked_for_it(overrides, is_chosen):
-    assert compose_network(*overrides).pool_is_chosen is is_chosen
+def test_a_pooling_is_chosen_if_somebody_asked_for_it():
+    assert not compose_network().pool_is_chosen
+    assert compose_network("pool=max").pool_is_chosen
+    assert compose_network("model=unet_resenc").pool_is_chosen
 
 
-@pytest.mark.parametrize("key", ["depth", "width", "max_width"])
-def test_channels_of_every_level_exclude_what_they_would_override(key):
-    with pytest.raises(UsageError, match=rf"^model\.channels lists .* remove .*model\.{key}"):
-        compose_network("model.channels=[4,8]", f"model.{key}=3")
+def test_channels_of_every_level_exclude_what_they_would_override():
+    with pytest.raises(UsageError, match=r"^model\.channels lists .* remove .*model\.width"):
+        compose_network("model.channels=[4,8]", "model.width=3")
     assert compose_network("model.channels=[4,8]").model.arguments["channels"] == [4, 8]
 
 

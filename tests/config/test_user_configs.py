@@ -55,11 +55,8 @@ def test_an_option_may_configure_hydra_loggers_and_the_trainer(compose, tmp_path
     ("text", "message"),
     [
         ("data: [1, 2", r"x\.yaml\", line 2, column 7 expected ',' or '\]'"),
-        ("data:\n\tseed: 1", r"found character '\\t' that cannot start .*x\.yaml\", line 3"),
-        ("seed: 1\nseed: 2", r"x\.yaml\", line 3, column 1$"),
         ("defaults: [{override /model: nothing}]", r"no option model=nothing\. Options: atten"),
         ("data: {bach_size: 3}", r"^no key 'data\.bach_size'; did you mean batch_size\?"),
-        ("sed: 1", r"^no key or group 'sed'; did you mean seed\?"),
         ("optimizer: {lr: high}", r"^optimizer\.lr must be a number, as in optimizer\.lr=0\.003"),
         ("evaluation: [1]", r"'experiment/x': .*Cannot merge DictConfig with ListConfig$"),
     ],
@@ -78,11 +75,3 @@ def test_a_reference_to_nothing_names_its_key_in_a_file_and_on_the_command_line(
         assert unet3d(word) == 2
         line = "unet3d: optimizer.lr: Interpolation key 'optimizer.rate' not found\n"
         assert capsys.readouterr().err == line
-
-
-def test_the_folder_of_options_may_have_a_quote_in_its_name(tmp_path):
-    file = tmp_path / "it's" / "experiment" / "x.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text("# @package _global_\nseed: 7\n")
-    composed, _ = compose_api_config("train", ["experiment=x"], tmp_path / "it's")
-    assert composed.config.seed == 7

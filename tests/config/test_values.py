@@ -30,16 +30,12 @@ def read_value(value, hint):
 @pytest.mark.parametrize(
     ("hint", "value", "expected"),
     [
-        (bool, False, False),
         (Triple, [1, 20, 300], (1, 20, 300)),
         (bool | Literal["auto"], "auto", "auto"),
-        (str, 7, "7"),
         (Path | None, "~/b", Path.home() / "b"),
         (tuple[str, ...], ["a", 1], ("a", "1")),
-        (Annotated[int, integer(">= -1")], -1, -1),
         (Annotated[float, number()], 2, 2.0),
         (Annotated[float, number("above 0", "<= 4")], 4, 4.0),
-        (Annotated[float | None, DURATION], "00:01:30:05", 5405.0),
     ],
 )
 def test_a_value_is_stored_as_its_type_says(hint, value, expected):
@@ -51,7 +47,6 @@ def test_a_value_is_stored_as_its_type_says(hint, value, expected):
 @pytest.mark.parametrize(
     ("hint", "expected", "values"),
     [
-        (bool, "true or false", ["maybe", 1, 0, None, [True]]),
         (str, "text", ["", None, True, ["a"]]),
         (Path | None, "a path", ["", [1]]),
         (Triple, "three ints >= 1", ["888", 8, None, [8, 8], [8, 8, 0], [8, 8, 8.0]]),
@@ -59,7 +54,6 @@ def test_a_value_is_stored_as_its_type_says(hint, value, expected):
         (tuple[Path, ...], "a path or a list of paths", [True, [], [None]]),
         (Literal["stop", "skip"], "one of stop, skip", ["ignore", None, 3, "Stop", ["stop"]]),
         (Annotated[int | Literal["auto"], integer(">= 1")], "an int >= 1 or auto", [0, "x", True]),
-        (Annotated[int | None, integer(">= 1")], "an int >= 1", [1.0, "2", [1]]),
         (Annotated[float, number(">= 0")], "a number >= 0", [-0.1, nan, inf, True, "1", None]),
         (
             Annotated[float, DURATION],

@@ -20,6 +20,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,7 +160,7 @@ class Reader:
         elif not (as_written and command[0] == "memory") and not FLAGS & set(command):
             command = shorten(command, self.small, self.page)
         self.capsys.readouterr()
-        assert exit_code(command) == 0, line
+        assert main(command) == 0, line
         self.output = self.capsys.readouterr().out.splitlines()
 
     def was_printed(self, line: str) -> bool:
@@ -193,13 +194,6 @@ def first_combination(words: list[str]) -> list[str]:
         return words
     words = [word for word in words if word != "-m" and not word.startswith("hydra/launcher=")]
     return [re.sub(r"^([\w.]+=[^\[{,]+),.*", r"\1", word) for word in words]
-
-
-def exit_code(words: list[str]) -> int:
-    try:
-        return main(words)
-    except SystemExit as leave:  # Hydra leaves this way after --help
-        return int(leave.code or 0)
 
 
 def split_values(line: str) -> tuple[str, list[float]]:
@@ -249,14 +243,12 @@ OTHERS = {
 """Other programs, and how their words are checked."""
 
 
-@pytest.fixture(scope="module")
-def known():
-    """Estimates that were made before: pages need the same ones again and again."""
-    return {}
+TRACES: dict[str, Any] = {}
+"""Traces that were made before: pages need the same ones again and again."""
 
 
 @pytest.fixture
-def reader(small, known, tmp_path, monkeypatch, decathlon_folder, plans, capsys):  # noqa: F811
+def reader(small, tmp_path, monkeypatch, decathlon_folder, plans, capsys):  # noqa: F811
     """A reader in a folder with the hippocampus in data/, in two layouts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -271,9 +263,9 @@ def reader(small, known, tmp_path, monkeypatch, decathlon_folder, plans, capsys)
 
     def trace_once(step, precision, **options):
         key = f"{step} {precision} {options}"
-        if key not in known:
-            known[key] = trace(step, precision, **options)
-        return known[key]
+        if key not in TRACES:
+            TRACES[key] = trace(step, precision, **options)
+        return TRACES[key]
 
     monkeypatch.setattr(estimate, "trace_step", trace_once)
     # Figures take a seventh of the time, savings several estimates; no page quotes them.

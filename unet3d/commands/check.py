@@ -72,27 +72,25 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 def format_check_report(report: DatasetCheckResult) -> str:
     """Return the findings by case, those of many cases as one, a summary, and hints."""
-    equal, by_case = defaultdict(list), defaultdict(list)
+    equal, by_case, common = defaultdict(list), defaultdict(list), []
     for finding in sorted(report.findings, key=lambda finding: finding.case or ""):
         equal[finding.message, finding.advice].append(finding)
-    common = [group for group in equal.values() if len(group) >= MIN_EQUAL]
     for group in equal.values():
-        for finding in () if len(group) >= MIN_EQUAL else group:
-            by_case[finding.case].append(finding)
-    blocks = [
-        format_findings(case, by_case[case], report.root) for case in sorted(by_case, key=str)
-    ]
-    for group in common:
-        cases = list(dict.fromkeys(finding.case for finding in group if finding.case))
-        names = f"{pluralize(len(cases), 'case')}: {join_first(cases)}" if cases else None
-        blocks.append(format_findings(names, group[:1], report.root, more=len(group) - 1))
+        if len(group) < MIN_EQUAL:
+            for finding in group:
+                by_case[finding.case].append(finding)
+            continue
+        names = list(dict.fromkeys(finding.case for finding in group if finding.case))
+        head = f"{pluralize(len(names), 'case')}: {join_first(names)}" if names else None
+        common.append(format_findings(head, group[:1], report.root, more=len(group) - 1))
+    blocks = [format_findings(c, by_case[c], report.root) for c in sorted(by_case, key=str)]
     findings = count_findings(report.findings) if report.findings else "no errors"
     cases = describe_groups([case.name for case in report.cases], report.groups)
     summary = [f"{cases}, {findings}", escape_unprintable(report.summary)]
     for hint in report.hints:
         message, advice = map(escape_unprintable, (hint.message, hint.advice))
         summary.append(f"hint: {message}\n    -> {advice}")
-    return "\n".join([*blocks, *summary])
+    return "\n".join([*blocks, *common, *summary])
 
 
 def format_findings(
@@ -136,13 +134,12 @@ def check_dataset(
     findings = [*layout.find_problems(), *findings]
     headers = read_image_headers(cases)
     findings += find_assumptions(headers.values(), len(cases))
-    hints = []
     if rule.note is not None:
-        hints.append((rule.note, "set data.splits or data.group_by to choose the folds"))
+        advice = "set data.splits or data.group_by to choose the folds"
+        findings.append(Finding(None, None, rule.note, advice, is_hint=True))
     if likely := rule.likely_groups:
         advice = f"set {likely.option} to keep the scans of a patient in one fold"
-        hints.append((likely.message, advice))
-    findings += [Finding(None, None, *hint, is_hint=True) for hint in hints]
+        findings.append(Finding(None, None, likely.message, advice, is_hint=True))
     if dataset.annotations is not None:
         findings += dataset.annotations.find_unmatched_patterns(case.name for case in cases)
     if read_voxels:

@@ -58,8 +58,7 @@ class ShardResult:
     num_tasks: int
     num_skipped: int  # scans that had an output
     num_different: int  # scans that differ from the training data
-    failures: list[str]
-    exit_codes: set[int]  # of the failures
+    failures: dict[str, int]  # lines about scans, with the exit codes of their errors
     seconds: float  # without loading the networks
 
 
@@ -74,7 +73,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         results = [predict(settings, (0, 1), settings.memory_bytes)]
     if num_skipped := sum(result.num_skipped for result in results):
         print(f"{num_skipped} already segmented, skipped (overwrite=true segments them again)")
-    failures = [failure for result in results for failure in result.failures]
+    failures = {line: code for r in results for line, code in r.failures.items()}
     num_tasks = sum(result.num_tasks for result in results)
     seconds = max(result.seconds for result in results) / max(1, num_tasks)
     summary = f"{num_tasks - len(failures)} of {num_tasks} scans segmented, "
@@ -84,7 +83,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     print(summary)
     if failures:
         print(f"{len(failures)} failed:", *failures, sep="\n  ", file=sys.stderr)
-    if any(3 in result.exit_codes for result in results):
+    if 3 in failures.values():
         return 3
     return 1 if failures else 0
 
@@ -116,8 +115,7 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
             print(f"warning: {ignored}", file=sys.stderr, flush=True)
     if notice is not None:
         print(notice, flush=True)
-    failures: list[str] = []
-    exit_codes: set[int] = set()
+    failures: dict[str, int] = {}
     num_different, start = 0, time.perf_counter()
 
     def compute(prepared: PreparedScan) -> Callable[[], None]:
@@ -146,14 +144,13 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
     ):
         if settings.debug:
             traceback.print_exception(error)
-        exit_codes.add(get_exit_code(error))
-        failures.append(f"{task.scan.name}: {summarize_error(error)}")
-        print(f"unet3d: {failures[-1]}", file=sys.stderr, flush=True)
+        line = f"{task.scan.name}: {summarize_error(error)}"
+        failures[line] = get_exit_code(error)
+        print(f"unet3d: {line}", file=sys.stderr, flush=True)
     return ShardResult(
         num_tasks=len(pending),
         num_skipped=len(tasks) - len(pending),
         num_different=num_different,
         failures=failures,
-        exit_codes=exit_codes,
         seconds=time.perf_counter() - start,
     )

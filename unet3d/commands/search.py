@@ -18,7 +18,7 @@ import yaml
 from unet3d.commands.compare import print_sweep_summary
 from unet3d.commands.train import train
 from unet3d.config.compose import ComposedConfig, compose_config, format_overrides, to_yaml_literal
-from unet3d.config.fields import integer, is_number, number, read, read_settings
+from unet3d.config.fields import integer, number, read, read_settings
 from unet3d.errors import (
     DoesNotFitError,
     RunError,
@@ -43,29 +43,11 @@ OWN_KEYS = "space trials startup budget_gib monitor mode prune prune_after".spli
 
 
 @dataclass(frozen=True, kw_only=True)
-class Range:
-    """Numbers from `low` to `high`; ints if both are."""
-
-    low: float
-    high: float
-    log: bool = False
-    step: float | None = None
-
-    @property
-    def is_integer(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
-
-Dimension = Range | tuple[str, ...]
-"""A range of numbers, or values as the command line has them."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SearchConfig:
     """What to vary, and how long to search."""
 
     overrides: tuple[str, ...]  # of every trial
-    space: Mapping[str, Dimension]  # by key
+    space: Mapping[str, Any]  # by key: a distribution of Optuna
     trials: Annotated[int, integer(">= 1")]
     startup: Annotated[int, integer(">= 1")]
     budget_gib: Annotated[float | None, number("above 0")]
@@ -80,11 +62,6 @@ class SearchConfig:
         """Return what chooses the best of several values."""
         return max if self.mode == "max" else min
 
-    @property
-    def first_values(self) -> dict[str, Any]:
-        """Return the first value of each key, or the lowest of its range."""
-        return {k: d.low if isinstance(d, Range) else d[0] for k, d in self.space.items()}
-
     def make_trial(self, values: Mapping[str, Any]) -> TrainConfig:
         """Return the settings of a trial with these values, which goes on where it was stopped."""
         own = [f"{key}={value}" for key, value in values.items()]
@@ -93,7 +70,7 @@ class SearchConfig:
 
 
 def read_config(composed: ComposedConfig) -> SearchConfig:
-    """Check and parse the config of `unet3d search`."""
+    """Read the config, and refuse what no trial could train with or log."""
     config = composed.config
     training = read_training(composed)
     if training.trainer.several_processes:
@@ -104,50 +81,60 @@ def read_config(composed: ComposedConfig) -> SearchConfig:
         raise UsageError("search goes on by itself: remove resume=")
     words = composed.composition.overrides
     overrides = tuple(w for w in words if re.split("[.=]", w.lstrip("+~"))[0] not in OWN_KEYS)
-    space = _parse_space(read(config, "space"))
+    space = read_space(read(config, "space"))
     settings = read_settings(
         SearchConfig, config, overrides=overrides, space=space, seed=training.seed
     )
-    for key, values in settings.space.items():  # what no run takes is refused before the first
-        for value in (values.low,) if isinstance(values, Range) else values:
-            settings.make_trial({**settings.first_values, key: value})
+    # The lowest number of a range stands for all of them.
+    choices = {key: getattr(d, "choices", None) or (d.low,) for key, d in space.items()}
+    first = {key: values[0] for key, values in choices.items()}
+    check_search_monitor(settings.make_trial(first), settings.monitor)
+    for key, values in choices.items():
+        for value in values[1:]:
+            settings.make_trial(first | {key: value})
     return settings
 
 
-def _parse_space(value: Any) -> dict[str, Dimension]:
-    if isinstance(value, str):
-        if not Path(value).is_file():
-            raise UsageError(f"space: no file {Path(value).absolute()}")
-        value = yaml.safe_load(Path(value).read_text("utf-8"))
-    if not isinstance(value, dict) or not value:
+def read_space(space: Any) -> dict[str, Any]:
+    """Return a distribution of Optuna for each key."""
+    if isinstance(space, str):
+        if not Path(space).is_file():
+            raise UsageError(f"space: no file {Path(space).absolute()}")
+        space = yaml.safe_load(Path(space).read_text("utf-8"))
+    if not isinstance(space, dict) or not space:
         raise UsageError(
             "space must be keys with what to try, as in space={pool:[max,median]}, or a file of "
-            f"these, got {value!r}"
+            f"these, got {space!r}"
         )
-    return {str(key): _parse_dimension(f"space.{key}", given) for key, given in value.items()}
+    distributions = {}
+    for key, values in space.items():
+        try:
+            distributions[str(key)] = make_distribution(values)
+        except UsageError:  # Optuna is missing
+            raise
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"space.{key} must be a list of values, or {{low: NUMBER, high: NUMBER}} with "
+                f"log: true or step: NUMBER, got {values!r}: {summarize_error(error)}"
+            ) from error
+    return distributions
 
 
-def _parse_dimension(key: str, given: Any) -> Dimension:
-    if isinstance(given, list) and len(given) > 1:
-        return tuple(map(to_yaml_literal, given))
-    defaults: dict[str, Any] = {"low": None, "high": None, "log": False, "step": None}
-    if isinstance(given, dict) and given.keys() <= defaults.keys():
-        low, high, log, step = (defaults | given).values()
-        if is_number(low) and is_number(high) and low < high and isinstance(log, bool):
-            whole = isinstance(low, int) and isinstance(high, int)
-            has_step = is_number(step) and step > 0 and (isinstance(step, int) or not whole)
-            if (low > 0 or not log) if step is None else has_step and not log:
-                return Range(**given)
-    raise UsageError(
-        f"{key} must be a list of two values or more, or {{low: NUMBER, high: NUMBER}} with "
-        f"low < high and log: true (above 0) or step: NUMBER, got {given!r}"
-    )
+def make_distribution(values: Any) -> Any:
+    """Return Optuna's distribution of the values of a list, or of the numbers of a range."""
+    with explain_missing_packages("search", "optuna"):
+        from optuna import distributions
+    if isinstance(values, list):
+        return distributions.CategoricalDistribution(tuple(map(to_yaml_literal, values)))
+    is_integer = isinstance(values["low"], int) and isinstance(values["high"], int)
+    if is_integer:
+        return distributions.IntDistribution(**values)
+    return distributions.FloatDistribution(**values)
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train trial after trial, print and write what they reached, and compare their runs."""
     settings, composition = read_config(composed), composed.composition
-    check_search_monitor(settings.make_trial(settings.first_values), settings.monitor)
     # A search goes on with what its folder holds.
     with open_run_folder(folder, resume="auto", composition=composition, log=print) as locked:
         if any(any(locked.glob(name)) for name in TRAINING_MARKERS):
@@ -175,14 +162,13 @@ def run_trials(settings: SearchConfig, folder: Path) -> list[dict[str, Any]]:
         from optuna.trial import TrialState
 
         while (trial := get_next_trial(study, settings)) is not None:
-            values = draw_values(trial, settings)
+            # As study.ask(space) does; a trial that was interrupted has its values already.
+            values = {key: trial._suggest(key, d) for key, d in settings.space.items()}
             print(f"\ntrial {trial.number}: {format_overrides(values)}")
             state = run_trial(study, trial, settings, values, folder / f"trial-{trial.number:03d}")
-            value = settings.choose(get_results(study, trial).values(), default=None)
-            if state == "COMPLETE" and value is not None:
-                study.tell(trial, value)
-            else:  # no validation, no value
-                study.tell(trial, state=TrialState["PRUNED" if state == "PRUNED" else "FAIL"])
+            results = get_results(study, trial).values()
+            value = settings.choose(results) if state == "COMPLETE" else None
+            study.tell(trial, value, state=TrialState[state])
             trials = list_trials(study)
             if len(trials) > 2 and all(t["state"] == "fail" for t in trials):
                 raise UsageError(f"the first {len(trials)} trials failed: {trials[-1]['error']}")
@@ -211,6 +197,8 @@ def run_trial(
         callback = TrialReport(report, monitor=settings.monitor)
         with SignalListener().listening() as signals:
             train(run_settings, folder, signals, callbacks=[callback], log=print)
+        if not get_results(study, trial):
+            raise RunError("the run ended before a validation that has a value")
     except PrunedTrialError:
         print(f"pruned after {pluralize(len(get_results(study, trial)), 'validation')}")
         return "PRUNED"
@@ -232,8 +220,8 @@ def estimate_run_bytes(step: StepConfig) -> int:
 @contextmanager
 def open_study(settings: SearchConfig, folder: Path) -> Generator[Any]:
     """Open the study of a folder, or begin it; refuse to go on with another search."""
-    with explain_missing_packages("search", "optuna"):
-        import optuna
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'search.db'}")
@@ -248,7 +236,7 @@ def open_study(settings: SearchConfig, folder: Path) -> Generator[Any]:
             ),
         )
         fixed = {
-            "space": {key: str(dimension) for key, dimension in settings.space.items()},
+            "space": {key: str(distribution) for key, distribution in settings.space.items()},
             "overrides": list(settings.overrides),
             "monitor": settings.monitor,
             "mode": settings.mode,
@@ -279,19 +267,6 @@ def get_next_trial(study: Any, settings: SearchConfig) -> Any | None:
     if running:
         return optuna.trial.Trial(study, running[0]._trial_id)
     return study.ask() if len(trials) < settings.trials else None
-
-
-def draw_values(trial: Any, settings: SearchConfig) -> dict[str, Any]:
-    """Return the value of each key in a trial."""
-    values: dict[str, Any] = {}
-    for key, dimension in settings.space.items():
-        if not isinstance(dimension, Range):
-            values[key] = trial.suggest_categorical(key, dimension)
-            continue
-        suggest = trial.suggest_int if dimension.is_integer else trial.suggest_float
-        step = dimension.step or (1 if dimension.is_integer else None)
-        values[key] = suggest(key, dimension.low, dimension.high, log=dimension.log, step=step)
-    return values
 
 
 def get_results(study: Any, trial: Any) -> dict[int, float]:

@@ -32,10 +32,6 @@ from unet3d.planning.suggest import (
 from unet3d.text import GIB, format_columns
 from unet3d.training.config import TrainConfig, read_training
 
-PRECISIONS = list_of(PRECISION, f"a list of {PRECISION.words}")
-STRATEGIES = list_of(
-    one_of(list_options("checkpointing")), f"a list of {', '.join(list_options('checkpointing'))}"
-)
 PATCHES = one_or_list_of(number("above 0", "<= 4"), "fractions of data.patch_size in 0..4")
 
 
@@ -45,8 +41,10 @@ class SuggestConfig:
 
     training: TrainConfig
     budget_gib: Annotated[float | None, BUDGET]  # None: the memory of this machine's GPU
-    precisions: Annotated[tuple[str, ...], PRECISIONS]
-    strategies: Annotated[tuple[str, ...] | None, STRATEGIES]  # None: all of the network's
+    precisions: Annotated[tuple[str, ...], list_of(PRECISION)]
+    strategies: Annotated[  # None: all of the network's
+        tuple[str, ...] | None, list_of(one_of(list_options("checkpointing")))
+    ]
     patches: Annotated[tuple[float, ...], PATCHES]
     top: Annotated[int, integer(">= 1")]
     format: Literal["table", "json"]

@@ -16,7 +16,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from unet3d.types import find_precision
 
 Config = DictConfig
-"""A composed config, for who passes it on."""
+"""The type of a composed config, for modules that pass it on."""
 
 PATH_KEYS = (
     *("data.root", "data.cache", "data.splits", "data.group_by"),
@@ -35,7 +35,7 @@ PLAIN_PATH = re.compile(r"(\.{0,2}/|[A-Za-z_])[\w./-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """How the user arrived at a config."""
+    """How a config was composed: the command, its options and its overrides."""
 
     command: str
     choices: Mapping[str, str]  # the selected option of each group
@@ -56,8 +56,8 @@ class Composition:
         >>> print(Composition(command="train", choices={}, overrides=words).format_command("c=d"))
         unet3d train 'a=[1,2]' data.root=x/y 'b='"'"'1'"'"'' c=d
         """
-        own = [word for word in self.overrides if not word.startswith("hydra.")]
-        return shlex.join(["unet3d", self.command, *own, *more])
+        words = [word for word in self.overrides if not word.startswith("hydra.")]
+        return shlex.join(["unet3d", self.command, *words, *more])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,13 +140,14 @@ def word_or(word: str | bool | None, kind: Kind, stored: Any = None) -> Kind:
     )
 
 
-def list_of(kind: Kind, words: str, length: int | None = None) -> Kind:
+def list_of(kind: Kind, words: str = "", length: int | None = None) -> Kind:
     """Return lists of `length` values, or of one or more; they are stored as tuples."""
 
     def accepts(value: Any) -> bool:
         has_length = isinstance(value, list) and len(value) == (length or len(value) or 1)
         return has_length and all(map(kind.accepts, value))
 
+    words = words or f"a list of {kind.words}"
     return Kind(words, accepts, lambda value: tuple(map(kind.convert, value)))
 
 
@@ -217,7 +218,6 @@ NAMES = Kind(
     lambda value: isinstance(value, list) and all(map(is_text, value)),
     lambda value: tuple(map(str, value)),
 )
-SHAPE = list_of(integer(">= 1"), "three ints >= 1", length=3)
 LABEL = Kind("a label", lambda value: type(value) is int)
 REGIONS = mapping_of(one_or_list_of(LABEL), "names with their labels, as in {whole:[1,2],core:[2]}")
 PATTERNS = mapping_of(one_or_list_of(TEXT), "patterns of case names")
@@ -248,6 +248,6 @@ KINDS: dict[Any, Kind] = {
     Path: PATH,
     tuple[Path, ...]: PATHS,
     tuple[str, ...]: NAMES,
-    Triple: SHAPE,
+    Triple: list_of(integer(">= 1"), "three ints >= 1", length=3),
 }
 """What fields of these types are without a range."""

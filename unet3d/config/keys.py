@@ -6,7 +6,7 @@ Keys that nothing reads, values of the wrong type and missing values are refused
 import re
 import shutil
 import textwrap
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,9 +52,6 @@ YAML files in ./conf/GROUP/ add options to that group"""
 
 POSITIONAL = {"compare": ["RUN ..."], "view": ["IMAGE [LABELS ...]"]}
 """The words without a key that a command takes."""
-
-READS = {"check": ("data", "experiment", "debug")}
-"""The config groups and keys of train that a command reads, if it does not read all."""
 
 INTERNAL_KEYS = ("_target_", "_partial_")
 """Keys that select code: for authors of options, not for their users."""
@@ -144,9 +141,10 @@ def compose_api_config(
 
 
 def check_config(composed: ComposedConfig, user_dirs: Sequence[Path]) -> None:
-    """Refuse unknown keys, arguments of a `_target_` of another type than their defaults, and gaps.
+    """Refuse unknown and missing keys, and arguments of another type than their default.
 
-    It does not matter where they were written. Whoever reads a value of a command checks it.
+    They may come from the command line or from any file. Other values are checked where they are
+    read.
     """
     known = collect_keys(composed.composition, [get_config_dir(), *user_dirs])
     defaults = {key: value for key, (value, _) in known.items()}
@@ -175,8 +173,7 @@ def check_missing_keys(composed: ComposedConfig, known: Mapping[str, KnownKey]) 
     keys = [f"{p}{k}" for p, node in nodes.items() for k in node if OmegaConf.is_missing(node, k)]
     if not keys:
         return
-    names = " and ".join(filter(None, [", ".join(keys[:-1]), keys[-1]]))
-    message = f"{names} must be given: {' '.join(f'{key}=...' for key in keys)}"
+    message = f"{', '.join(keys)} must be given: {' '.join(f'{key}=...' for key in keys)}"
     if len(keys) == 1 and keys[0] in known:
         message += f" ({known[keys[0]].comment})"
     raise UsageError(message)
@@ -269,7 +266,7 @@ def collect_values(config: DictConfig | dict[str, Any], prefix: str = "") -> dic
 
 
 def name_kind(value: Any) -> str:
-    """Say which values are of the kind of this one."""
+    """Describe the type of a value, as in `text`."""
     return KINDS.get(type(value), "a number")
 
 
@@ -298,24 +295,24 @@ def list_option_help(
         yield f"{star} {group}={name}", first.lstrip("# ") if first.startswith("#") else ""
 
 
-def list_key_values(config: DictConfig) -> dict[str, str]:
-    """Return values as a command line has them by dotted key; those that follow a key are left out.
+def list_key_values(config: DictConfig) -> list[tuple[str, str]]:
+    """Return keys with values as a command line has them; those that follow a key are left out.
 
     >>> list_key_values(OmegaConf.create({"a": {"b": [1, None], "c": "???", "_target_": "x"}}))
-    {'a.b': '[1,null]', 'a.c': '...'}
+    [('a.b', '[1,null]'), ('a.c', '...')]
     """
     plain: Any = OmegaConf.to_container(config)
-    return {
-        key: "..." if value == "???" else to_yaml_literal(value)
+    return [
+        (key, "..." if value == "???" else to_yaml_literal(value))
         for key, value in flatten_keys(plain)
         if key.rpartition(".")[2] not in INTERNAL_KEYS and not str(value).startswith("${")
-    }
+    ]
 
 
 def format_command_help(
     command: str, about: str, overrides: Sequence[str], user_dirs: Sequence[Path]
 ) -> str:
-    """Return the command's own keys, then what it takes of train, as these overrides make them."""
+    """Return the command's keys, and train's options, as these overrides make them."""
     composed = compose_config(overrides, command, user_dirs)
     config_dirs = [get_config_dir(), *user_dirs]
     known, groups = collect_keys(composed.composition, config_dirs), list_config_groups()
@@ -323,29 +320,19 @@ def format_command_help(
     own = yaml.safe_load((get_config_dir() / f"{command}.yaml").read_text("utf-8"))
     width = min(shutil.get_terminal_size((100, 0)).columns, 120)
 
-    def format_options(names: Sequence[str]) -> str:
-        rows = [row for name in names for row in list_option_help(name, choices[name], config_dirs)]
-        return "config groups: group=option (* = selected)\n" + wrap_two_columns(rows, width)
-
-    def format_keys(names: Container[str], heading: str) -> str:
-        values = list_key_values(composed.config).items()
-        keys = [(key, value) for key, value in values if key.split(".")[0] in names]
-        keys.sort(key=lambda pair: (pair[1] != "...", pair[0].split(".")[0] not in own))
-        rows = [(f"{k}={v}", known[k].comment if k in known else "") for k, v in keys]
-        return f"{heading}\n{wrap_two_columns(rows, width)}"
-
     required = [f"{key}=..." for key, value in own.items() if value == "???"]
     words = ["usage: unet3d", command, *POSITIONAL.get(command, required), "[key=value ...]"]
-    parts, heading = [" ".join(words), about], "keys: key=value (... = required)"
+    shown = composed.config if command == "train" else own
+    keys = [pair for pair in list_key_values(composed.config) if pair[0].split(".")[0] in shown]
+    keys.sort(key=lambda pair: (pair[1] != "...", pair[0].split(".")[0] not in own))
+    rows = [(f"{k}={v}", known[k].comment if k in known else "") for k, v in keys]
+    key_table = f"keys: key=value (... = required)\n{wrap_two_columns(rows, width)}"
     if command == "train":
-        parts += [format_options(list(choices)), format_keys(composed.config, heading)]
-        return "\n\n".join([*parts, f"{RUN_FOOTER}\n{FOOTER}"])
-    parts.append(format_keys([*own], heading))
-    if command in READS:
-        read = READS[command]
-        parts.append(format_options([name for name in choices if name in read]))
-        parts.append(format_keys(read, "keys of unet3d train that it reads (... = required)"))
-    elif "train" in own["defaults"]:
+        rows = [row for g, o in choices.items() for row in list_option_help(g, o, config_dirs)]
+        options = f"config groups: group=option (* = selected)\n{wrap_two_columns(rows, width)}"
+        return "\n\n".join([" ".join(words), about, options, key_table, f"{RUN_FOOTER}\n{FOOTER}"])
+    parts = [" ".join(words), about, key_table]
+    if "train" in own["defaults"]:
         selected = " ".join(f"{group}={option}" for group, option in choices.items())
         parts.append(
             "every option and key of unet3d train is accepted, too (unet3d train --help)\n"

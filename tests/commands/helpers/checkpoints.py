@@ -13,7 +13,7 @@ from unet3d.training.config import read_training
 def checkpoints(folder: Path, words: Sequence[str]) -> Callable[..., Path]:
     """Return a function that makes one by name, once; `metadata` replaces parts of its metadata."""
 
-    def made(name: str, *overrides: str, **metadata) -> Path:
+    def make_checkpoint(name: str, *overrides: str, **metadata) -> Path:
         path = folder / name / "checkpoints" / "last.ckpt"
         if not path.exists():
             path.parent.mkdir(parents=True)
@@ -29,4 +29,4 @@ def checkpoints(folder: Path, words: Sequence[str]) -> Callable[..., Path]:
             torch.save(content, path)
         return path
 
-    return made
+    return make_checkpoint

@@ -13,11 +13,8 @@ REQUIRED = {
     "predict": ("checkpoint=a.ckpt", "input=scans", "output=labels"),
     "evaluate": ("predictions=p", "references=r", "output=scores"),
     "export": ("checkpoint=a.ckpt", "output=a.onnx"),
-    "compare": ("runs=[.]",),
-    "download": ("task=Task04_Hippocampus",),
     "plan": ("budget_gib=8",),
     "suggest": ("budget_gib=8",),
-    "search": ("space={pool:[max,median]}",),
 }
 """Overrides for the keys that a command cannot do without."""
 
