@@ -10,8 +10,8 @@ from unet3d.config.instantiate import Factory
 from unet3d.data.dataset import build_layout, get_network_sizes, resolve_dataset
 from unet3d.errors import UsageError
 from unet3d.machine import Precision
+from unet3d.memory.fake_tensors import SmallRangeMode
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.trace import SmallRangeMode
 from unet3d.model.build import build_bound_network, freeze_parts
 from unet3d.types import HasHeads
 
