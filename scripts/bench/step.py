@@ -140,14 +140,9 @@ def build_step(
         loss=DiceCE().to(device),
         optimizer=optimizer,
         inference=SlidingWindow([16, 16, 16]),
-        patch_size=size,
-        volume_size=[16, 16, 16],
-        batch_size=batch,
-        channels=1,
-        micro_batches=1,
-        clip_norm=None,
+        batch_shape=(batch, 1, *size),
+        volume_shape=(1, 1, 16, 16, 16),
         autocast=AUTOCAST_TYPES.get(precision),
-        dtype=torch.float32,
         device=device,
     )
 

@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from unet3d.custom_ops import OPERATORS
-from unet3d.memory.estimate import Step, run_as_on_gpu, simulate_cuda_step
+from unet3d.memory.estimate import Step
+from unet3d.memory.fake_tensors import run_as_on_gpu, simulate_cuda_step
 from unet3d.triton_kernels import collect_launches
 
 FREE = frozenset(

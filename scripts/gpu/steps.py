@@ -23,11 +23,11 @@ from unet3d.config.compose import compose_config
 from unet3d.machine import CUDA_CONTEXT_BYTES, resolve_precision
 from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate, search_largest_batch
 from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_memory
-from unet3d.memory.step.measure import measure_phases
 from unet3d.memory.step.training_step import (
     NullListener,
     TrainingStep,
     make_step_factory,
+    measure_phases,
 )
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB

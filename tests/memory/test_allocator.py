@@ -58,17 +58,6 @@ def test_expandable_segments_split_off_every_rest():
     assert allocator.allocate(2, int(11.5 * MIB)) == 11.5 * MIB
 
 
-def test_blocks_above_the_limit_are_not_split_and_not_given_to_smaller_requests():
-    allocator = allocate_in("max_split_size_mb:64", 100)
-    allocator.free(0)
-    allocator.allocate(1, 50 * MIB)
-    assert allocator.reserved == 150 * MIB
-    assert allocator.allocate(2, 81 * MIB) == 100 * MIB
-    allocator.free(2)
-    allocator.allocate(3, 80 * MIB)  # would leave 20 MiB unused
-    assert allocator.reserved == 230 * MIB
-
-
 def test_graphs_allocate_from_a_pool_of_their_own_after_free_segments_are_released():
     sizes = [30 * MIB, 40 * MIB, 40 * MIB]
     events = [1, 2, -2, 3, -3, -1]
@@ -89,4 +78,5 @@ def test_a_replay_has_the_options_of_the_environment(variable, monkeypatch):
 
 def test_other_options_are_warned_of(caplog):
     parse_allocator_settings("max_split_size_mb:64,roundup_power2_divisions:[64:2,>:1]")
+    assert "does not follow max_split_size_mb:64" in caplog.text
     assert "does not follow roundup_power2_divisions:[64:2,>:1]" in caplog.text

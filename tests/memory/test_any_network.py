@@ -13,10 +13,10 @@ from tests.memory.helpers.oracle import measure
 from unet3d.errors import UsageError
 from unet3d.memory.any_network import ModelStep, sum_means
 
-CUBE = (1, 1, 32, 32, 32)
+CUBE = (1, 1, 16, 16, 16)
 
 
-def make_plain(conv=nn.Conv3d, norm=nn.InstanceNorm3d, *, residual=False, deep=False):
+def make_nnunet(conv, norm, *, residual=False, deep=False):
     from dynamic_network_architectures.architectures import unet
 
     make = unet.ResidualEncoderUNet if residual else unet.PlainConvUNet
@@ -39,8 +39,14 @@ def make_wolny(name):
 
 
 NETWORKS = {
-    "nnU-Net plain, 2D": (lambda: make_plain(nn.Conv2d, nn.InstanceNorm2d), (2, 1, 64, 64)),
-    "nnU-Net residual, deep supervision": (lambda: make_plain(residual=True, deep=True), CUBE),
+    "nnU-Net plain, 2D": (
+        lambda: make_nnunet(nn.Conv2d, nn.InstanceNorm2d),
+        (2, 1, 64, 64),
+    ),
+    "nnU-Net residual, deep supervision": (
+        lambda: make_nnunet(nn.Conv3d, nn.InstanceNorm3d, residual=True, deep=True),
+        CUBE,
+    ),
     "pytorch-3dunet UNet3D": (lambda: make_wolny("UNet3D"), CUBE),
     "pytorch-3dunet ResidualUNetSE3D": (lambda: make_wolny("ResidualUNetSE3D"), CUBE),
 }
@@ -99,5 +105,5 @@ def test_an_attribute_blocks_of_another_network_is_not_called():
     network = nn.Sequential(nn.Conv3d(1, 2, 1))
     network.blocks = nn.Sequential(nn.Identity())
     estimate = unet3d.estimate_memory(network, CUBE, device="cpu")
-    assert estimate.peak > 32**3 * 4
+    assert estimate.peak > 16**3 * 4
     assert estimate.details.levels == {}

@@ -17,7 +17,7 @@ from unet3d.memory.cuda_libraries import (
     assume_cudnn,
     get_cublas_bytes,
 )
-from unet3d.memory.estimate import simulate_cuda_step
+from unet3d.memory.fake_tensors import simulate_cuda_step
 from unet3d.memory.trace import Trace
 from unet3d.text import GIB, MIB
 
@@ -193,8 +193,8 @@ def test_large_samples_need_a_new_cudnn():
 
 
 def test_the_command_estimates_for_the_cudnn_that_is_asked_for(capsys):
-    words = ["memory", "checkpointing=none", "data.patch_size=[16,16,16]", "precision=16"]
+    words = ["model=naive_small", "model.encoder=[4,8,8]", "model.decoder=[8,4]", "precision=16"]
     for version, has_columns in (("9.10.2", True), ("9.15.1", False)):
-        assert main([*words, "model.depth=2", f"cudnn={version}"]) == 0
+        assert main(["memory", *words, "checkpointing=blocks", f"cudnn={version}"]) == 0
         shown = capsys.readouterr().out
         assert ("torch computes some convolutions without cuDNN" in shown) is has_columns

@@ -1,15 +1,16 @@
 """What an estimate says of a step, and `unet3d memory`."""
 
+import gc
 import json
 
 import pytest
 import torch
 
 from unet3d.__main__ import main
+from unet3d.commands.memory import list_changes
 from unet3d.config.compose import compose_config
-from unet3d.memory.from_config import estimate_memory, estimate_with_savings
-from unet3d.memory.plots import compute_kinds_over_time, plot_layers
-from unet3d.memory.tables import format_measured
+from unet3d.memory.from_config import estimate_memory, estimate_with_savings, measure_step
+from unet3d.memory.report import compute_kinds_over_time, format_measured, plot_layers
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB
 from unet3d.training.config import read_training
@@ -52,7 +53,7 @@ def test_gradients_are_freed_before_the_next_forward(composed):
 
 
 def test_savings_are_ranked_by_size(composed):
-    words = ["data.patch_size=[64,64,64]", "model.width=32", "model.depth=2"]
+    words = ["data.patch_size=[32,32,32]", "model.width=32", "model.depth=2"]
     request = composed("trainer.accelerator=auto", *words)
     estimate, savings = estimate_with_savings(request.step)
     assert estimate.peak == estimate_memory(request.step).peak
@@ -98,15 +99,27 @@ def test_a_view_is_printed_or_drawn(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("vary", "values"),
     [
-        *(("resolution", 5), ("batch", 6), ("channels", 5), ("precision", 5)),
-        *(("padding", 10), ("kernel", 13)),  # with 10 single convolutions
+        ("resolution", [(8, 8, 8)] * 2 + [(16, 16, 16)] * 3),
+        ("batch", [1, 2, 3, 4, 6, 8]),
+        ("kernel", [1, 3, 5]),
+        ("padding", []),
+        ("channels", [1, 2, 4, 6, 8]),
+        ("precision", ["32", "16", "bf16", "16-true", "bf16-true"]),
     ],
 )
-def test_a_varied_setting_has_a_row_for_each_of_its_values(vary, values, capsys):
-    assert main(["memory", *SMALL, f"vary={vary}", "format=json"]) == 0
+def test_a_setting_varies_over_its_usual_values(vary, values, composed):
+    changes = list_changes(composed(*SMALL).step, vary)
+    assert [value for change in changes for value in change.values()] == values
+
+
+def test_other_kernels_are_also_estimated_in_single_convolutions(capsys):
+    assert main(["memory", *SMALL, "vary=kernel", "format=json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == values
-    assert len({row["peak_allocated_bytes"] for row in rows}) >= 2
+    peaks = {row["value"]: row["peak_allocated_bytes"] for row in rows}
+    assert len(peaks) == 13
+    assert peaks["model.kernel_size=1"] < peaks["model.kernel_size=5"]
+    small, large = (f"Conv3d(16, 32, 3, padding=1) at {size}^3" for size in (16, 32))
+    assert peaks[small] < peaks[large]
 
 
 def test_variants_are_drawn(tmp_path):
@@ -133,6 +146,16 @@ def test_only_a_gpu_can_be_measured(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["memory", "vary=batch", "measure=true"]) == 2
     assert "needs a GPU" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_the_estimate_is_near_the_measurement_on_a_gpu(composed):
+    step = composed("trainer.accelerator=gpu", "data.patch_size=[64,64,64]").step
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    measured = max(record.allocated for record in measure_step(step).values())
+    assert estimate_memory(step).allocated == pytest.approx(measured - before, rel=0.05)
 
 
 @pytest.mark.parametrize("command", [["memory"], ["suggest", "budget_gib=8"]])

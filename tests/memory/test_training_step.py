@@ -6,7 +6,6 @@ import torch
 from unet3d.memory.from_config import estimate_memory, estimate_with_savings
 from unet3d.memory.step import training_step
 from unet3d.memory.step.training_step import REPEATING_OPTIMIZERS, TrainingStep
-from unet3d.memory.tables import get_compiled_range
 from unet3d.text import MIB
 
 SMALL = ("model.depth=2", "model.width=4")
@@ -37,7 +36,7 @@ def test_a_few_windows_of_a_volume_have_the_peak_of_all_of_them(composed, monkey
 
 def test_cuda_graphs_keep_their_batch_and_have_a_memory_pool_of_their_own(composed):
     words = (*SMALL, "data.patch_size=[64,64,64]", "precision=16", "trainer.accelerator=gpu")
-    words += ("checkpointing=none",)
+    words += ("checkpointing=none", "model.convs_per_level=1")
     eager, recorded, accumulated, several = (
         estimate_memory(composed(*words, *options).step)
         for options in (
@@ -55,16 +54,10 @@ def test_cuda_graphs_keep_their_batch_and_have_a_memory_pool_of_their_own(compos
 
 
 def test_a_compiled_step_takes_at_most_what_plain_modules_take(composed):
-    words = (*SMALL, "precision=16")
-    plain, compiled = (
-        estimate_memory(composed(*words, option).step)
-        for option in ("checkpointing=none", "compile=true")
-    )
+    words = (*SMALL, "data.patch_size=[16,16,16]", "precision=16")
+    plain = estimate_memory(composed(*words, "checkpointing=none").step)
+    compiled, savings = estimate_with_savings(composed(*words, "compile=true").step)
     assert compiled.peak == plain.peak
-    least, most = get_compiled_range(compiled)
-    assert most == compiled.peak.allocated
-    assert 0.4 * most < least < 0.5 * most
-    _, savings = estimate_with_savings(composed(*words, "compile=true").step)
     assert savings[0][0] == "compile=false"
 
 

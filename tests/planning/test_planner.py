@@ -78,9 +78,6 @@ def test_a_plan_explains_what_limits_patch_and_batch(
 NOT_MEASURED = "time not measured on this machine's CPU (1 thread): "
 
 
-NOT_MEASURED = "time not measured on this machine's CPU (1 thread): "
-
-
 @pytest.mark.parametrize(
     ("limit_seconds", "reserved", "start"),
     [
@@ -100,7 +97,7 @@ def test_a_step_is_timed_unless_it_would_take_too_long_or_does_not_fit(
 @pytest.fixture
 def network(composed):
     words = ["model.width=32", "model.depth=2", "model.convs_per_level=1"]
-    words += ["trainer.accelerator=auto", "data.patch_size=[128,128,128]"]
+    words += ["trainer.accelerator=auto", "data.patch_size=[32,32,32]"]
     return composed(*words).step
 
 

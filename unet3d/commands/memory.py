@@ -5,7 +5,8 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,23 +23,23 @@ from unet3d.memory.from_config import (
     estimate_memory,
     estimate_with_savings,
     make_figure_title,
+    measure_step,
     resolve_fused,
     scale_patch,
 )
-from unet3d.memory.plots import plot_layers, plot_timeline, plot_variants
-from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.measure import Measurement, measure_step
-from unet3d.memory.tables import (
+from unet3d.memory.report import (
     estimate_to_dict,
     format_layers,
     format_measured,
     format_peaks,
     format_variants,
-    get_compiled_range,
-    layers_to_dicts,
+    plot_layers,
+    plot_timeline,
+    plot_variants,
     summarize_compiled,
     summarize_estimate,
 )
+from unet3d.memory.step.config import StepConfig
 from unet3d.memory.trace import Trace
 from unet3d.parallel import map_in_processes
 from unet3d.peak_memory import MemoryRecord
@@ -95,22 +96,19 @@ def print_estimate(settings: MemoryConfig) -> None:
     """Print or draw one estimate."""
     step = settings.training.step
     estimate, savings = estimate_with_savings(step, settings.volume)
-    measurement = measure_step(step) if settings.measure else None
+    measured = measure_step(step) if settings.measure else None
     summary = summarize_estimate(estimate, savings)
     if step.compile:
         summary = f"{summarize_compiled(estimate)} {summary}"
     if settings.format == "table":
-        tables = format_tables(estimate, measurement, settings.view)
-        write_output(f"{tables}\n\n{summary}", settings.output)
+        tables = [(format_peaks if settings.view == "peak" else format_layers)(estimate)]
+        tables += [] if measured is None else [format_measured(estimate, measured)]
+        write_output("\n\n".join([*tables, summary]), settings.output)
         return
     if settings.format == "json":
         content = estimate_to_dict(estimate)
-        if step.compile:
-            content["compiled_range_bytes"] = get_compiled_range(estimate)
-        if measurement is not None:
-            phases = measurement.phases.items()
-            content["measured_phases"] = {name: record.known() for name, record in phases}
-            content["measured_layers"] = layers_to_dicts(measurement.layers)
+        if measured is not None:
+            content["measured_phases"] = {k: record.known() for k, record in measured.items()}
         write_output(json.dumps(content), settings.output)
     elif settings.output is not None:  # a figure
         draw = plot_timeline if settings.view == "timeline" else plot_layers
@@ -118,18 +116,6 @@ def print_estimate(settings: MemoryConfig) -> None:
         write_figure(draw(estimate, title), settings.output, dpi=110)
         print(settings.output, file=sys.stderr)
     print(summary, file=sys.stderr)
-
-
-def format_tables(estimate: MemoryEstimate, measurement: Measurement | None, view: str) -> str:
-    """Return the estimate, and below it the measurement, if any."""
-    if view == "peak":
-        tables = [format_peaks(estimate)]
-        tables += [] if measurement is None else [format_measured(estimate, measurement.phases)]
-    else:
-        tables = [format_layers(estimate.layers)]
-        if measurement is not None:
-            tables += ["measured on this GPU:", format_layers(measurement.layers)]
-    return "\n\n".join(tables)
 
 
 def print_variants(settings: MemoryConfig, vary: str) -> None:
@@ -167,7 +153,7 @@ def estimate_variants(config: StepConfig, vary: str, *, measure: bool) -> Iterat
         label = format_overrides(changes)
         try:
             changed = config.vary(changes)
-            measured = measure_step(changed).peak if measure else None
+            measured = reduce(or_, measure_step(changed).values()) if measure else None
             return label, estimate_memory(changed), measured
         except UsageError as reason:
             return label, reason, None

@@ -20,7 +20,7 @@ from unet3d.config.fields import (
 )
 from unet3d.files import write_output
 from unet3d.memory.from_config import list_strategies, scale_patch
-from unet3d.memory.tables import format_mib
+from unet3d.memory.report import format_mib
 from unet3d.planning.planner import find_batch_limit
 from unet3d.planning.suggest import (
     BUDGET,

@@ -9,6 +9,8 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,12 @@ from unet3d.machine import resolve_precision
 from unet3d.memory.estimate import estimate_step
 from unet3d.memory.from_config import list_strategies
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.measure import Measurement, measure_phases
-from unet3d.memory.step.training_step import NullListener, TrainingStep, make_step_factory
+from unet3d.memory.step.training_step import (
+    NullListener,
+    TrainingStep,
+    make_step_factory,
+    measure_phases,
+)
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB
 
@@ -128,7 +134,7 @@ def compute_gradients(config: StepConfig, dtype: torch.dtype, device: torch.devi
     step = build_step(config, device)
     model, generator = step.model.to(dtype), torch.Generator().manual_seed(1)
     shape = (2, *config.data.patch_size)
-    image = torch.randn(2, step.channels, *shape[1:], generator=generator).to(device, dtype)
+    image = torch.randn(2, step.batch_shape[1], *shape[1:], generator=generator).to(device, dtype)
     label = torch.randint(0, 2, shape, generator=generator).to(device, torch.uint8)
     step.loss(model(image), label).backward()
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
@@ -142,14 +148,14 @@ def measure_strategy(config: StepConfig, device: torch.device) -> dict[str, Any]
     estimated = estimate_step(make_step_factory(config, precision, cuda=cuda), cuda=cuda)
     free_memory()
     step = build_step(config, device)
-    measurement = Measurement(phases=measure_phases(step, device), layers=[])
+    phases = measure_phases(step, device)
     times = list(time_steps(step, device))
     return {
         "precision": precision.used,
         "estimated": estimated.peak.known(),
         "estimated_without_workspaces": estimated.without_workspaces,
-        "measured": measurement.peak.known(),
-        "measured_phases": {name: r.known() for name, r in measurement.phases.items()},
+        "measured": reduce(or_, phases.values()).known(),
+        "measured_phases": {name: r.known() for name, r in phases.items()},
         "step_seconds": statistics.median(whole for whole, _ in times),
         "host_seconds": statistics.median(host for _, host in times),
         "rounds": len(times),

@@ -13,7 +13,6 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from unet3d.text import MIB
 
@@ -22,8 +21,6 @@ SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
 OWN_SEGMENT = 10 * MIB
-MAX_UNSPLIT_REST = 20 * MIB
-"""What a block above max_split_size may be too large by."""
 EXPANDABLE_START = {True: 2**50, False: 2**51}
 """Addresses of the expandable segments of small and of other blocks."""
 
@@ -38,18 +35,16 @@ log = logging.getLogger(__name__)
 
 
 @cache
-def parse_allocator_settings(text: str) -> dict[str, Any]:
+def parse_allocator_settings(text: str) -> dict[str, bool]:
     """Parse key:value pairs between commas; warn of options that the model does not follow.
 
-    >>> parse_allocator_settings("expandable_segments:True,max_split_size_mb:128")
-    {'expandable_segments': True, 'max_split_size': 134217728}
+    >>> parse_allocator_settings("expandable_segments:True,pinned_num_register_threads:8")
+    {'expandable_segments': True}
     """
-    settings: dict[str, Any] = {}
+    settings: dict[str, bool] = {}
     for key, value in re.findall(r"([^,:\[\]]+):(\[[^\]]*\]|[^,]*)", text.replace(" ", "")):
         if key == "expandable_segments":
             settings["expandable_segments"] = value == "True"
-        elif key == "max_split_size_mb":
-            settings["max_split_size"] = int(value) * MIB
         elif not IGNORED_OPTIONS.match(key):
             log.warning("the estimate of memory does not follow %s:%s", key, value)
     return settings
@@ -67,11 +62,8 @@ def round_block_size(nbytes: int) -> int:
 class CachingAllocator:
     """Allocate and free blocks by key, and record the peaks; a block is an address and its size."""
 
-    def __init__(
-        self, *, expandable_segments: bool = False, max_split_size: int | None = None
-    ) -> None:
+    def __init__(self, *, expandable_segments: bool = False) -> None:
         self.expandable_segments = expandable_segments
-        self.max_split_size = max_split_size  # bytes; larger blocks are not split
         self.used: dict[int, tuple[int, int, bool]] = {}  # by key: address, size, whether small
         self.segments: dict[int, int] = {}  # size by address
         self.free_sizes: dict[int, int] = {}  # of free blocks, by address
@@ -91,13 +83,9 @@ class CachingAllocator:
             reserve = self._expand_segment if self.expandable_segments else self._reserve_segment
             address = reserve(size, small)
         found = self.remove_free(address, small)
-        rest, limit = found - size, self.max_split_size
-        if small or self.expandable_segments:
-            splits = rest >= UNIT
-        else:
-            splits = rest > SMALL and (limit is None or size < limit)
-        if splits:
-            self.insert_free(address + size, rest, small)
+        smallest_rest = UNIT if small or self.expandable_segments else SMALL + UNIT
+        if found - size >= smallest_rest:
+            self.insert_free(address + size, found - size, small)
             found = size
         self.used[key] = address, found, small
         self.allocated += found
@@ -149,12 +137,7 @@ class CachingAllocator:
             # The last block is larger than others: as large as its segment can become.
             is_last = sum(pool[at]) == self._get_expandable_end(small)
             at += is_last and at + 1 < len(pool)
-        limit, (found, address) = self.max_split_size, pool[at]
-        if limit is not None and (
-            found >= limit if size < limit else found >= size + MAX_UNSPLIT_REST
-        ):
-            return None
-        return address
+        return pool[at][1]
 
     def _reserve_segment(self, size: int, small: bool) -> int:
         """Add a segment of at least `size` as a free block, and return its address."""

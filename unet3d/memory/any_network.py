@@ -1,28 +1,19 @@
 """Estimate the memory of a training step of any network, without Hydra and Lightning."""
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode
 from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import UsageError
-from unet3d.machine import AUTOCAST_TYPES, CUDA_CONTEXT_BYTES
-from unet3d.memory.estimate import (
-    BatchExtrapolation,
-    MemoryEstimate,
-    Step,
-    estimate_step,
-    search_largest_batch,
-)
-from unet3d.memory.plots import plot_timeline
-from unet3d.memory.tables import format_peaks, format_short
+from unet3d.machine import AUTOCAST_TYPES
+from unet3d.memory.estimate import MemoryEstimate, Step, estimate_step, find_fitting_batch
+from unet3d.memory.fake_tensors import copy_as_fake
+from unet3d.memory.report import format_peaks, plot_timeline
 from unet3d.memory.trace import Trace
 from unet3d.simulated_cuda import choose_foreach
 from unet3d.text import GIB
@@ -92,7 +83,7 @@ class NetworkEstimate:
         self.details = self._estimate(batch)
 
     def __repr__(self) -> str:
-        return format_short(self.details)
+        return self.table()
 
     @property
     def peak(self) -> int:
@@ -119,12 +110,8 @@ class NetworkEstimate:
         """
         if not self.details.trace.cuda:
             raise UsageError('largest_batch is for GPUs: estimate with device="cuda"')
-        budget = int(budget_gib * GIB)
-        extrapolation = BatchExtrapolation(self._estimate(2), self._estimate(3))
-        if not extrapolation.affine:
-            raise UsageError("the step of this network depends on the batch size")
-        one = (self._estimate(1).peak.reserved or 0) + CUDA_CONTEXT_BYTES
-        return search_largest_batch(extrapolation, budget) or int(one <= budget)
+        found = find_fitting_batch(self._estimate, int(budget_gib * GIB))
+        return 0 if found is None else found[0]
 
 
 @dataclass(eq=False)
@@ -149,19 +136,6 @@ class ModelStep(Step):
         trace.begin_phase("optimizer")
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-
-def copy_as_fake(model: nn.Module) -> nn.Module:
-    """Copy a network with parameters and buffers that have no values and are on the CPU."""
-    memo: dict[int, Tensor] = {}
-    for tensor in chain(model.parameters(), model.buffers()):
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        if isinstance(tensor, nn.Parameter):
-            fake = nn.Parameter(fake, tensor.requires_grad)
-        memo[id(tensor)] = fake
-    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    with FakeCopyMode(mode):
-        return copy.deepcopy(model, memo)
 
 
 def sum_means(outputs: Any) -> Tensor:

@@ -2,27 +2,24 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from unet3d.custom_ops import OPERATORS
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.allocator import Replay, replay
-from unet3d.memory.autocast import use_cuda_autocast_rules
-from unet3d.memory.cuda_libraries import COLUMNS, follow_cudnn
-from unet3d.memory.trace import Block, Trace, evaluate_on_host
+from unet3d.memory.cuda_libraries import COLUMNS
+from unet3d.memory.fake_tensors import OperatorBodyMode, simulate_cuda_step
+from unet3d.memory.trace import Block, Trace
 from unet3d.peak_memory import MemoryRecord
-from unet3d.simulated_cuda import simulate_cuda
 from unet3d.triton_kernels import Launch, collect_launches
 from unet3d.types import has_blocks
 
@@ -203,15 +200,13 @@ def get_device_bytes(estimate: MemoryEstimate) -> int:
     return estimate.peak.reserved or estimate.allocated
 
 
+def get_process_bytes(peak: MemoryRecord) -> int:
+    """Return what a process takes of the device: its step, and 600 MiB for the CUDA context."""
+    return (peak.reserved or peak.allocated or 0) + CUDA_CONTEXT_BYTES
+
+
 class UntraceableError(UsageError):
     """The network depends on tensor values, is compiled, or cannot take this patch."""
-
-
-@contextmanager
-def simulate_cuda_step() -> Generator[None]:
-    """Run a step on fake CPU tensors with the dtypes and operators that it has on CUDA."""
-    with simulate_cuda(), use_cuda_autocast_rules():
-        yield
 
 
 def estimate_step(
@@ -247,25 +242,6 @@ def estimate_step(
     blocks = model.blocks() if has_blocks(model) else ()
     levels = {paths[module]: level for level, module in blocks}
     return MemoryEstimate(trace, parameters=parameters, levels=levels)
-
-
-def run_as_on_gpu(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run an operation on fake CPU tensors, with the result that it has on a GPU."""
-    answer = evaluate_on_host(func, args, kwargs)
-    return follow_cudnn(func, args, func(*args, **kwargs)) if answer is None else answer
-
-
-class OperatorBodyMode(TorchDispatchMode):
-    """Runs the implementation of our operators, too: fake tensors need only what they return."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        out = run_as_on_gpu(func, args, kwargs or {})
-        operator = OPERATORS.get(func._schema.name)
-        if operator is not None:
-            operator.body(*args)
-        return out
 
 
 def list_launches(make_step: Callable[[], Step]) -> list[Launch]:
@@ -320,7 +296,31 @@ def search_largest_batch(
     """Return the largest batch from 2 to `limit` that fits `budget` bytes; 0 if none does."""
 
     def measure(batch: int) -> int:
-        return (extrapolation.peak(batch).reserved or 0) + CUDA_CONTEXT_BYTES
+        return get_process_bytes(extrapolation.peak(batch))
 
     fitting = bisect_right(range(2, limit + 1), budget, key=measure)
     return fitting + 1 if fitting else 0
+
+
+def find_fitting_batch(
+    estimate: Callable[[int], MemoryEstimate], budget: int, limit: int = LARGEST_BATCH
+) -> tuple[int, MemoryRecord] | None:
+    """Return the largest batch up to `limit` that fits `budget` bytes, and its peak, if any does.
+
+    `estimate` estimates the step with a batch size.
+    """
+    if limit > 2:
+        extrapolation = BatchExtrapolation(estimate(2), estimate(3))
+        if not extrapolation.affine:
+            raise UsageError(
+                "cannot compute the largest batch: the step allocates differently at batch sizes "
+                "2 and 3; try sizes one by one"
+            )
+        largest = search_largest_batch(extrapolation, budget, limit)
+        if largest:
+            return largest, extrapolation.peak(largest)
+    for batch in (2, 1) if limit == 2 else (1,):  # 2 needs one trace instead of two
+        peak = estimate(batch).peak
+        if get_process_bytes(peak) <= budget:
+            return batch, peak
+    return None

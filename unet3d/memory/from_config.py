@@ -1,6 +1,6 @@
 """Estimate a configured step: with the checkpointing strategy that fits, and with changes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -12,12 +12,13 @@ from unet3d.checkpointing.recompute import find_blocks
 from unet3d.config.compose import format_overrides
 from unet3d.data.dataset import get_network_sizes
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.machine import CUDA_CONTEXT_BYTES, Precision, get_available_bytes, resolve_precision
-from unet3d.memory.estimate import MemoryEstimate, estimate_step, get_device_bytes
+from unet3d.machine import Precision, get_available_bytes, resolve_precision
+from unet3d.memory.estimate import MemoryEstimate, estimate_step, get_process_bytes
 from unet3d.memory.step.build import build_network, complete_step
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import make_step_factory
+from unet3d.memory.step.training_step import make_step_factory, measure_phases
 from unet3d.parallel import map_in_processes
+from unet3d.peak_memory import MemoryRecord
 from unet3d.text import GIB, format_bytes
 from unet3d.types import HasRetention
 
@@ -67,11 +68,19 @@ def trace_step(
 ) -> MemoryEstimate:
     """Estimate a step with its configured strategy; UntraceableError says why it is impossible.
 
-    With compile=true it is that of plain modules: see memory/tables.py. A `network` that has
+    With compile=true it is that of plain modules: see memory/report.py. A `network` that has
     been built is not built again.
     """
     step = make_step_factory(config, precision, cuda=cuda, volume_size=volume_size, network=network)
     return estimate_step(step, cuda=cuda, validates=validates)
+
+
+def measure_step(config: StepConfig) -> dict[str, MemoryRecord]:
+    """Run the configured step on this machine's GPU, and return the peak of each phase."""
+    precision = resolve_precision(config.precision, "cuda")
+    config = resolve_strategy(config, precision, cuda=True)
+    step = make_step_factory(config, precision, cuda=True, device="cuda")()
+    return measure_phases(step, torch.device("cuda"))
 
 
 def list_strategies(config: StepConfig) -> tuple[str, ...]:
@@ -122,7 +131,7 @@ def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) ->
 
     def fits(candidate: StepConfig) -> bool:
         estimate = trace_step(candidate, precision, cuda=cuda, validates=False)
-        return get_device_bytes(estimate) + CUDA_CONTEXT_BYTES <= available
+        return get_process_bytes(estimate.peak) <= available
 
     for name in strategies[:-1]:
         candidate = config.with_strategy(name)
@@ -147,7 +156,14 @@ def estimate_with_savings(
         except UsageError as error:  # of a change: this network does not support it
             return error
 
-    changes = list(_list_savings(config))
+    changes: list[dict[str, Any]] = [{"compile": False}]
+    if not config.compile:
+        leaner = list_leaner_strategies(config)[::-1]  # the leanest take longest to estimate
+        changes = [{"checkpointing": name} for name in leaner]
+    if config.precision == "32":
+        changes.append({"precision": "bf16"})
+    if config.network.name.startswith("naive_"):
+        changes.append({"model": config.network.name.replace("naive", "unet")})
     current, *others = map_in_processes(estimate, [{}, *changes])
     if isinstance(current, UsageError):
         raise current
@@ -157,18 +173,6 @@ def estimate_with_savings(
         if not isinstance(other, UsageError) and other.allocated < current.allocated
     ]
     return current, sorted(savings, key=lambda saving: -saving[1])
-
-
-def _list_savings(config: StepConfig) -> Iterator[dict[str, Any]]:
-    if config.compile:
-        yield {"compile": False}
-    else:
-        leaner = list_leaner_strategies(config)[::-1]  # the leanest take longest to estimate
-        yield from ({"checkpointing": name} for name in leaner)
-    if config.precision == "32":
-        yield {"precision": "bf16"}
-    if config.network.name.startswith("naive_"):
-        yield {"model": config.network.name.replace("naive", "unet")}
 
 
 def scale_patch(patch_size: Sequence[int], fraction: float) -> tuple[int, ...]:
@@ -181,5 +185,8 @@ def scale_patch(patch_size: Sequence[int], fraction: float) -> tuple[int, ...]:
 
 
 def make_figure_title(config: StepConfig) -> str:
-    """Return the title of a figure of the estimated step."""
-    return f"one training step, estimated: {config.format_options()}, precision={config.precision}"
+    """Return the title of a figure of the estimated step: what memory depends on the most."""
+    network = config.network
+    options = {"model": network.name, "pool": network.pool_name, "checkpointing": config.strategy}
+    chosen = [f"{group}={option}" for group, option in options.items() if option]
+    return f"one training step, estimated: {', '.join(chosen)}, precision={config.precision}"

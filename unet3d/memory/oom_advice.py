@@ -9,8 +9,8 @@ from torch import nn
 
 from unet3d.config.compose import Composition, format_overrides
 from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError, UsageError
-from unet3d.machine import CUDA_CONTEXT_BYTES, get_available_bytes
-from unet3d.memory.estimate import MemoryEstimate, get_device_bytes
+from unet3d.machine import get_available_bytes
+from unet3d.memory.estimate import MemoryEstimate, get_device_bytes, get_process_bytes
 from unet3d.memory.from_config import estimate_memory, list_leaner_strategies
 from unet3d.memory.step.config import StepConfig
 from unet3d.text import format_bytes
@@ -36,7 +36,7 @@ def check_memory(
     available = get_available_bytes(device)
     if if_too_large == "ignore" or available is None:
         return []
-    needed = get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
+    needed = get_process_bytes(estimate.peak)
     if sweeping and if_too_large == "warn" and needed > available:
         raise EstimatedOutOfMemoryError(
             f"estimated to need {format_bytes(needed)}, only {format_bytes(available)} available"
@@ -49,7 +49,7 @@ def check_memory(
 
 def format_oom_warning(estimate: MemoryEstimate, config: StepConfig, available: int) -> list[str]:
     """Return lines that warn if a step is estimated not to fit in `available` bytes."""
-    needed = get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
+    needed = get_process_bytes(estimate.peak)
     if needed <= available:
         return []
     return [
@@ -59,11 +59,8 @@ def format_oom_warning(estimate: MemoryEstimate, config: StepConfig, available: 
     ]
 
 
-def find_fixes(config: StepConfig, available: int | None) -> list[Fix]:
-    """Return the first changes estimated to fit `available` bytes (None: to need less than now)."""
-    limit = available
-    if limit is None:
-        limit = get_device_bytes(estimate_memory(config, validates=False)) + CUDA_CONTEXT_BYTES
+def find_fixes(config: StepConfig, available: int) -> list[Fix]:
+    """Return the first changes that are estimated to fit `available` bytes."""
     fixes: list[Fix] = []
     tried: list[dict[str, Any]] = [{}]
     for candidate in _list_candidates(config):
@@ -72,11 +69,11 @@ def find_fixes(config: StepConfig, available: int | None) -> list[Fix]:
             continue
         tried.append(changes)
         try:
-            reserved = get_device_bytes(estimate_memory(config.vary(changes), validates=False))
+            estimate = estimate_memory(config.vary(changes), validates=False)
         except UsageError:
             continue  # this network or this patch does not support it
-        if reserved + CUDA_CONTEXT_BYTES < limit:
-            fixes.append((changes, reserved))
+        if get_process_bytes(estimate.peak) <= available:
+            fixes.append((changes, get_device_bytes(estimate)))
     return fixes
 
 
@@ -135,7 +132,7 @@ def format_oom_report(
         holders = list(estimate.group_by_module(estimate.peak_event).items())[:5]
         largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders)
         lines.append(f"estimated to hold the most at the peak: {largest}")
-    fixes = find_fixes(config, get_available_bytes(device) if device.type == "cuda" else None)
+    fixes = find_fixes(config, get_available_bytes(device) or 0)
     lines += format_fixes(fixes)
     resumable = [changes for changes, _ in fixes if [*changes] == ["checkpointing"]]
     changes_step = config.strategy in ("none", "blocks")  # other blocks would round differently

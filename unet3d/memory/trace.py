@@ -6,14 +6,13 @@ sees each operation and records a list of events (allocate, free), from which th
 
 import sys
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -32,6 +31,7 @@ from unet3d.memory.cuda_libraries import (
     get_forward_workspace,
     has_channels_last_memory,
 )
+from unet3d.memory.fake_tensors import evaluate_on_host
 
 aten = torch.ops.aten
 
@@ -75,6 +75,16 @@ class EventRange:
     stop: int
 
 
+@dataclass(slots=True)
+class OpenCall:
+    """The call of a module that has not returned."""
+
+    path: str
+    start: int  # event
+    first_node: int  # sequence number of autograd's next node
+    is_leaf: bool = True  # called no other module
+
+
 class Trace(TorchDispatchMode):
     """Records a step; the code that runs the step sets the phase."""
 
@@ -93,7 +103,7 @@ class Trace(TorchDispatchMode):
         self._phase_start = 0
         self._live: dict[int, tuple[Block, weakref.ref]] = {}  # by address of the storage
         self._in_host: weakref.WeakSet = weakref.WeakSet()  # storages in pinned memory
-        self._stack: list[tuple[str, int, int]] = []  # open calls: path, event, node
+        self._stack: list[OpenCall] = []
         self._leaves: dict[str, str] = {}  # path -> type of modules that called no other
         self._node_paths: dict[int, str] = {}  # sequence number of an autograd node -> module path
         self._last_path = ""
@@ -171,11 +181,24 @@ class Trace(TorchDispatchMode):
         def label_gradient(parameter: Tensor) -> None:
             self.label(parameter.grad, "gradients")
 
+        paths = {module: path or "model" for path, module in model.named_modules()}
+
+        def before_forward(module: nn.Module, inputs: Any) -> None:
+            if module in paths:
+                self._begin_call(paths[module])
+
+        def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
+            if module in paths:
+                self._end_call(type(module).__name__)
+
         with ExitStack() as hooks:  # handles remove their hooks as they exit
             for parameter in filter(lambda p: p.requires_grad, model.parameters()):
                 hooks.enter_context(parameter.register_post_accumulate_grad_hook(label_gradient))
-            with hook_modules(model, self._before_forward, self._after_forward), self:
-                yield self
+            # Hooks of single modules would switch fused blocks off.
+            hooks.enter_context(register_module_forward_pre_hook(before_forward))
+            hooks.enter_context(register_module_forward_hook(after_forward, always_call=True))
+            hooks.enter_context(self)
+            yield self
 
     # Called by torch.
 
@@ -337,7 +360,7 @@ class Trace(TorchDispatchMode):
 
     def _path(self) -> str:
         if self._stack:
-            return self._stack[-1][0]
+            return self._stack[-1].path
         node = torch._C._current_autograd_node()
         if node is None:
             return ""
@@ -346,54 +369,25 @@ class Trace(TorchDispatchMode):
             self._last_path = self._node_paths.get(number, "")
         return self._last_path
 
-    def _before_forward(self, path: str) -> None:
-        self._stack.append((path, len(self.events), _sequence_number()))
+    def _begin_call(self, path: str) -> None:
+        if self._stack:
+            self._stack[-1].is_leaf = False
+        self._stack.append(OpenCall(path, len(self.events), _sequence_number()))
 
-    def _after_forward(self, path: str, kind: str, output: Any, is_leaf: bool) -> None:
-        _, start, first_node = self._stack.pop()
-        for number in range(first_node, _sequence_number()):
-            self._node_paths.setdefault(number, path)  # children have set theirs
-        if is_leaf and self.phase == "forward":
-            self._leaves[path] = kind
-            self.calls.append(EventRange(path, kind, "forward", start, len(self.events)))
+    def _end_call(self, kind: str) -> None:
+        call = self._stack.pop()
+        for number in range(call.first_node, _sequence_number()):
+            self._node_paths.setdefault(number, call.path)  # children have set theirs
+        if call.is_leaf and self.phase == "forward":
+            self._leaves[call.path] = kind
+            now = len(self.events)
+            self.calls.append(EventRange(call.path, kind, "forward", call.start, now))
 
     def _end_backward_call(self) -> None:
         if self._call in self._leaves:
             kind, now = self._leaves[self._call], len(self.events)
             self.calls.append(EventRange(self._call, kind, "backward", self._call_start, now))
         self._call = ""
-
-
-@contextmanager
-def hook_modules(
-    model: nn.Module,
-    before: Callable[[str], None],
-    after: Callable[[str, str, Any, bool], None],
-) -> Generator[None]:
-    """Call `before` with a module's path, and `after` also with type, output, and if it is a leaf.
-
-    A leaf called no other module. Hooks of single modules would switch fused blocks off.
-    """
-    paths = {module: path or "model" for path, module in model.named_modules()}
-    num_calls, numbers = 0, list[int]()  # of open calls
-
-    def before_forward(module: nn.Module, inputs: Any) -> None:
-        nonlocal num_calls
-        if module in paths:
-            num_calls += 1
-            numbers.append(num_calls)
-            before(paths[module])
-
-    def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
-        if module in paths:
-            is_leaf = numbers.pop() == num_calls
-            after(paths[module], type(module).__name__, output, is_leaf)
-
-    with (
-        register_module_forward_pre_hook(before_forward),
-        register_module_forward_hook(after_forward, always_call=True),
-    ):
-        yield
 
 
 def _sequence_number() -> int:
@@ -431,44 +425,3 @@ def _address(tensor: Tensor) -> int:
 def _is_dense(x: Tensor) -> bool:
     """Return whether a feature map is contiguous or channels-last."""
     return x.is_contiguous() or has_channels_last_memory(x)
-
-
-def evaluate_on_host(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Return a device, a few numbers or the result of `.item()`; None where a kernel has to run."""
-    if func is torch.ops.prim.device.default:
-        return func(*args)
-    if func is aten._local_scalar_dense.default:
-        try:
-            return func(*args)
-        except DataDependentOutputException:  # without a value, the step continues with any
-            return False if args[0].dtype == torch.bool else 0
-    return range_with_values(func, args, kwargs) if is_short_range(func, args) else None
-
-
-def is_short_range(func: Any, args: tuple) -> bool:
-    """Return whether an operation makes a few numbers, which some networks and losses read."""
-    if func.overloadpacket is aten.linspace:
-        return len(args) > 2 and isinstance(args[2], int) and args[2] < 64
-    is_range = func.overloadpacket is aten.arange
-    return is_range and all(isinstance(a, int) and abs(a) < 64 for a in args)
-
-
-def range_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Return a short range with real values, also under FakeTensorMode."""
-    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    if mode is None:
-        return func(*args, **kwargs)
-    with unset_fake_temporarily():
-        real = func(*args, **{k: v for k, v in kwargs.items() if k == "dtype"})
-    return mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
-
-
-class SmallRangeMode(TorchDispatchMode):
-    """Give short ranges their values in the body."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        if is_short_range(func, args):
-            return range_with_values(func, args, kwargs or {})
-        return func(*args, **kwargs or {})

@@ -1,6 +1,5 @@
 """Write a plan as an experiment: how long it trains, what limits it, and its YAML."""
 
-from collections.abc import Sequence
 from math import ceil, prod
 from time import perf_counter
 from typing import Any
@@ -13,7 +12,7 @@ from unet3d.data.preprocessing.pipeline import AUTO, choose_background
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, resolve_precision
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import NullListener, TrainingStep, make_step_factory
+from unet3d.memory.step.training_step import make_step_factory, time_step
 from unet3d.planning.planner import (
     BATCH_FRACTION,
     MAX_BATCH_SIZE,
@@ -50,11 +49,6 @@ GROUPS = (
 
 LIMIT_SECONDS = 10.0
 """A step that is expected to take longer is not run."""
-
-MIN_TIMED_SECONDS = 3.0
-"""No further step is run once all steps together took this long."""
-
-MAX_TIMED_STEPS = 6
 
 
 def plan_schedule(plan: TrainingPlan, fold: int | None) -> tuple[int, int]:
@@ -145,17 +139,6 @@ def render_experiment(
     return "\n".join(["defaults:", *defaults, body])
 
 
-class RandomInputs(NullListener):
-    """Fills a step's images with noise and its labels with classes."""
-
-    def label(self, tensors: Sequence[Any], kind: str) -> None:
-        """Fill the inputs of a step."""
-        if kind == "input":
-            image, label = tensors
-            image.normal_()
-            label.random_(0, 2)
-
-
 def describe_step_time(config: StepConfig, plan: TrainingPlan) -> str:
     """Say how long steps take on the device that a run would use, or why that is unknown."""
     device = torch.device(resolve_device(config.accelerator))
@@ -181,47 +164,29 @@ def measure_step_time(config: StepConfig, plan: TrainingPlan, device: torch.devi
     free = get_free_bytes(device) if cuda else get_available_bytes(device)
     if free is not None and needed > free:
         raise UsageError(f"it needs {format_bytes(needed)}, {format_bytes(free)} are free")
-
-    def build_step(patch: Triple, batch_size: int) -> TrainingStep:
-        sizes = {"data.patch_size": patch, "data.batch_size": batch_size}
-        variant = config.vary({**sizes, **plan.model, **plan.strategy})
-        return make_step_factory(variant, precision, cuda=cuda, device=device.type)()
-
-    sizes = list_trial_sizes(plan)
-    time_step(build_step(*sizes[0]), device)  # compiles kernels
-    start, seconds_per_voxel = perf_counter(), 0.0
-    for patch, batch_size in sizes:
+    start, seconds, seconds_per_voxel = perf_counter(), 0.0, 0.0
+    for patch, batch_size in list_trial_sizes(plan):
         # Small patches take longer per voxel: the expected time falls as they grow.
         voxels = batch_size * prod(patch)
-        if perf_counter() - start + seconds_per_voxel * voxels > LIMIT_SECONDS:
+        if perf_counter() - start + 2 * seconds_per_voxel * voxels > LIMIT_SECONDS:
             expected = seconds_per_voxel * plan.batch_size * prod(plan.patch_size)
             raise UsageError(f"a step may take up to {expected:.0f} s")
-        step = build_step(patch, batch_size)
-        times = [time_step(step, device)]
-        seconds_per_voxel = times[0] / voxels
-    while len(times) < MAX_TIMED_STEPS and sum(times) < MIN_TIMED_SECONDS:
-        times.append(time_step(step, device))
-    times = times[1:] or times  # the first step allocates the optimizer's state
-    return sum(times) / len(times)
-
-
-def time_step(step: TrainingStep, device: torch.device) -> float:
-    """Return the seconds of one step."""
-    start = perf_counter()
-    step.train(RandomInputs())
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return perf_counter() - start
+        sizes = {"data.patch_size": patch, "data.batch_size": batch_size}
+        variant = config.vary({**sizes, **plan.model, **plan.strategy})
+        step = make_step_factory(variant, precision, cuda=cuda, device=device.type)()
+        time_step(step, device)  # compiles kernels, and allocates the optimizer's state
+        seconds = time_step(step, device)
+        seconds_per_voxel = seconds / voxels
+    return seconds
 
 
 def list_trial_sizes(plan: TrainingPlan) -> list[tuple[Triple, int]]:
-    """Return patches and batch sizes to run, from the smallest possible to those of the plan."""
+    """Return patches and batch sizes to run: sides of an eighth, a quarter, half, and the plan."""
     factor = plan.levels.factor if plan.levels.pool_windows else (OTHER_FACTOR,) * 3
-    smallest = [min(n, f) for n, f in zip(plan.patch_size, factor, strict=True)]
-    longest = max(range(3), key=lambda axis: plan.patch_size[axis] / factor[axis])
-    smallest[longest] = min(plan.patch_size[longest], 2 * factor[longest])  # norms need two voxels
-    sides = list(zip(plan.patch_size, smallest, strict=True))
-    fractions = [[max(n // divisor, least) for n, least in sides] for divisor in (4, 2)]
-    sizes = [round_up_to_multiple(size, factor) for size in (smallest, *fractions)]
-    trials = [(size, 1) for size in sizes if size != plan.patch_size]
-    return [*trials, (plan.patch_size, plan.batch_size)]
+    trials = []
+    for divisor in (8, 4, 2):
+        # Norms need two voxels at the coarsest level.
+        sides = zip(plan.patch_size, factor, strict=True)
+        size = [min(n, max(n // divisor, 2 * multiple)) for n, multiple in sides]
+        trials.append((round_up_to_multiple(size, factor), 1))
+    return [*dict.fromkeys(trials), (plan.patch_size, plan.batch_size)]

@@ -15,9 +15,9 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES, Precision, get_available_bytes
 from unet3d.memory.estimate import (
     LARGEST_BATCH,
-    BatchExtrapolation,
     MemoryEstimate,
-    search_largest_batch,
+    find_fitting_batch,
+    get_process_bytes,
 )
 from unet3d.memory.from_config import check_step_size, estimate_memory
 from unet3d.memory.step.config import StepConfig
@@ -92,33 +92,20 @@ def search_configs(
 
 
 def find_largest_batch(
-    config: StepConfig, budget: int, *, limit: int | None = None
+    config: StepConfig, budget: int, *, limit: int = LARGEST_BATCH
 ) -> tuple[int, MemoryRecord] | None:
     """Return the largest batch that fits, at most `limit`, and its peak; None if 1 does not."""
-    one = config.vary({"data.batch_size": 1})
-    if limit is not None and limit <= 2:  # one trace instead of two
-        of_limit = config.vary({"data.batch_size": limit})
-        return check_configured_batch(of_limit, budget) or check_configured_batch(one, budget)
-    two, three = (estimate_cached(config.vary({"data.batch_size": n})) for n in (2, 3))
-    extrapolation = BatchExtrapolation(two, three)
-    if not extrapolation.affine:
-        raise UsageError(
-            f"cannot compute the largest batch for {config.format_options()}: it allocates "
-            "differently at batch sizes 2 and 3; try sizes one by one with unet3d memory "
-            "data.batch_size=N"
-        )
-    batch_size = search_largest_batch(extrapolation, budget, limit or LARGEST_BATCH)
-    if batch_size >= 2:
-        return batch_size, extrapolation.peak(batch_size)
-    return check_configured_batch(one, budget)
+
+    def estimate(batch: int) -> MemoryEstimate:
+        return estimate_cached(config.vary({"data.batch_size": batch}))
+
+    return find_fitting_batch(estimate, budget, limit)
 
 
 def check_configured_batch(config: StepConfig, budget: int) -> tuple[int, MemoryRecord] | None:
     """Return the configured batch size and its peak; None if it does not fit."""
     peak = estimate_cached(config).peak
-    if (peak.reserved or 0) + CUDA_CONTEXT_BYTES > budget:
-        return None
-    return config.data.batch_size, peak
+    return (config.data.batch_size, peak) if get_process_bytes(peak) <= budget else None
 
 
 _last: list[tuple[StepConfig, MemoryEstimate]] = []

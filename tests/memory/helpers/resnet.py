@@ -1,18 +1,16 @@
 """Compare a step of ResNet-50 with the events that a real GPU recorded (hta_resnet50.json.gz)."""
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 from monai.networks.nets.resnet import ResNet
 from torch import nn
 
-from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.trace import Trace
 
 UNKNOWN = 7
-"""Category of workspaces, which are freed by the event after their allocation."""
+"""Category of workspaces."""
 
 
 class ResNetStep:
@@ -61,17 +59,9 @@ class RecordedStep:
     all: list[int]
     without_workspaces: list[int]
 
-    @property
-    def peak(self) -> int:
-        return max(accumulate(self.all, initial=self.start))
-
-    @property
-    def peak_without_workspaces(self) -> int:
-        return max(accumulate(self.without_workspaces, initial=self.start))
-
 
 def read_step(recording: dict[str, Any]) -> RecordedStep:
-    """Return a recorded step."""
+    """Return a recorded step; a workspace is freed by the event after its allocation."""
     first, last = recording["step_starts"][1:3]
     sizes, categories = recording["events"][first:last], recording["category"][first:last]
     workspaces = {
@@ -81,18 +71,4 @@ def read_step(recording: dict[str, Any]) -> RecordedStep:
         for n in (i, i + 1)
     }
     start = sum(recording["preexisting"]) + sum(recording["events"][:first])
-    rest = [size for n, size in enumerate(sizes) if n not in workspaces]
-    return RecordedStep(start, sizes, rest)
-
-
-def list_requests(estimate: MemoryEstimate) -> list[int]:
-    """Return the estimated requests and frees of a step, without workspaces, in order."""
-    start, stop = estimate.steady_step
-    blocks = estimate.trace.blocks
-    events = estimate.trace.events[start:stop]
-    sizes = [
-        (1 if event > 0 else -1) * blocks[abs(event) - 1].nbytes
-        for event in events
-        if blocks[abs(event) - 1].kind != "workspaces"
-    ]
-    return [size for size in sizes if size]
+    return RecordedStep(start, sizes, [s for n, s in enumerate(sizes) if n not in workspaces])

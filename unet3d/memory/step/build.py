@@ -10,9 +10,9 @@ from unet3d.config.instantiate import Factory
 from unet3d.data.dataset import build_layout, get_network_sizes, resolve_dataset
 from unet3d.errors import UsageError
 from unet3d.machine import Precision
+from unet3d.memory.fake_tensors import SmallRangeMode
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.trace import SmallRangeMode
-from unet3d.model.weights import freeze_parts
+from unet3d.model.build import build_bound_network, freeze_parts
 from unet3d.types import HasHeads
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -47,7 +47,7 @@ def build_network(step: StepConfig) -> nn.Module:
         if given != size:
             raise UsageError(f"model.{name} must be {size}, as data says, got {given!r}")
     with SmallRangeMode():
-        network = bound.build()
+        network = build_bound_network(bound)
     freeze_parts(network, step.freeze)
     return network
 

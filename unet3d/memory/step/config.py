@@ -113,12 +113,6 @@ class StepConfig:
         unknown = None if data.annotated is None else data.unknown_classes
         return build_loss(self.loss, regions=data.regions, unknown_classes=unknown)
 
-    def format_options(self) -> str:
-        """Return the options that memory depends on the most, for titles."""
-        network = self.network
-        options = {"model": network.name, "pool": network.pool_name, "checkpointing": self.strategy}
-        return ", ".join(f"{group}={option}" for group, option in options.items() if option)
-
 
 def list_data_values(data: DataConfig) -> dict[str, Any]:
     """Return the values of `data` that arguments may follow, as a config has them."""

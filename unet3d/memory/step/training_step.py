@@ -1,9 +1,10 @@
-"""A training step as Lightning runs it, without trainer or data: to estimate and to measure."""
+"""A training step as Lightning runs it, without trainer or data: to trace, to measure, to time."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from unet3d.checkpointing.offload import OffloadActivations
 from unet3d.data.dataset import get_network_sizes
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.machine import AUTOCAST_TYPES, TRUE_HALF_TYPES, Precision
-from unet3d.memory.any_network import copy_as_fake
+from unet3d.memory.fake_tensors import copy_as_fake
 from unet3d.memory.step.build import (
     build_network,
     complete_step,
@@ -21,7 +22,9 @@ from unet3d.memory.step.build import (
     make_optimizer_factory,
 )
 from unet3d.memory.step.config import StepConfig
-from unet3d.model.weights import WeightAverage, cast_to_half
+from unet3d.model.half_precision import cast_to_half
+from unet3d.model.weight_average import WeightAverage
+from unet3d.peak_memory import MemoryRecord, PeakMeter
 from unet3d.simulated_cuda import choose_foreach
 
 REPEATING_OPTIMIZERS = tuple(
@@ -75,14 +78,12 @@ class TrainingStep:
     loss: nn.Module
     optimizer: torch.optim.Optimizer
     inference: SlidingWindow
-    patch_size: Sequence[int]
-    volume_size: Sequence[int]
-    batch_size: int
-    channels: int
-    micro_batches: int
-    clip_norm: float | None
-    autocast: torch.dtype | None
-    dtype: torch.dtype
+    batch_shape: Sequence[int]  # (B, C, D, H, W)
+    volume_shape: Sequence[int]  # of a validation case: (1, C, D, H, W)
+    micro_batches: int = 1
+    clip_norm: float | None = None
+    autocast: torch.dtype | None = None
+    dtype: torch.dtype = torch.float32
     device: str = "cpu"
     several_processes: bool = False
     cuda_graph: bool = False
@@ -111,7 +112,7 @@ class TrainingStep:
             if self.ema_decay is not None and self.average is None:
                 self.average = WeightAverage(self.model, self.ema_decay)
                 trace.label(list(self.average.values.values()), "averaged weights")
-            batch = self._make_batch(trace, self.batch_size, self.patch_size)
+            batch = self._make_batch(trace, self.batch_shape)
             if self.cuda_graph and not self.is_first and self.recorded_batch is None:
                 self._prepare_recording(batch, trace)
             with self._use_graph_pool(trace):
@@ -136,7 +137,7 @@ class TrainingStep:
         trace.begin_phase("validation")
         if self.average is not None:
             self.average.apply()
-        image, _ = self._make_batch(trace, 1, self.volume_size)
+        image, _ = self._make_batch(trace, self.volume_shape)
         self.model.eval()
         with torch.no_grad(), self._autocast(), self._use_graph_pool(trace):
             self.inference(image, SkipSmallerWindows(self.model, trace))
@@ -144,13 +145,11 @@ class TrainingStep:
         if self.average is not None:
             self.average.restore()
 
-    def _make_batch(
-        self, trace: Any, batch_size: int, shape: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        image = torch.zeros(batch_size, self.channels, *shape, dtype=self.dtype, device=self.device)
-        if self.device != "cpu":
-            image.normal_()  # a GPU multiplies zeros faster than other numbers
-        label = torch.zeros(batch_size, *shape, dtype=torch.uint8, device=self.device)
+    def _make_batch(self, trace: Any, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+        batch_size, _, *size = shape
+        # A GPU multiplies zeros faster than other numbers.
+        image = torch.randn(shape, dtype=self.dtype, device=self.device)
+        label = torch.zeros(batch_size, *size, dtype=torch.uint8, device=self.device)
         trace.label([image, label], "input")
         return image, label
 
@@ -225,6 +224,7 @@ def make_step_factory(
         if cuda:
             choose_foreach(optimizer)
         data, windows = config.data, config.windows
+        channels, _ = get_network_sizes(data)
         return TrainingStep(
             model=model,
             loss=config.build_loss().to(device),
@@ -232,10 +232,8 @@ def make_step_factory(
             inference=SlidingWindow(
                 list(data.patch_size), overlap=windows.overlap, batch_size=windows.batch_size
             ),
-            patch_size=data.patch_size,
-            volume_size=volume_size or data.patch_size,
-            batch_size=data.batch_size,
-            channels=get_network_sizes(data)[0],
+            batch_shape=(data.batch_size, channels, *data.patch_size),
+            volume_shape=(1, channels, *(volume_size or data.patch_size)),
             micro_batches=config.micro_batches,
             clip_norm=config.clip_norm,
             autocast=AUTOCAST_TYPES.get(precision.used),
@@ -262,3 +260,38 @@ def find_cuda_graph_obstacle(
     if isinstance(config.checkpointing(), OffloadActivations):
         return "checkpointing=offload copies to host memory, which it allocates in each step"
     return None
+
+
+def time_step(step: TrainingStep, device: torch.device) -> float:
+    """Return the seconds of a step."""
+    start = perf_counter()
+    step.train(NullListener())
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter() - start
+
+
+def measure_phases(step: TrainingStep, device: torch.device) -> dict[str, MemoryRecord]:
+    """Return the peak of each phase of the second step, which is the one that is estimated."""
+    step.train(NullListener())
+    phases = PhaseMeter(device)
+    step.train(phases)
+    phases.begin_phase("end")
+    return phases.peaks
+
+
+class PhaseMeter(NullListener):
+    """Read the peak of each phase."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.meter = device, PeakMeter()
+        self.peaks: dict[str, MemoryRecord] = {}
+        self.phase: str | None = None
+
+    def begin_phase(self, phase: str) -> None:
+        """End the current phase and begin another."""
+        if self.phase is not None:
+            record = self.meter.read(self.device)
+            self.peaks[self.phase] = record | self.peaks.get(self.phase, record)
+        self.phase = phase
+        self.meter.start(self.device)

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.plots import plot_layers, plot_timeline
+from unet3d.memory.report import plot_layers, plot_timeline
 from unet3d.text import MIB
 from unet3d.training.loggers import FINAL_METRICS, close_logger, log_image
 

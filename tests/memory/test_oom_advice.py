@@ -1,0 +1,131 @@
+"""What a run says where memory does not suffice: before it, and when it runs out."""
+
+import json
+
+import pytest
+import torch
+
+from unet3d.config.compose import format_overrides
+from unet3d.errors import DoesNotFitError
+from unet3d.machine import CUDA_CONTEXT_BYTES
+from unet3d.memory import oom_advice
+from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.oom_advice import check_memory, find_fixes, format_oom_report
+from unet3d.text import GIB
+from unet3d.training.module import SegmentationModule
+
+
+def test_a_run_estimated_to_run_out_of_memory_is_warned_of_with_fixes_that_fit(
+    composed, monkeypatch
+):
+    words = ("model.width=16", "model.depth=2", "data.patch_size=[32,32,32]")
+    step, device = composed(*words, "trainer.accelerator=auto").step, torch.device("cuda")
+    estimate = estimate_memory(step)
+    needed = estimate.peak.reserved + CUDA_CONTEXT_BYTES
+
+    def check(available, if_too_large):
+        monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: available)
+        return check_memory(estimate, step, device, if_too_large=if_too_large, sweeping=False)
+
+    lines, fixes = check(needed - 1, "warn"), find_fixes(step, needed - 1)
+    assert lines[0].startswith("estimated to run out of memory")
+    assert len(fixes) == 3
+    for (changes, reserved), line in zip(fixes, lines[2:], strict=True):
+        assert format_overrides(changes) in line
+        assert reserved + CUDA_CONTEXT_BYTES < needed
+    with pytest.raises(DoesNotFitError, match="estimated to run out of memory"):
+        check(needed - 1, "error")
+    assert check(needed - 1, "ignore") == check(needed, "warn") == []
+
+
+@pytest.mark.slow
+def test_out_of_memory_prints_a_report_and_no_traceback(unet3d, tmp_path, capsys, monkeypatch):
+    """It is raised in the third forward of training, when there is a checkpoint to resume from."""
+    from unet3d.model.unet import DecoderLevel
+
+    original, calls = DecoderLevel.forward, []
+
+    def fails(self, *inputs):
+        if self.training:
+            calls.append(1)
+            if len(calls) == 5:  # the estimate made two
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return original(self, *inputs)
+
+    monkeypatch.setattr(DecoderLevel, "forward", fails)
+    words = ["trainer.max_steps=9", "memory.estimate=true", "model.depth=2"]
+    assert unet3d(*words, "model.convs_per_level=1") == 3
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert "out of GPU memory in the forward, in module decoder" in error
+    assert "estimated to hold the most at the peak" in error
+    assert "estimated to fit:" in error
+    last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] >= 1
+
+
+@pytest.mark.slow
+def test_auto_goes_on_with_the_next_strategy_where_memory_runs_out(
+    unet3d, tmp_path, capsys, monkeypatch
+):
+    """Memory runs out in the third step, and again in the one after it."""
+    original, calls = SegmentationModule.training_step, []
+
+    def fails(self, batch, batch_idx):
+        calls.append(1)
+        if len(calls) in (3, 5):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(SegmentationModule, "training_step", fails)
+    options = ("checkpointing=auto", "trainer.max_steps=8", "data.patches_per_case=4")
+    assert unet3d(*options, "save_every_seconds=0", "fold=none", "model.depth=2") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("out of GPU memory") == 2
+    assert "continuing from step 2 with checkpointing=skips" in shown
+    assert "continuing from step 3 with checkpointing=lean" in shown
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["steps"] == 8
+    assert report["choices"]["checkpointing"] == "lean"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Return a device with 24 GiB, most of which are in use."""
+
+    class Properties:
+        total_memory = 24 * GIB
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 20 * GIB)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 23 * GIB)
+    monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: 24 * GIB)
+    return torch.device("cuda")
+
+
+@pytest.mark.parametrize("strategy", ["fused", "none"])
+def test_the_command_to_resume_changes_how_a_step_is_computed_but_no_result(
+    composed, tmp_path, gpu, strategy
+):
+    """With other blocks a step rounds differently: such a run is not resumed."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").touch()
+    settings = composed("model.depth=2", f"checkpointing={strategy}")
+    message = format_oom_report(
+        torch.OutOfMemoryError("x"),
+        config=settings.step,
+        composition=settings.composition,
+        model=torch.nn.Identity(),
+        phase="backward",
+        device=gpu,
+        estimate=None,
+        folder=tmp_path,
+    )
+    sizes = "20.0 GiB allocated, 23.0 GiB reserved of 24.0 GiB; 3.0 GiB reserved but unused"
+    assert sizes in message
+    assert message.count(" reserved)") == 3
+    commands = [line for line in message.splitlines() if "resume=auto" in line]
+    if strategy == "none":
+        assert commands == []
+    else:
+        assert commands[0].endswith(f" checkpointing=skips hydra.run.dir='{tmp_path}' resume=auto")

@@ -1,0 +1,103 @@
+"""Run a step on fake CPU tensors as it runs on a GPU: with its dtypes, formats and host values."""
+
+import copy
+from collections.abc import Generator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeCopyMode,
+    unset_fake_temporarily,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from unet3d.custom_ops import OPERATORS
+from unet3d.memory.autocast import use_cuda_autocast_rules
+from unet3d.memory.cuda_libraries import follow_cudnn
+from unet3d.simulated_cuda import simulate_cuda
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def simulate_cuda_step() -> Generator[None]:
+    """Run a step on fake CPU tensors with the dtypes and operators that it has on CUDA."""
+    with simulate_cuda(), use_cuda_autocast_rules():
+        yield
+
+
+def copy_as_fake(model: nn.Module) -> nn.Module:
+    """Copy a network with parameters and buffers that have no values and are on the CPU."""
+    memo: dict[int, Tensor] = {}
+    for tensor in chain(model.parameters(), model.buffers()):
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        if isinstance(tensor, nn.Parameter):
+            fake = nn.Parameter(fake, tensor.requires_grad)
+        memo[id(tensor)] = fake
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    with FakeCopyMode(mode):
+        return copy.deepcopy(model, memo)
+
+
+def run_as_on_gpu(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an operation on fake CPU tensors, with the result that it has on a GPU."""
+    answer = evaluate_on_host(func, args, kwargs)
+    return follow_cudnn(func, args, func(*args, **kwargs)) if answer is None else answer
+
+
+class OperatorBodyMode(TorchDispatchMode):
+    """Runs the implementation of our operators, too: fake tensors need only what they return."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        out = run_as_on_gpu(func, args, kwargs or {})
+        operator = OPERATORS.get(func._schema.name)
+        if operator is not None:
+            operator.body(*args)
+        return out
+
+
+def evaluate_on_host(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return a device, a few numbers or the result of `.item()`; None where a kernel has to run."""
+    if func is torch.ops.prim.device.default:
+        return func(*args)
+    if func is aten._local_scalar_dense.default:
+        try:
+            return func(*args)
+        except DataDependentOutputException:  # without a value, the step continues with any
+            return False if args[0].dtype == torch.bool else 0
+    return range_with_values(func, args, kwargs) if is_short_range(func, args) else None
+
+
+def is_short_range(func: Any, args: tuple) -> bool:
+    """Return whether an operation makes a few numbers, which some networks and losses read."""
+    if func.overloadpacket is aten.linspace:
+        return len(args) > 2 and isinstance(args[2], int) and args[2] < 64
+    is_range = func.overloadpacket is aten.arange
+    return is_range and all(isinstance(a, int) and abs(a) < 64 for a in args)
+
+
+def range_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return a short range with real values, also under FakeTensorMode."""
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is None:
+        return func(*args, **kwargs)
+    with unset_fake_temporarily():
+        real = func(*args, **{k: v for k, v in kwargs.items() if k == "dtype"})
+    return mode.fake_tensor_converter.from_real_tensor(mode, real, make_constant=True)
+
+
+class SmallRangeMode(TorchDispatchMode):
+    """Give short ranges their values in the body."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if is_short_range(func, args):
+            return range_with_values(func, args, kwargs or {})
+        return func(*args, **kwargs or {})
