@@ -1,7 +1,7 @@
 """The data of a run: its cases, split and preprocessed, and the loaders of their batches."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from hashlib import blake2s
 from typing import Any
@@ -29,8 +29,7 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.machine import ProcessRank
 from unet3d.metric.dice import Dice
-from unet3d.report.training_warnings import find_absent_classes
-from unet3d.text import pluralize
+from unet3d.text import join_first, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.distributed import rank_zero_first
 
@@ -169,3 +168,32 @@ def find_shared_patients(
         f"that are also in training, which inflates the scores: {likely.message}; add "
         f"{likely.option}"
     )
+
+
+def find_absent_classes(
+    classes: Mapping[str, Sequence[int]],
+    training: Sequence[Set[int]],
+    validation: Sequence[Set[int]],
+) -> list[str]:
+    """Return warnings about classes (name -> labels) without a voxel in any case.
+
+    `training` and `validation` hold the labels that occur in each case.
+    """
+
+    def find_absent(cases: Sequence[Set[int]]) -> list[str]:
+        present = set().union(*cases)
+        return [name for name, labels in classes.items() if not present & set(labels)]
+
+    untrained = find_absent(training)
+    unvalidated = find_absent(validation) if validation else untrained
+    nowhere = [name for name in untrained if name in unvalidated]
+    only_validated = [name for name in untrained if name not in unvalidated]
+    only_trained = [name for name in unvalidated if name not in untrained]
+    resplit = "choose another fold= or data.splits="
+    unknown = f"its Dice is unknown and not part of the mean: {resplit}"
+    warnings = [
+        (nowhere, "no", "it cannot be learned: check the label files, or remove the class"),
+        (only_validated, "no training", f"it cannot be learned: {resplit}"),
+        (only_trained, "no validation", unknown),
+    ]
+    return [f"{no} case has {join_first(names)}, so {end}" for names, no, end in warnings if names]

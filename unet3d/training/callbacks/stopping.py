@@ -10,7 +10,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, Timer
 
 from unet3d.errors import Interrupted
-from unet3d.report.training_warnings import EARLY_FRACTION
 from unet3d.stop_signals import SignalListener
 from unet3d.training.lightning_internals import (
     disable_signal_handlers,
@@ -18,6 +17,7 @@ from unet3d.training.lightning_internals import (
     request_exit,
 )
 
+EARLY_FRACTION = 0.1  # a run that time ended before this fraction of its steps is no result yet
 FEWEST_STEPS = 200  # steps that are expected of a run that only time limits
 
 

@@ -1,34 +1,42 @@
 """Warnings about a run that does not learn: classes never predicted, a loss that stays flat."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.config.fields import format_duration
-from unet3d.report.training_warnings import (
-    LEARNED_DICE,
-    LOW_DICE,
-    LOW_LR_FRACTION,
-    MIN_VALIDATIONS,
-    SILENT_FRACTION,
-    LossHistory,
-    SuggestedOverrides,
-    detect_late_rise,
-    format_divergence_warning,
-    format_ended_early_warning,
-    format_ended_rising_warning,
-    format_loss_plateau_warning,
-    format_low_dice_warning,
-    format_never_predicted_warning,
-)
+from unet3d.report.figures import Curve
+from unet3d.text import join_first, pluralize
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig
 from unet3d.training.module import SegmentationModule
 
+MIN_VALIDATIONS = 3  # in a row, before a class counts as never predicted or its Dice as low
+SILENT_FRACTION = 0.25  # of a run, in which nothing is reported: small classes are learned late
+LOW_DICE = 0.05  # below it a class has not been learned
+LOW_LR_FRACTION = 0.25  # of the peak learning rate, below which little more is learned
+LATE_RISE = 0.05  # a run that gains this much Dice in its last quarter ended too early
+MIN_FALL = 0.05  # fraction by which the loss must have fallen by the end
+LEARNED_DICE = 0.5  # from here on, a loss that stays flat was low from the start (init_from=)
+DIVERGED = 10.0  # a loss above this, and this many times as high as its lowest value, has diverged
+PARTS = 64  # points of a loss history at which pairs of them are merged
 HIGH_FOREGROUND_FRACTION = 0.9  # the foreground fraction that is suggested to a run with less
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuggestedOverrides:
+    """Overrides to try for each problem."""
+
+    run_too_short: Sequence[str] = ()
+    class_not_learned: Sequence[str] = ()
+    loss_not_falling: Sequence[str] = ()
+    cheaper_step: Sequence[str] = ()
+    lower_rate: str = "lower the learning rate"
 
 
 class TrainingWarnings(Callback):
@@ -71,7 +79,7 @@ class TrainingWarnings(Callback):
         found = self._find_problems(steps, skipped)
         known = [problem for problem in self.active if problem in found]
         new = [p for p in found if p not in known and self._is_due(p, done, rate)]
-        for message in self._format(new, steps, skipped):
+        for message in self._describe(new, steps, skipped):
             pl_module.print(f"step {steps}: {message}")
         self.active = known + new
 
@@ -98,19 +106,28 @@ class TrainingWarnings(Callback):
             return is_late and self.low[name] >= MIN_VALIDATIONS
         return kind == "divergence" or done >= SILENT_FRACTION
 
-    def _format(self, problems: Sequence[str], steps: int, skipped: int) -> list[str]:
+    def _describe(self, problems: Sequence[str], steps: int, skipped: int) -> list[str]:
         """Return messages about these problems: one for all classes that have the same."""
-        suggested = self.suggest(out_of_time=self.limits.out_of_time)
-        missing = {k: n for k, n in self.unpredicted.items() if f"unpredicted {k}" in problems}
-        low = [name for name in self.low if f"low {name}" in problems]
-        medians = self._find_flat_loss() if "loss" in problems else None
-        messages = [
-            self._describe_divergence(steps, skipped) if "divergence" in problems else None,
-            format_never_predicted_warning(missing, suggested) if missing else None,
-            format_low_dice_warning(low, suggested) if low else None,
-            format_loss_plateau_warning(*medians, suggested) if medians is not None else None,
+        suggested, messages = self.suggest(out_of_time=self.limits.out_of_time), list[str]()
+        if "divergence" in problems:
+            messages.append(self._describe_divergence(steps, skipped) or "")
+        missing = [
+            f"{name} (for {pluralize(count, 'validation')})"
+            for name, count in self.unpredicted.items()
+            if f"unpredicted {name}" in problems
         ]
-        return [message for message in messages if message is not None]
+        if missing:
+            message = f"not one voxel of the validation set is predicted as {join_first(missing)}"
+            messages.append(append_overrides(message, suggested.class_not_learned))
+        if low := [name for name in self.low if f"low {name}" in problems]:
+            message = f"Dice is below {LOW_DICE} for {join_first(low)}"
+            messages.append(append_overrides(message, suggested.class_not_learned))
+        medians = self._find_flat_loss() if "loss" in problems else None
+        if medians is not None:
+            message = "the loss does not fall: its median was {:.4g} in the first eighth of the "
+            message = (message + "steps and {:.4g} in the last").format(*medians)
+            messages.append(append_overrides(message, suggested.loss_not_falling))
+        return messages
 
     @property
     def has_learned(self) -> bool:
@@ -121,8 +138,16 @@ class TrainingWarnings(Callback):
         return None if self.has_learned else self.losses.detect_plateau()
 
     def _describe_divergence(self, steps: int, skipped: int) -> str | None:
-        rise, suggested = self.losses.detect_divergence(), self.suggest()
-        return format_divergence_warning(rise, steps, skipped, suggested)
+        rise, lower_rate = self.losses.detect_divergence(), self.suggest().lower_rate
+        if rise is not None:
+            change = "from {:.4g} to {:.4g}".format(*rise)
+            return f"the training diverged: its loss rose {change}; {lower_rate}"
+        if 2 * skipped <= steps:
+            return None
+        return (
+            f"{skipped:,} of {steps:,} steps were skipped, since their loss or gradients were not "
+            f"finite; {lower_rate}, or check the cases that the log names"
+        )
 
     def find_failure(self, steps: int, skipped: int) -> str | None:
         """Return why nothing was learned in a finished run, if so."""
@@ -136,13 +161,22 @@ class TrainingWarnings(Callback):
             suggested = self.suggest(out_of_time=self.limits.out_of_time)
             if self.limits.ended_early(steps):
                 planned = self.limits.planned_steps
-                enough = format_duration(self.limits.time_elapsed() * planned / steps)
-                warnings.append(format_ended_early_warning(steps, planned, enough, suggested))
+                time = format_duration(self.limits.time_elapsed() * planned / steps)
+                message = (
+                    f"trainer.max_time ended the run after {steps:,} of {planned:,} steps: resume "
+                    f"it with more time (resume=auto trainer.max_time={time} for all steps), or "
+                    "start a run with cheaper steps"
+                )
+                warnings.append(append_overrides(message, suggested.cheaper_step))
             rise = detect_late_rise(self.dice)
             if rise is not None:
-                warnings.append(format_ended_rising_warning(*rise, suggested))
+                message = (
+                    "the run ended while Dice was still rising: "
+                    f"{rise[0]:.3f} after three quarters of it, {rise[1]:.3f} at the end"
+                )
+                warnings.append(append_overrides(message, suggested.run_too_short))
         named = [p for p in found if done or p == "divergence" or p in self.active]
-        return warnings + self._format(named, steps, skipped)
+        return warnings + self._describe(named, steps, skipped)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -158,6 +192,72 @@ class TrainingWarnings(Callback):
         self.dice, self.active = list(state_dict["dice"]), list(state_dict["active"])
         self.unpredicted = dict(state_dict["unpredicted"])
         self.low = dict(state_dict["low"])
+
+
+class LossHistory(Curve):
+    """Mean loss of equally long parts of a run, fewer than PARTS however long it is."""
+
+    def __init__(self) -> None:
+        super().__init__(PARTS)
+        self.lowest = math.inf  # of all batches
+
+    def add(self, step: float, value: float) -> None:
+        """Add the loss of a batch; non-finite ones are ignored, since their steps are skipped."""
+        super().add(step, value)
+        if math.isfinite(value):
+            self.lowest = min(self.lowest, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"lowest": self.lowest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.lowest = state["lowest"]
+
+    def detect_plateau(self) -> tuple[float, float] | None:
+        """Return the medians of the first and last eighth if the loss has not fallen, else None."""
+        if self.every == 1:  # fewer than PARTS batches are too few to judge
+            return None
+        means = [loss for _, loss in self.points]
+        eighth = len(means) // 8
+        first, last = median(means[:eighth]), median(means[-eighth:])
+        return (first, last) if first - last < MIN_FALL * abs(first) else None
+
+    def detect_divergence(self) -> tuple[float, float] | None:
+        """Return the lowest loss and the median of the latest if it rose by magnitudes, else None.
+
+        The lowest of single batches: where the first step diverges, every mean has diverged.
+        """
+        if not self.points:
+            return None
+        last = median(loss for _, loss in self.points[-max(3, len(self.points) // 8) :])
+        return (self.lowest, last) if last > DIVERGED * max(abs(self.lowest), 1) else None
+
+
+def detect_late_rise(dice: Sequence[float]) -> tuple[float, float] | None:
+    """Return Dice at three quarters of the validations and at the end if it rose a lot, else None.
+
+    None with fewer than 8 validations, and where Dice scatters more than it rose.
+    """
+    dice = [value for value in dice if not math.isnan(value)]
+    if len(dice) < 8:
+        return None
+    count, quarter = max(2, len(dice) // 8), len(dice) // 4
+    end, before = dice[-count:], dice[-quarter - count : -quarter]
+    rose = median(end) - median(before) >= LATE_RISE and min(end) > max(before)
+    return (median(before), median(end)) if rose else None
+
+
+def append_overrides(message: str, overrides: Sequence[str]) -> str:
+    """Append the overrides to try.
+
+    >>> append_overrides("training is slow", ["a=1", "b=2", "c=3"])
+    'training is slow; try a=1, b=2 or c=3'
+    """
+    if not overrides:
+        return message
+    *others, last = overrides
+    return f"{message}; try {', '.join(others)}{' or ' if others else ''}{last}"
 
 
 def suggest_overrides(settings: TrainConfig, *, out_of_time: bool = False) -> SuggestedOverrides:
