@@ -9,7 +9,7 @@ import torch
 from tests.helpers.training import fit
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
-from unet3d.training.callbacks.early_stopping import EarlyStopping
+from unet3d.training.callbacks.stopping import EarlyStopping
 from unet3d.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, resolve_start
 from unet3d.training.trainer import silence_lightning
 

@@ -7,8 +7,8 @@ import torch
 from unet3d import nvml
 from unet3d.commands.train import build_training
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.training.callbacks import step_timing
-from unet3d.training.callbacks.step_timing import StepTimer, format_bottleneck
+from unet3d.training.callbacks import step_records
+from unet3d.training.callbacks.step_records import StepTimer, format_bottleneck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ def test_waiting_for_data_is_measured_in_every_step(composed, tmp_path):
 
 
 def test_long_waiting_is_printed_once_with_its_cause(composed, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(step_timing, "WINDOW", 3)
+    monkeypatch.setattr(step_records, "WINDOW", 3)
     train(composed, tmp_path, "trainer.max_steps=8", augment=Slow())
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if "waiting for data" in line]
