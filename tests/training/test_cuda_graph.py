@@ -40,8 +40,11 @@ def assert_equal(run, other):
     "overrides",
     [
         ("model.norm=batch", "precision=bf16"),
-        ("checkpointing=lean", "model.deep_supervision=true"),
-        ("trainer.accumulate_grad_batches=2",),
+        (
+            "checkpointing=lean",
+            "model.deep_supervision=true",
+            "trainer.accumulate_grad_batches=2",
+        ),
         ("model=dynunet", "model.filters=[2,4,4]", "model.norm_name=batch"),
     ],
     ids=str,

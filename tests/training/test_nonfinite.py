@@ -8,6 +8,7 @@ from torch import nn
 
 from unet3d.commands.train import build_training
 from unet3d.errors import RunError
+from unet3d.training import nonfinite
 from unet3d.training.nonfinite import (
     NonFiniteGuard,
     find_first_nonfinite_module,
@@ -213,12 +214,12 @@ def test_overflows_of_scaled_gradients_change_nothing_and_are_not_counted(
     assert run.module.nonfinite_guard.skipped == 0
 
 
-@pytest.mark.slow
-def test_gradients_that_overflow_at_every_scale_are_reported(composed, tmp_path):
-    run = build(composed, tmp_path, "trainer.max_steps=30", "data.patches_per_case=16")
+def test_gradients_that_overflow_at_every_scale_are_reported(composed, tmp_path, monkeypatch):
+    monkeypatch.setattr(nonfinite, "MAX_OVERFLOWS", 3)
+    run = build(composed, tmp_path, "trainer.max_steps=6", "data.patches_per_case=4")
     scale_gradients(run, 2.0**16)
     spoil_gradients(run, *range(100))
-    with pytest.raises(RunError, match="not finite after 21 steps in which the scale fell"):
+    with pytest.raises(RunError, match="not finite after 4 steps in which the scale fell"):
         fit(run)
 
 
