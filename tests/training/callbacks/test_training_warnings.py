@@ -97,9 +97,7 @@ def test_warnings_list_the_problems_at_the_end_of_a_run():
     run.after(GOOD, ELSEWHERE)
     assert run.warnings.warnings(done=False) == []
     assert run.warnings.warnings(done=True) == ["Dice is below 0.05 for b; try model.width=16"]
-    run.after(WITHOUT_2, WITHOUT_2)
-    assert run.warnings.warnings(done=False) == []  # too early
-    run.after(WITHOUT_2)
+    run.after(*[WITHOUT_2] * 3)
     for done in (False, True):
         (warning,) = run.warnings.warnings(done=done)
         assert warning.startswith("not one voxel of the validation set is predicted as b (for 3")
@@ -153,36 +151,24 @@ def test_a_run_that_only_time_limits_ended_early_if_it_has_few_steps():
     assert not limits.ended_early(20)
 
 
-def suggest(composed, *overrides):
-    return suggest_overrides(composed(*overrides))
-
-
-def test_a_run_gets_more_of_what_it_has_little_of(composed):
-    suggested = suggest(composed, "trainer.max_steps=null")
+def test_more_is_suggested_of_what_a_run_has_and_the_network_knows(composed):
+    suggested = suggest_overrides(composed("trainer.max_steps=null"))
     assert suggested.run_too_short == ["trainer.max_epochs=40"]
-    assert suggested.class_not_learned == [
-        "trainer.max_epochs=40",
-        "data.foreground_fraction=0.9",
-        "model.width=16",
-    ]
+    for_class = ["trainer.max_epochs=40", "data.foreground_fraction=0.9", "model.width=16"]
+    assert suggested.class_not_learned == for_class
     assert suggested.loss_not_falling == ["optimizer.lr=0.0003", "optimizer.lr=0.03"]
-
-
-def test_nothing_is_suggested_that_is_set_already_or_that_the_network_does_not_have(composed):
     overrides = ["model=dynunet", "data.foreground_fraction=1", "trainer.max_steps=50"]
-    assert suggest(composed, *overrides).class_not_learned == ["trainer.max_steps=100"]
-    words = ["model.channels=[8,16]", "model.prior_bias=false"]
-    first, *others = suggest(composed, *words).class_not_learned
-    assert first == "model.prior_bias=true"
-    assert not [override for override in others if "width" in override or "prior" in override]
+    assert suggest_overrides(composed(*overrides)).class_not_learned == ["trainer.max_steps=100"]
 
 
 def test_every_limit_is_doubled_and_of_a_run_that_time_ended_only_time(composed):
-    limits = ("trainer.max_steps=9", "trainer.max_epochs=3", "trainer.max_time=00:00:10:00")
+    settings = composed(
+        *("trainer.max_steps=9", "trainer.max_epochs=3", "trainer.max_time=00:00:10:00")
+    )
     time = "trainer.max_time=00:00:20:00"
     longer = f"trainer.max_steps=18 trainer.max_epochs=6 {time}"
-    assert suggest(composed, *limits).run_too_short == [longer]
-    suggested = suggest_overrides(composed(*limits), out_of_time=True)
+    assert suggest_overrides(settings).run_too_short == [longer]
+    suggested = suggest_overrides(settings, out_of_time=True)
     assert suggested.run_too_short == [time]
     assert suggested.class_not_learned == [time, "data.foreground_fraction=0.9"]
 
@@ -199,48 +185,41 @@ def add_noise(*values, amplitude=0.1):
     return [value + rng.uniform(-amplitude, amplitude) for value in values]
 
 
-def test_a_noisy_but_constant_loss_is_detected():
-    plateau = make_history(add_noise(*[1.4] * 300)).detect_plateau()
-    assert plateau == pytest.approx((1.4, 1.4), abs=0.1)
-
-
-def test_a_falling_loss_is_not_detected_however_noisy():
-    falling = [1.4 - 0.2 * n / 300 for n in range(300)]
-    assert make_history(add_noise(*falling)).detect_plateau() is None
-
-
-def test_spikes_and_non_finite_losses_do_not_hide_a_falling_loss():
-    losses = [2 - n / 200 for n in range(300)]
-    losses[290], losses[291], losses[295] = 60.0, float("nan"), float("inf")
-    assert make_history(losses).detect_plateau() is None
+FALLING = [1.4 - 0.2 * n / 300 for n in range(300)]
+SPIKES = {290: 60.0, 291: float("nan"), 295: float("inf")}
 
 
 @pytest.mark.parametrize(
-    "losses",
-    [[], [1.5, 1.5, 60.0], [0.01] * 200 + [0.9] * 200, [-0.9] * 99 + [2.0], [900, 800, 90]],
+    ("losses", "plateau"),
+    [
+        ([1.0] * (PARTS - 1), None),  # too few steps to judge
+        ([1.0] * PARTS, (1, 1)),
+        ([-0.1] * 300, (-0.1, -0.1)),
+        (add_noise(*[1.4] * 300), (1.4, 1.4)),
+        (add_noise(*FALLING), None),
+        ([SPIKES.get(n, 2 - n / 200) for n in range(300)], None),
+    ],
+    ids=["short", "constant", "negative", "noisy", "falling", "spikes"],
 )
-def test_a_spike_a_forgotten_task_and_a_high_loss_are_no_divergence(losses):
-    assert make_history(losses).detect_divergence() is None
+def test_a_loss_that_does_not_fall_is_detected_despite_noise(losses, plateau):
+    found = make_history(losses).detect_plateau()
+    assert found == (None if plateau is None else pytest.approx(plateau, abs=0.1))
 
 
-@pytest.mark.parametrize("count", [3, 1000])
-def test_a_loss_that_diverges_in_the_first_step_is_detected_however_long_the_run(count):
-    assert make_history([1.5] + [1e15] * count).detect_divergence() == (1.5, 1e15)
+DIVERGING = [([1.5] + [1e15] * count, (1.5, 1e15)) for count in (3, 1000)]
+OTHERS = [[], [1.5, 1.5, 60.0], [0.01] * 200 + [0.9] * 200, [-0.9] * 99 + [2.0], [900, 800, 90]]
 
 
-def test_a_few_steps_are_too_few_to_judge_the_loss():
-    assert make_history([1.0] * (PARTS - 1)).detect_plateau() is None
-    assert make_history([1.0] * PARTS).detect_plateau() == (1, 1)
-    assert make_history([-0.1] * 300).detect_plateau() == pytest.approx((-0.1, -0.1))
-    assert make_history([-0.1 - n / 300 for n in range(300)]).detect_plateau() is None
+@pytest.mark.parametrize(("losses", "rise"), DIVERGING + [(losses, None) for losses in OTHERS])
+def test_a_spike_a_forgotten_task_and_a_high_loss_are_no_divergence(losses, rise):
+    assert make_history(losses).detect_divergence() == rise
 
 
 def test_a_loss_history_stays_small_and_resumes_from_its_state():
     losses = add_noise(*[1.0] * 10_000)
-    full, first_part = make_history(losses), make_history(losses[:5_003])
+    full, resumed = make_history(losses), LossHistory()
     assert len(full.points) < PARTS
-    resumed = LossHistory()
-    resumed.load_state_dict(first_part.state_dict())
+    resumed.load_state_dict(make_history(losses[:5_003]).state_dict())
     for step, loss in enumerate(losses[5_003:], start=5_003):
         resumed.add(step, loss)
     assert resumed.state_dict() == full.state_dict()
@@ -251,18 +230,21 @@ SETTLED = [0.34, 0.44, 0.50, 0.50, 0.81, 0.84, 0.85, 0.84, 0.88, 0.90, 0.91, 0.9
 SETTLED += [0.90, 0.90, 0.89, 0.89, 0.91, 0.91, 0.91, 0.91]
 
 
-def test_dice_that_rises_to_the_end_returns_its_medians():
-    nan = float("nan")  # ignored
-    assert detect_late_rise([nan, *RISING, nan]) == pytest.approx((0.675, 0.925))
-
-
 NOISE = [0.5, 0.4, 0.6, 0.3] * 5
 GROWING_NOISE = [*[0.1] * 12, 0.2, 0.3, 0.1, 0.4, 0.2, 0.5]
+NAN = float("nan")  # ignored
 
 
-@pytest.mark.parametrize("dice", [SETTLED, RISING[:7], NOISE, GROWING_NOISE])
-def test_settled_or_noisy_dice_is_not_still_rising(dice):
-    assert detect_late_rise(dice) is None
+@pytest.mark.parametrize(
+    ("dice", "rise"),
+    [
+        ([NAN, *RISING, NAN], pytest.approx((0.675, 0.925))),
+        *((dice, None) for dice in (SETTLED, RISING[:7], NOISE, GROWING_NOISE)),
+    ],
+    ids=["rising", "settled", "short", "noise", "growing_noise"],
+)
+def test_dice_that_still_rises_is_told_from_settled_or_noisy_dice(dice, rise):
+    assert detect_late_rise(dice) == rise
 
 
 CLASSES = {"organ": [1], "tumor": [2], "whole": [1, 2]}
