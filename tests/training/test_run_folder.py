@@ -20,20 +20,16 @@ def used(unet3d, tmp_path):
     return tmp_path / "run"
 
 
-def test_a_run_that_starts_anew_sets_the_earlier_one_aside_whole(unet3d, used, capsys):
+def test_a_run_that_starts_anew_renames_the_folder_of_the_earlier_one(unet3d, used, capsys):
     before = read_all(used)
     assert {path.parts[0] for path in before} >= {"checkpoints", "validation", "evaluation"}
-    capsys.readouterr()
-    assert unet3d("fold=none", "logger=csv") == 0
-    assert f"{used} held an earlier run, which is in {used}.1 now" in capsys.readouterr().out
-    assert read_all(used.with_name("run.1")) == before
-    left = read_all(used)
-    assert [path for path in left if path.suffix == ".ckpt"] == [
-        path for path in left if path.name == "last.ckpt"
-    ]
-    assert not {"validation", "evaluation"} & {path.parts[0] for path in left}
-    assert unet3d("fold=none", "logger=csv") == 0
-    assert read_all(used.with_name("run.2")) == left
+    for number in (1, 2):
+        assert unet3d("fold=none", "logger=csv") == 0
+        earlier = used.with_name(f"run.{number}")
+        assert f"{used} held an earlier run, which is in {earlier} now" in capsys.readouterr().out
+        assert read_all(earlier) == before
+        before = read_all(used)
+        assert not {"validation", "evaluation"} & {path.parts[0] for path in before}
     assert not list(used.parent.rglob(LOCK))
 
 

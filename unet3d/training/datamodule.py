@@ -179,21 +179,20 @@ def find_absent_classes(
 
     `training` and `validation` hold the labels that occur in each case.
     """
-
-    def find_absent(cases: Sequence[Set[int]]) -> list[str]:
-        present = set().union(*cases)
-        return [name for name, labels in classes.items() if not present & set(labels)]
-
-    untrained = find_absent(training)
-    unvalidated = find_absent(validation) if validation else untrained
-    nowhere = [name for name in untrained if name in unvalidated]
-    only_validated = [name for name in untrained if name not in unvalidated]
-    only_trained = [name for name in unvalidated if name not in untrained]
+    trained, validated = set().union(*training), set().union(*(validation or training))
+    names: dict[tuple[bool, bool], list[str]] = {}  # by whether training and validation have them
+    for name, labels in classes.items():
+        occurs = not trained.isdisjoint(labels), not validated.isdisjoint(labels)
+        names.setdefault(occurs, []).append(name)
     resplit = "choose another fold= or data.splits="
     unknown = f"its Dice is unknown and not part of the mean: {resplit}"
-    warnings = [
-        (nowhere, "no", "it cannot be learned: check the label files, or remove the class"),
-        (only_validated, "no training", f"it cannot be learned: {resplit}"),
-        (only_trained, "no validation", unknown),
+    warnings = {
+        (False, False): ("no", "it cannot be learned: check the label files, or remove the class"),
+        (False, True): ("no training", f"it cannot be learned: {resplit}"),
+        (True, False): ("no validation", unknown),
+    }
+    return [
+        f"{no} case has {join_first(names[occurs])}, so {end}"
+        for occurs, (no, end) in warnings.items()
+        if occurs in names
     ]
-    return [f"{no} case has {join_first(names)}, so {end}" for names, no, end in warnings if names]

@@ -9,9 +9,9 @@ import torch
 from unet3d.metric.dice import Dice
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.callbacks.training_warnings import (
+    LOWER_RATE,
     PARTS,
     LossHistory,
-    SuggestedOverrides,
     TrainingWarnings,
     detect_late_rise,
     suggest_overrides,
@@ -19,9 +19,7 @@ from unet3d.training.callbacks.training_warnings import (
 from unet3d.training.datamodule import find_absent_classes
 from unet3d.types import IGNORE_LABEL
 
-SUGGESTED = SuggestedOverrides(
-    class_not_learned=["model.width=16"], loss_not_falling=["optimizer.lr=1"]
-)
+SUGGESTED = {"class": ["model.width=16"], "loss": ["optimizer.lr=1"]}
 REFERENCE = torch.tensor([0, 1, 1, 2, 2, 2, 2, IGNORE_LABEL]).view(1, 1, 1, 8)
 GOOD = REFERENCE.where(REFERENCE != IGNORE_LABEL, 0)
 WITHOUT_2 = torch.tensor([0, 1, 1, 0, 0, 0, 0, 2]).view(1, 1, 1, 8)  # one, but it is ignored
@@ -33,7 +31,7 @@ class Validations:
 
     def __init__(self, regions=None):
         self.warnings = TrainingWarnings(
-            StoppingLimits(max_steps=20), lambda out_of_time=False: SUGGESTED
+            StoppingLimits(max_steps=20), lambda kind, out_of_time: SUGGESTED[kind]
         )
         self.lines = []
         self.metric = Dice(["background", "a", "b"], regions)
@@ -115,16 +113,15 @@ def test_it_resumes_from_its_state_without_a_difference():
     assert resumed.warnings.state_dict() == uninterrupted.warnings.state_dict()
 
 
-LOWER = "lower the learning rate"
-
-
 def test_divergence_is_printed_once_and_not_reported_when_it_is_over():
     run = Validations()
     for loss in (1.5, 70.0, 80.0, 90.0):
         run.module.nonfinite_guard.loss = loss
         run.warnings.on_train_batch_end(run.trainer, run.module)
     run.after(GOOD, GOOD)
-    assert run.lines == ["step 1: the training diverged: its loss rose from 1.5 to 80; " + LOWER]
+    assert run.lines == [
+        "step 1: the training diverged: its loss rose from 1.5 to 80; " + LOWER_RATE
+    ]
     run.module.nonfinite_guard.loss = 1.4
     for _ in range(3):
         run.warnings.on_train_batch_end(run.trainer, run.module)
@@ -140,7 +137,7 @@ def test_a_run_that_had_learned_before_it_diverged_is_warned_about_but_does_not_
         run.warnings.on_train_batch_end(run.trainer, run.module)
     assert run.warnings.find_failure(steps=4, skipped=0) is None
     (warning,) = run.warnings.warnings(done=True, steps=4)
-    assert warning == f"the training diverged: its loss rose from 0.1 to 1e+09; {LOWER}"
+    assert warning == f"the training diverged: its loss rose from 0.1 to 1e+09; {LOWER_RATE}"
 
 
 def test_a_run_that_only_time_limits_ended_early_if_it_has_few_steps():
@@ -152,25 +149,22 @@ def test_a_run_that_only_time_limits_ended_early_if_it_has_few_steps():
 
 
 def test_more_is_suggested_of_what_a_run_has_and_the_network_knows(composed):
-    suggested = suggest_overrides(composed("trainer.max_steps=null"))
-    assert suggested.run_too_short == ["trainer.max_epochs=40"]
+    settings = composed("trainer.max_steps=null")
     for_class = ["trainer.max_epochs=40", "data.foreground_fraction=0.9", "model.width=16"]
-    assert suggested.class_not_learned == for_class
-    assert suggested.loss_not_falling == ["optimizer.lr=0.0003", "optimizer.lr=0.03"]
-    overrides = ["model=dynunet", "data.foreground_fraction=1", "trainer.max_steps=50"]
-    assert suggest_overrides(composed(*overrides)).class_not_learned == ["trainer.max_steps=100"]
+    assert suggest_overrides(settings, "class") == for_class
+    assert suggest_overrides(settings, "loss") == ["optimizer.lr=0.0003", "optimizer.lr=0.03"]
+    words = ["model=dynunet", "data.foreground_fraction=1", "trainer.max_steps=50"]
+    assert suggest_overrides(composed(*words), "class") == ["trainer.max_steps=100"]
 
 
 def test_every_limit_is_doubled_and_of_a_run_that_time_ended_only_time(composed):
-    settings = composed(
-        *("trainer.max_steps=9", "trainer.max_epochs=3", "trainer.max_time=00:00:10:00")
-    )
-    time = "trainer.max_time=00:00:20:00"
+    limits = ("trainer.max_steps=9", "trainer.max_epochs=3", "trainer.max_time=00:00:10:00")
+    settings, time = composed(*limits), "trainer.max_time=00:00:20:00"
     longer = f"trainer.max_steps=18 trainer.max_epochs=6 {time}"
-    assert suggest_overrides(settings).run_too_short == [longer]
-    suggested = suggest_overrides(settings, out_of_time=True)
-    assert suggested.run_too_short == [time]
-    assert suggested.class_not_learned == [time, "data.foreground_fraction=0.9"]
+    assert suggest_overrides(settings, "short") == [longer]
+    assert suggest_overrides(settings, "short", out_of_time=True) == [time]
+    for_class = [time, "data.foreground_fraction=0.9"]
+    assert suggest_overrides(settings, "class", out_of_time=True) == for_class
 
 
 def make_history(losses):

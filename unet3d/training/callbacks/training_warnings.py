@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
@@ -28,28 +27,21 @@ PARTS = 64  # points of a loss history at which pairs of them are merged
 HIGH_FOREGROUND_FRACTION = 0.9  # the foreground fraction that is suggested to a run with less
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuggestedOverrides:
-    """Overrides to try for each problem."""
-
-    run_too_short: Sequence[str] = ()
-    class_not_learned: Sequence[str] = ()
-    loss_not_falling: Sequence[str] = ()
-    cheaper_step: Sequence[str] = ()
-    lower_rate: str = "lower the learning rate"
+LOWER_RATE = "lower optimizer.lr (unet3d lr suggests a rate)"
 
 
 class TrainingWarnings(Callback):
     """Print a line when a problem appears; `warnings` lists those that remain.
 
-    `suggest(out_of_time=...)` returns what to try; `absent` holds sentences about classes that no
-    label contains. All ranks have the same confusion matrices but their own losses; rank 0 prints.
+    `suggest(kind, out_of_time=...)` returns overrides to try; `absent` holds sentences about
+    classes that no label contains. All ranks have the same confusion matrices but their own losses;
+    rank 0 prints.
     """
 
     def __init__(
         self,
         limits: StoppingLimits,
-        suggest: Callable[..., SuggestedOverrides],
+        suggest: Callable[..., Sequence[str]],
         absent: Sequence[str] = (),
     ):
         self.limits, self.suggest, self.absent = limits, suggest, absent
@@ -89,12 +81,8 @@ class TrainingWarnings(Callback):
             return ["divergence"]
         missing = [name for name, count in self.unpredicted.items() if count]
         low = [name for name, count in self.low.items() if count and name not in missing]
-        flat = [] if self._find_flat_loss() is None else ["loss"]
-        return [
-            *(f"unpredicted {name}" for name in missing),
-            *(f"low {name}" for name in low),
-            *flat,
-        ]
+        problems = [f"unpredicted {name}" for name in missing] + [f"low {name}" for name in low]
+        return problems if self._find_flat_loss() is None else [*problems, "loss"]
 
     def _is_due(self, problem: str, done: float, rate: float) -> bool:
         """Return whether a problem is worth a line at this fraction of the run and of the rate."""
@@ -108,7 +96,7 @@ class TrainingWarnings(Callback):
 
     def _describe(self, problems: Sequence[str], steps: int, skipped: int) -> list[str]:
         """Return messages about these problems: one for all classes that have the same."""
-        suggested, messages = self.suggest(out_of_time=self.limits.out_of_time), list[str]()
+        messages = list[str]()
         if "divergence" in problems:
             messages.append(self._describe_divergence(steps, skipped) or "")
         missing = [
@@ -118,16 +106,21 @@ class TrainingWarnings(Callback):
         ]
         if missing:
             message = f"not one voxel of the validation set is predicted as {join_first(missing)}"
-            messages.append(append_overrides(message, suggested.class_not_learned))
+            messages.append(self._append_overrides(message, "class"))
         if low := [name for name in self.low if f"low {name}" in problems]:
             message = f"Dice is below {LOW_DICE} for {join_first(low)}"
-            messages.append(append_overrides(message, suggested.class_not_learned))
+            messages.append(self._append_overrides(message, "class"))
         medians = self._find_flat_loss() if "loss" in problems else None
         if medians is not None:
             message = "the loss does not fall: its median was {:.4g} in the first eighth of the "
             message = (message + "steps and {:.4g} in the last").format(*medians)
-            messages.append(append_overrides(message, suggested.loss_not_falling))
+            messages.append(self._append_overrides(message, "loss"))
         return messages
+
+    def _append_overrides(self, message: str, kind: str) -> str:
+        """Append what to try against a kind of problem."""
+        overrides = self.suggest(kind, out_of_time=self.limits.out_of_time)
+        return f"{message}; try {' or '.join(overrides)}" if overrides else message
 
     @property
     def has_learned(self) -> bool:
@@ -138,15 +131,15 @@ class TrainingWarnings(Callback):
         return None if self.has_learned else self.losses.detect_plateau()
 
     def _describe_divergence(self, steps: int, skipped: int) -> str | None:
-        rise, lower_rate = self.losses.detect_divergence(), self.suggest().lower_rate
+        rise = self.losses.detect_divergence()
         if rise is not None:
             change = "from {:.4g} to {:.4g}".format(*rise)
-            return f"the training diverged: its loss rose {change}; {lower_rate}"
+            return f"the training diverged: its loss rose {change}; {LOWER_RATE}"
         if 2 * skipped <= steps:
             return None
         return (
             f"{skipped:,} of {steps:,} steps were skipped, since their loss or gradients were not "
-            f"finite; {lower_rate}, or check the cases that the log names"
+            f"finite; {LOWER_RATE}, or check the cases that the log names"
         )
 
     def find_failure(self, steps: int, skipped: int) -> str | None:
@@ -158,7 +151,6 @@ class TrainingWarnings(Callback):
         found = self._find_problems(steps, skipped)
         warnings = list(self.absent)
         if done and found != ["divergence"]:  # then more steps would not help
-            suggested = self.suggest(out_of_time=self.limits.out_of_time)
             if self.limits.ended_early(steps):
                 planned = self.limits.planned_steps
                 time = format_duration(self.limits.time_elapsed() * planned / steps)
@@ -167,14 +159,14 @@ class TrainingWarnings(Callback):
                     f"it with more time (resume=auto trainer.max_time={time} for all steps), or "
                     "start a run with cheaper steps"
                 )
-                warnings.append(append_overrides(message, suggested.cheaper_step))
+                warnings.append(self._append_overrides(message, "slow"))
             rise = detect_late_rise(self.dice)
             if rise is not None:
                 message = (
                     "the run ended while Dice was still rising: "
                     f"{rise[0]:.3f} after three quarters of it, {rise[1]:.3f} at the end"
                 )
-                warnings.append(append_overrides(message, suggested.run_too_short))
+                warnings.append(self._append_overrides(message, "short"))
         named = [p for p in found if done or p == "divergence" or p in self.active]
         return warnings + self._describe(named, steps, skipped)
 
@@ -248,51 +240,40 @@ def detect_late_rise(dice: Sequence[float]) -> tuple[float, float] | None:
     return (median(before), median(end)) if rose else None
 
 
-def append_overrides(message: str, overrides: Sequence[str]) -> str:
-    """Append the overrides to try.
-
-    >>> append_overrides("training is slow", ["a=1", "b=2", "c=3"])
-    'training is slow; try a=1, b=2 or c=3'
-    """
-    if not overrides:
-        return message
-    *others, last = overrides
-    return f"{message}; try {', '.join(others)}{' or ' if others else ''}{last}"
-
-
-def suggest_overrides(settings: TrainConfig, *, out_of_time: bool = False) -> SuggestedOverrides:
-    """Return overrides for each kind of warning; only keys that the network has.
+def suggest_overrides(
+    settings: TrainConfig,
+    kind: Literal["short", "slow", "class", "loss"],
+    *,
+    out_of_time: bool = False,
+) -> list[str]:
+    """Return overrides to try against a kind of problem; only keys that the network has.
 
     A run that was `out_of_time` is not asked for more steps, epochs or channels.
     """
     step, trainer = settings.step, settings.trainer
     arguments = step.network.model.arguments
-    batches, volumes = step.micro_batches, step.data.batch_size
     width = None if arguments.get("channels") is not None else arguments.get("width")
+    if kind == "loss":
+        lr = step.optimizer.arguments.get("lr")
+        is_known = isinstance(lr, int | float) and lr > 0
+        return [f"optimizer.lr={lr * factor:g}" for factor in (0.1, 10)] if is_known else []
+    if kind == "slow":
+        batches, volumes = step.micro_batches, step.data.batch_size
+        cheaper = [f"trainer.accumulate_grad_batches={batches // 2}"] if batches > 1 else []
+        cheaper += [f"data.batch_size={volumes // 2}"] if volumes > 1 else []
+        cheaper += [f"model.width={width // 2}"] if isinstance(width, int) and width > 1 else []
+        return [*cheaper, "a smaller data.patch_size"]
     counts = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
     counts = {} if out_of_time else counts
     limits = [f"trainer.{key}={2 * n}" for key, n in counts.items() if n is not None]
     if trainer.max_seconds is not None:
         limits.append(f"trainer.max_time={format_duration(2 * trainer.max_seconds)}")
-    for_class = [] if step.network.prior_bias else ["model.prior_bias=true"]
-    for_class.append(" ".join(limits))
+    if kind == "short":
+        return [" ".join(limits)]
+    overrides = [] if step.network.prior_bias else ["model.prior_bias=true"]
+    overrides.append(" ".join(limits))
     if step.data.foreground_fraction < HIGH_FOREGROUND_FRACTION:
-        for_class.append(f"data.foreground_fraction={HIGH_FOREGROUND_FRACTION}")
+        overrides.append(f"data.foreground_fraction={HIGH_FOREGROUND_FRACTION}")
     if isinstance(width, int) and not out_of_time:
-        for_class.append(f"model.width={2 * width}")
-    cheaper = [f"trainer.accumulate_grad_batches={batches // 2}"] if batches > 1 else []
-    cheaper += [f"data.batch_size={volumes // 2}"] if volumes > 1 else []
-    cheaper += [f"model.width={width // 2}"] if isinstance(width, int) and width > 1 else []
-    suggested = SuggestedOverrides(
-        run_too_short=[" ".join(limits)],
-        class_not_learned=for_class,
-        cheaper_step=[*cheaper, "a smaller data.patch_size"],
-    )
-    lr = step.optimizer.arguments.get("lr")
-    if not isinstance(lr, int | float) or lr <= 0:
-        return suggested
-    return replace(
-        suggested,
-        loss_not_falling=[f"optimizer.lr={lr * factor:g}" for factor in (0.1, 10)],
-        lower_rate=f"lower optimizer.lr={lr:g} (unet3d lr suggests one)",
-    )
+        overrides.append(f"model.width={2 * width}")
+    return overrides
