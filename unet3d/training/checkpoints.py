@@ -226,10 +226,10 @@ def resolve_start(run: "TrainingRun") -> RunStart:
     if run.is_main:
         restore_checkpoints(folder, path, content, is_fallback=bool(problems))
     finished = is_finished(run, content)
-    warnings = callbacks.training_warnings
-    if finished and warnings.state_key in content["callbacks"]:  # nothing else loads them
-        warnings.load_state_dict(content["callbacks"][warnings.state_key])
+    if finished:  # what its report says; nothing else loads it
         run.module.on_load_checkpoint(content)
+        for callback in (callbacks.curves, callbacks.training_warnings):
+            callback.load_state_dict(content["callbacks"][callback.state_key])
     # Lightning loads the file itself: the content must not stay in memory while it trains.
     return RunStart(
         checkpoint=path,

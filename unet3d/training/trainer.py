@@ -64,7 +64,9 @@ class RunCallbacks:
         )
         self.curves = Curves()
         suggest = partial(suggest_overrides, settings)
-        self.training_warnings = TrainingWarnings(limits, suggest, data.absent_classes)
+        self.training_warnings = TrainingWarnings(
+            limits, self.curves.loss, suggest, data.absent_classes
+        )
         # Within a kind of blocks, strategies change no bit of a step.
         is_plain = step.strategy in ("none", "blocks") or not isinstance(module.model, HasRetention)
         fixed = {

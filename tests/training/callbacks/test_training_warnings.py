@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from unet3d.metric.dice import Dice
+from unet3d.report.figures import Curve
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.callbacks.training_warnings import (
     LOWER_RATE,
-    PARTS,
-    LossHistory,
+    MIN_POINTS,
     TrainingWarnings,
+    detect_divergence,
     detect_late_rise,
+    detect_plateau,
     suggest_overrides,
 )
 from unet3d.training.datamodule import find_absent_classes
@@ -31,7 +33,7 @@ class Validations:
 
     def __init__(self, regions=None):
         self.warnings = TrainingWarnings(
-            StoppingLimits(max_steps=20), lambda kind, out_of_time: SUGGESTED[kind]
+            StoppingLimits(max_steps=20), Curve(), lambda kind, out_of_time: SUGGESTED[kind]
         )
         self.lines = []
         self.metric = Dice(["background", "a", "b"], regions)
@@ -45,6 +47,12 @@ class Validations:
         self.trainer = SimpleNamespace(
             sanity_checking=False, global_step=0, max_epochs=None, optimizers=[optimizer]
         )
+
+    def step(self, *losses):
+        for loss in losses:
+            self.module.nonfinite_guard.loss = loss
+            self.warnings.loss.add(self.trainer.global_step, loss)
+            self.warnings.on_train_batch_end(self.trainer, self.module)
 
     def after(self, *predictions):
         for prediction in predictions:
@@ -81,8 +89,7 @@ def test_a_flat_loss_is_reported_once_unless_the_network_has_learned():
     lines = []
     for prediction in (torch.zeros_like(GOOD), GOOD):
         run = Validations()
-        for _ in range(80):
-            run.warnings.on_train_batch_end(run.trainer, run.module)
+        run.step(*[1.0] * 80)
         printed = run.after(*[prediction] * 8)
         lines.append([line for line in printed if "loss" in line])
     (line,), nothing = lines
@@ -115,16 +122,12 @@ def test_it_resumes_from_its_state_without_a_difference():
 
 def test_divergence_is_printed_once_and_not_reported_when_it_is_over():
     run = Validations()
-    for loss in (1.5, 70.0, 80.0, 90.0):
-        run.module.nonfinite_guard.loss = loss
-        run.warnings.on_train_batch_end(run.trainer, run.module)
+    run.step(1.5, 70.0, 80.0, 90.0)
     run.after(GOOD, GOOD)
     assert run.lines == [
         "step 1: the training diverged: its loss rose from 1.5 to 80; " + LOWER_RATE
     ]
-    run.module.nonfinite_guard.loss = 1.4
-    for _ in range(3):
-        run.warnings.on_train_batch_end(run.trainer, run.module)
+    run.step(1.4, 1.4, 1.4)
     assert len(run.after(GOOD)) == 1
     assert run.warnings.warnings(done=True, steps=3) == []
 
@@ -132,9 +135,7 @@ def test_divergence_is_printed_once_and_not_reported_when_it_is_over():
 def test_a_run_that_had_learned_before_it_diverged_is_warned_about_but_does_not_fail():
     run = Validations()
     run.after(GOOD)
-    for loss in (0.1, 1e9, 1e9, 1e9):
-        run.module.nonfinite_guard.loss = loss
-        run.warnings.on_train_batch_end(run.trainer, run.module)
+    run.step(0.1, 1e9, 1e9, 1e9)
     assert run.warnings.find_failure(steps=4, skipped=0) is None
     (warning,) = run.warnings.warnings(done=True, steps=4)
     assert warning == f"the training diverged: its loss rose from 0.1 to 1e+09; {LOWER_RATE}"
@@ -167,11 +168,11 @@ def test_every_limit_is_doubled_and_of_a_run_that_time_ended_only_time(composed)
     assert suggest_overrides(settings, "class", out_of_time=True) == for_class
 
 
-def make_history(losses):
-    history = LossHistory()
+def draw_points(losses):
+    curve = Curve()
     for step, loss in enumerate(losses):
-        history.add(step, loss)
-    return history
+        curve.add(step, loss)
+    return curve.points
 
 
 def add_noise(*values, amplitude=0.1):
@@ -186,8 +187,8 @@ SPIKES = {290: 60.0, 291: float("nan"), 295: float("inf")}
 @pytest.mark.parametrize(
     ("losses", "plateau"),
     [
-        ([1.0] * (PARTS - 1), None),  # too few steps to judge
-        ([1.0] * PARTS, (1, 1)),
+        ([1.0] * (MIN_POINTS - 1), None),  # too few steps to judge
+        ([1.0] * MIN_POINTS, (1, 1)),
         ([-0.1] * 300, (-0.1, -0.1)),
         (add_noise(*[1.4] * 300), (1.4, 1.4)),
         (add_noise(*FALLING), None),
@@ -196,7 +197,7 @@ SPIKES = {290: 60.0, 291: float("nan"), 295: float("inf")}
     ids=["short", "constant", "negative", "noisy", "falling", "spikes"],
 )
 def test_a_loss_that_does_not_fall_is_detected_despite_noise(losses, plateau):
-    found = make_history(losses).detect_plateau()
+    found = detect_plateau(draw_points(losses))
     assert found == (None if plateau is None else pytest.approx(plateau, abs=0.1))
 
 
@@ -206,17 +207,7 @@ OTHERS = [[], [1.5, 1.5, 60.0], [0.01] * 200 + [0.9] * 200, [-0.9] * 99 + [2.0],
 
 @pytest.mark.parametrize(("losses", "rise"), DIVERGING + [(losses, None) for losses in OTHERS])
 def test_a_spike_a_forgotten_task_and_a_high_loss_are_no_divergence(losses, rise):
-    assert make_history(losses).detect_divergence() == rise
-
-
-def test_a_loss_history_stays_small_and_resumes_from_its_state():
-    losses = add_noise(*[1.0] * 10_000)
-    full, resumed = make_history(losses), LossHistory()
-    assert len(full.points) < PARTS
-    resumed.load_state_dict(make_history(losses[:5_003]).state_dict())
-    for step, loss in enumerate(losses[5_003:], start=5_003):
-        resumed.add(step, loss)
-    assert resumed.state_dict() == full.state_dict()
+    assert detect_divergence(draw_points(losses), min(losses, default=0.0)) == rise
 
 
 RISING = [n / 20 for n in range(20)]

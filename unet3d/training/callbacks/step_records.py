@@ -225,7 +225,8 @@ class Curves(Callback):
     """Record loss and learning rate of the steps, and the scores of validations, on rank 0."""
 
     def __init__(self) -> None:
-        self.curves: dict[str, Curve] = {}
+        self.loss = Curve()
+        self.curves = {"train/loss": self.loss}
         self.rate = 0.0  # of the step that runs
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
@@ -250,12 +251,12 @@ class Curves(Callback):
 
     def list_points(self) -> dict[str, list[list[float]]]:
         """Return [step, value] pairs by curve."""
-        return {name: curve.list_points() for name, curve in self.curves.items()}
+        points = {name: curve.list_points() for name, curve in self.curves.items()}
+        return {name: pairs for name, pairs in points.items() if pairs}
 
     def state_dict(self) -> dict[str, Any]:
         return {name: curve.state_dict() for name, curve in self.curves.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for name, state in state_dict.items():
-            self.curves[name] = Curve()
-            self.curves[name].load_state_dict(state)
+            self.curves.setdefault(name, Curve()).load_state_dict(state)

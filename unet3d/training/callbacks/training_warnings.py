@@ -1,7 +1,7 @@
 """Warnings about a run that does not learn: classes never predicted, a loss that stays flat."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.config.fields import format_duration
-from unet3d.report.figures import Curve
+from unet3d.report.figures import Curve, Points
 from unet3d.text import join_first, pluralize
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig
@@ -23,7 +23,7 @@ LATE_RISE = 0.05  # a run that gains this much Dice in its last quarter ended to
 MIN_FALL = 0.05  # fraction by which the loss must have fallen by the end
 LEARNED_DICE = 0.5  # from here on, a loss that stays flat was low from the start (init_from=)
 DIVERGED = 10.0  # a loss above this, and this many times as high as its lowest value, has diverged
-PARTS = 64  # points of a loss history at which pairs of them are merged
+MIN_POINTS = 64  # of the curve of the loss, with fewer it is not judged
 HIGH_FOREGROUND_FRACTION = 0.9  # the foreground fraction that is suggested to a run with less
 
 
@@ -33,26 +33,29 @@ LOWER_RATE = "lower optimizer.lr (unet3d lr suggests a rate)"
 class TrainingWarnings(Callback):
     """Print a line when a problem appears; `warnings` lists those that remain.
 
-    `suggest(kind, out_of_time=...)` returns overrides to try; `absent` holds sentences about
-    classes that no label contains. All ranks have the same confusion matrices but their own losses;
-    rank 0 prints.
+    `loss` is the curve of the loss, to which another callback adds each step. `suggest(kind,
+    out_of_time=...)` returns overrides to try; `absent` holds sentences about classes that no label
+    contains. All ranks have the same confusion matrices but their own losses; rank 0 prints.
     """
 
     def __init__(
         self,
         limits: StoppingLimits,
+        loss: Curve,
         suggest: Callable[..., Sequence[str]],
         absent: Sequence[str] = (),
     ):
-        self.limits, self.suggest, self.absent = limits, suggest, absent
-        self.losses = LossHistory()
+        self.limits, self.loss, self.suggest, self.absent = limits, loss, suggest, absent
+        self.lowest_loss = math.inf  # of all batches
         self.dice: list[float] = []  # mean Dice of each validation
         self.unpredicted: dict[str, int] = {}  # class: validations in a row without a voxel of it
         self.low: dict[str, int] = {}  # class: validations in a row with a Dice below LOW_DICE
         self.active: list[str] = []  # problems that have been printed and still hold
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: SegmentationModule, *_: Any) -> None:
-        self.losses.add(trainer.global_step, pl_module.nonfinite_guard.loss)
+        loss = pl_module.nonfinite_guard.loss
+        if math.isfinite(loss):  # a step with any other is skipped
+            self.lowest_loss = min(self.lowest_loss, loss)
 
     def on_validation_end(self, trainer: Trainer, pl_module: SegmentationModule) -> None:
         if trainer.sanity_checking:
@@ -128,10 +131,10 @@ class TrainingWarnings(Callback):
         return any(value >= LEARNED_DICE for value in self.dice)
 
     def _find_flat_loss(self) -> tuple[float, float] | None:
-        return None if self.has_learned else self.losses.detect_plateau()
+        return None if self.has_learned else detect_plateau(self.loss.points)
 
     def _describe_divergence(self, steps: int, skipped: int) -> str | None:
-        rise = self.losses.detect_divergence()
+        rise = detect_divergence(self.loss.points, self.lowest_loss)
         if rise is not None:
             change = "from {:.4g} to {:.4g}".format(*rise)
             return f"the training diverged: its loss rose {change}; {LOWER_RATE}"
@@ -172,7 +175,7 @@ class TrainingWarnings(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "losses": self.losses.state_dict(),
+            "lowest_loss": self.lowest_loss,
             "dice": list(self.dice),
             "unpredicted": dict(self.unpredicted),
             "low": dict(self.low),
@@ -180,50 +183,30 @@ class TrainingWarnings(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.losses.load_state_dict(state_dict["losses"])
+        self.lowest_loss = state_dict.get("lowest_loss", math.inf)
         self.dice, self.active = list(state_dict["dice"]), list(state_dict["active"])
         self.unpredicted = dict(state_dict["unpredicted"])
         self.low = dict(state_dict["low"])
 
 
-class LossHistory(Curve):
-    """Mean loss of equally long parts of a run, fewer than PARTS however long it is."""
+def detect_plateau(points: Points) -> tuple[float, float] | None:
+    """Return the medians of the first and last eighth if the loss has not fallen, else None."""
+    if len(points) < MIN_POINTS:
+        return None
+    eighth = len(points) // 8
+    first, last = (median(loss for _, loss in part) for part in (points[:eighth], points[-eighth:]))
+    return (first, last) if first - last < MIN_FALL * abs(first) else None
 
-    def __init__(self) -> None:
-        super().__init__(PARTS)
-        self.lowest = math.inf  # of all batches
 
-    def add(self, step: float, value: float) -> None:
-        """Add the loss of a batch; non-finite ones are ignored, since their steps are skipped."""
-        super().add(step, value)
-        if math.isfinite(value):
-            self.lowest = min(self.lowest, value)
+def detect_divergence(points: Points, lowest: float) -> tuple[float, float] | None:
+    """Return the lowest loss and the median of the latest if it rose by magnitudes, else None.
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"lowest": self.lowest}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.lowest = state["lowest"]
-
-    def detect_plateau(self) -> tuple[float, float] | None:
-        """Return the medians of the first and last eighth if the loss has not fallen, else None."""
-        if self.every == 1:  # fewer than PARTS batches are too few to judge
-            return None
-        means = [loss for _, loss in self.points]
-        eighth = len(means) // 8
-        first, last = median(means[:eighth]), median(means[-eighth:])
-        return (first, last) if first - last < MIN_FALL * abs(first) else None
-
-    def detect_divergence(self) -> tuple[float, float] | None:
-        """Return the lowest loss and the median of the latest if it rose by magnitudes, else None.
-
-        The lowest of single batches: where the first step diverges, every mean has diverged.
-        """
-        if not self.points:
-            return None
-        last = median(loss for _, loss in self.points[-max(3, len(self.points) // 8) :])
-        return (self.lowest, last) if last > DIVERGED * max(abs(self.lowest), 1) else None
+    `lowest` is that of single batches: where the first step diverges, every mean has diverged.
+    """
+    if not points:
+        return None
+    last = median(loss for _, loss in points[-max(3, len(points) // 8) :])
+    return (lowest, last) if last > DIVERGED * max(abs(lowest), 1) else None
 
 
 def detect_late_rise(dice: Sequence[float]) -> tuple[float, float] | None:
