@@ -79,10 +79,8 @@ def test_locating_the_layer_does_not_change_the_network(composed, tmp_path):
     model = build(composed, tmp_path).module.model
     model.encoder[1].convs[0].conv.weight.data.fill_(torch.inf)
     before, keep = {k: v.clone() for k, v in model.state_dict().items()}, model.retention
-    assert (
-        find_first_nonfinite_module(model, torch.randn(2, 1, 16, 16, 16))
-        == "encoder.1.convs.0.conv"
-    )
+    image = torch.randn(2, 1, 16, 16, 16)
+    assert find_first_nonfinite_module(model, image) == "encoder.1.convs.0.conv"
     assert model.retention is keep is not None
     assert all(v.equal(before[k]) for k, v in model.state_dict().items())
     assert not any(m._forward_hooks for m in model.modules())
