@@ -43,20 +43,14 @@ def prepare(composed):
     return run
 
 
-def test_a_run_compiles_before_it_trains_and_says_what_it_took(prepare, monkeypatch):
+def test_a_run_compiles_before_it_trains_and_says_so(prepare, monkeypatch):
     received = []
-
-    def pretend(launches, device, threads):
-        received.append((len(launches), device.type))
-        return 12
-
-    monkeypatch.setattr(preflight, "compile_kernels", pretend)
-    monkeypatch.setattr(preflight, "SLOW_SECONDS", 0)
+    monkeypatch.setattr(
+        preflight, "compile_kernels", lambda launches, *_, **__: received.append(launches)
+    )
     assert not prepare("cpu")
-    lines = prepare("cuda")
-    assert received[0][0] > 20
-    assert lines[0] == "preparing GPU kernels"
-    assert lines[1].startswith("compiled 12 GPU kernels in ")
+    assert prepare("cuda") == ["preparing GPU kernels"]
+    assert len(received[0]) > 20
 
 
 def test_a_network_that_cannot_be_followed_compiles_in_its_first_step(prepare, monkeypatch):
