@@ -88,7 +88,7 @@ def test_two_runs_of_the_same_second_get_two_folders(small, tmp_path, monkeypatc
 
 def test_a_sweep_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["train", "-m", *small, "seed=0,1", "logger=csv", "hydra.sweep.dir=sweep"]
+    words = ["train", "-m", *small, "seed=0", "logger=csv", "hydra.sweep.dir=sweep"]
     assert main(words) == 0
     sweep = tmp_path / "sweep"
     before = read_all(sweep)
@@ -103,4 +103,4 @@ def test_a_sweep_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
     before = read_all(sweep)
     assert main(words) == 0
     assert read_all(tmp_path / "sweep.1") == before
-    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}
+    assert [path.name for path in sweep.iterdir() if path.is_dir()] == ["0"]
