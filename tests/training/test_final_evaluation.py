@@ -82,6 +82,7 @@ def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_tr
     assert f"keeping only the largest component {line}\n" in capsys.readouterr().out
     report = json.loads((tmp_path / "all" / "report.json").read_text())
     assert report["postprocessing"]["largest_component"] == ["organ", "speckled"]
+    assert json.loads((tmp_path / "all" / "curves.json").read_text())["curves"]["train/loss"]
     content = load_checkpoint(tmp_path / "all" / "checkpoints" / "last.ckpt")
     assert content["unet3d"]["keep_largest_component"] == ["organ", "speckled"]
     assert main(words) == 0
