@@ -217,8 +217,8 @@ def resolve_start(run: "TrainingRun") -> RunStart:
         logged = get_logged_steps(callbacks.resume_state, content, path, run.module.metadata)
     # Nothing was changed before, when it could still be refused.
     if run.is_main:
-        for draft in find_temporary_files(folder, ".ckpt"):
-            draft.unlink(missing_ok=True)
+        for temporary in find_temporary_files(folder, ".ckpt"):
+            temporary.unlink(missing_ok=True)
     purge_logs(run.trainer, logged)
     if found is None:
         model, source = run.module.model, settings.init_from

@@ -65,7 +65,7 @@ class Validations:
         return self.lines
 
 
-MISSING = "not one voxel of the validation set is predicted as b (for {} validations); "
+MISSING = "no voxel of the validation set is predicted as b (for {} validations); "
 
 
 def test_a_class_without_predicted_voxels_is_reported_once_and_again_when_it_is_lost_again():
@@ -105,7 +105,7 @@ def test_warnings_list_the_problems_at_the_end_of_a_run():
     run.after(*[WITHOUT_2] * 3)
     for done in (False, True):
         (warning,) = run.warnings.warnings(done=done)
-        assert warning.startswith("not one voxel of the validation set is predicted as b (for 3")
+        assert warning.startswith("no voxel of the validation set is predicted as b (for 3")
 
 
 def test_it_resumes_from_its_state_without_a_difference():

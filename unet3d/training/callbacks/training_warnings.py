@@ -108,7 +108,7 @@ class TrainingWarnings(Callback):
             if f"unpredicted {name}" in problems
         ]
         if missing:
-            message = f"not one voxel of the validation set is predicted as {join_first(missing)}"
+            message = f"no voxel of the validation set is predicted as {join_first(missing)}"
             messages.append(self._append_overrides(message, "class"))
         if low := [name for name in self.low if f"low {name}" in problems]:
             message = f"Dice is below {LOW_DICE} for {join_first(low)}"
