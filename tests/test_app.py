@@ -121,7 +121,7 @@ def test_a_sweep_skips_jobs_estimated_to_run_out_of_memory(
 
 @pytest.mark.slow
 def test_an_interrupted_sweep_resumes(sweep, monkeypatch, capsys):
-    from unet3d.training.callbacks.step_timing import StepTimer
+    from unet3d.training.callbacks.step_records import StepTimer
 
     words = ["trainer.max_steps=3", "seed=0,1,2", "resume=auto"]
     begun, original = [], StepTimer.on_train_batch_end

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.commands.train import build_training
-from unet3d.training.callbacks.step_timing import StepTimer
+from unet3d.training.callbacks.step_records import StepTimer
 
 pytestmark = pytest.mark.slow
 

@@ -30,8 +30,7 @@ from unet3d.app import import_command
 from unet3d.__main__ import main
 import_command("train")
 from unet3d.commands import train
-from unet3d.training.callbacks.step_memory import StepMemory
-from unet3d.training.callbacks.step_timing import StepTimer
+from unet3d.training.callbacks.step_records import StepMemory, StepTimer
 ends.append(("imports", time.time()))
 
 def record_end(owner, name, phase, leave=False):

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from unet3d.machine import Precision
-from unet3d.memory.estimate import list_launches
 from unet3d.memory.step.build import build_network
-from unet3d.memory.step.training_step import make_step_factory
 from unet3d.training import preflight
 from unet3d.training.preflight import prepare_kernels
 
@@ -30,15 +28,6 @@ def test_after_compiling_a_steps_kernels_in_parallel_none_is_left(tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
-def test_launches_of_a_step_are_listed_for_every_network(composed):
-    for words in ([], ["checkpointing=none"], ["model=dynunet", "model.filters=[2,4,4]"]):
-        settings = composed(*words, "data.num_classes=3", "data.in_channels=1")
-        step = make_step_factory(settings.step, Precision("16", "16"), cuda=True)
-        names = {item.kernel.fn.__name__ for item in list_launches(step)}
-        assert "sum_terms_kernel" in names  # of the loss
-        assert ("normalize_kernel" in names) is (words == [])
-
-
 @pytest.fixture
 def prepare(composed):
     """Prepare the kernels of a run; return what is printed."""
@@ -54,20 +43,14 @@ def prepare(composed):
     return run
 
 
-def test_a_run_compiles_before_it_trains_and_says_what_it_took(prepare, monkeypatch):
+def test_a_run_compiles_before_it_trains_and_says_so(prepare, monkeypatch):
     received = []
-
-    def pretend(launches, device, threads):
-        received.append((len(launches), device.type))
-        return 12
-
-    monkeypatch.setattr(preflight, "compile_kernels", pretend)
-    monkeypatch.setattr(preflight, "SLOW_SECONDS", 0)
+    monkeypatch.setattr(
+        preflight, "compile_kernels", lambda launches, *_, **__: received.append(launches)
+    )
     assert not prepare("cpu")
-    lines = prepare("cuda")
-    assert received[0][0] > 20
-    assert lines[0] == "preparing GPU kernels"
-    assert lines[1].startswith("compiled 12 GPU kernels in ")
+    assert prepare("cuda") == ["preparing GPU kernels"]
+    assert len(received[0]) > 20
 
 
 def test_a_network_that_cannot_be_followed_compiles_in_its_first_step(prepare, monkeypatch):

@@ -40,8 +40,11 @@ def assert_equal(run, other):
     "overrides",
     [
         ("model.norm=batch", "precision=bf16"),
-        ("checkpointing=lean", "model.deep_supervision=true"),
-        ("trainer.accumulate_grad_batches=2",),
+        (
+            "checkpointing=lean",
+            "model.deep_supervision=true",
+            "trainer.accumulate_grad_batches=2",
+        ),
         ("model=dynunet", "model.filters=[2,4,4]", "model.norm_name=batch"),
     ],
     ids=str,
@@ -52,18 +55,6 @@ def test_replayed_steps_equal_eager_steps_bit_for_bit(composed, tmp_path, monkey
     replayed = train(composed, tmp_path / "b", monkeypatch, *overrides, recorder=recorder)
     assert replayed.module.recorded_pass.recording is not None
     assert_equal(replayed, eager)
-
-
-def test_after_warmup_no_batch_calls_the_network(composed, tmp_path, monkeypatch):
-    calls = []
-
-    class CountForwards(pl.Callback):
-        def on_fit_start(self, trainer, pl_module):
-            pl_module.model.register_forward_hook(lambda *_: calls.append(1))
-
-    options = {"recorder": OperationRecorder(), "callbacks": [CountForwards()]}
-    train(composed, tmp_path, monkeypatch, **options)
-    assert len(calls) == WARMUP_BATCHES + 1  # the last one is recorded
 
 
 class SpoilImage(pl.Callback):
@@ -116,9 +107,19 @@ def test_a_batch_of_another_size_is_not_replayed():
     assert outputs is not None  # of the last batch, which ran without the recording
 
 
-def test_peaks_of_a_recording_are_logged(composed, tmp_path, monkeypatch):
+def test_after_warmup_no_batch_calls_the_network_and_peaks_are_those_of_the_recording(
+    composed, tmp_path, monkeypatch
+):
     """The allocator does not see what is allocated within a graph."""
-    run = train(composed, tmp_path, monkeypatch, recorder=OperationRecorder())
+    calls = []
+
+    class CountForwards(pl.Callback):
+        def on_fit_start(self, trainer, pl_module):
+            pl_module.model.register_forward_hook(lambda *_: calls.append(1))
+
+    options = {"recorder": OperationRecorder(), "callbacks": [CountForwards()]}
+    run = train(composed, tmp_path, monkeypatch, **options)
+    assert len(calls) == WARMUP_BATCHES + 1  # the last one is recorded
     steady = run.callbacks.memory.summarize()["steady_step"]["phases"]
     assert {p: r.get("allocated") for p, r in steady.items()} == {
         "forward": PEAK.allocated,

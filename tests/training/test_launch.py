@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from unet3d.stop_signals import SignalListener
+from unet3d.training import distributed
 from unet3d.training.distributed import start_ranks, wait_for_ranks
 
 
@@ -22,7 +23,8 @@ from unet3d.training.distributed import start_ranks, wait_for_ranks
     ],
     ids=str,
 )
-def test_the_first_rank_that_fails_ends_all_and_says_why(scripts, first):
+def test_the_first_rank_that_fails_ends_all_and_says_why(scripts, first, monkeypatch):
+    monkeypatch.setattr(distributed, "SETTLE_SECONDS", 0.5)
     begun = time.monotonic()
     processes = [subprocess.Popen(["sh", "-c", script]) for script in scripts]
     if first == (1, 143):

@@ -24,20 +24,19 @@ def test_shared_memory_must_hold_the_batches_of_all_workers(monkeypatch):
     assert check_shm(workers=8, batch=GIB) is None
 
 
-def test_a_small_dev_shm_stops_a_run_with_workers_before_its_data_is_read(
-    composed, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("word", "error", "message"),
+    [
+        ("data.num_workers=2", UsageError, r"--shm-size=1g .* data\.num_workers=0"),
+        ("data.patch_size=[4096,4096,4096]", DoesNotFitError, r"lower data\.batch_size or"),
+    ],
+)
+def test_what_cannot_run_ends_before_data_is_read(
+    composed, tmp_path, monkeypatch, word, error, message
 ):
     monkeypatch.setattr(preflight, "get_free_shm", lambda: 4096)
-    cache = f"data.cache={tmp_path / 'cache'}"
-    with pytest.raises(UsageError, match=r"--shm-size=1g .* data\.num_workers=0"):
-        build_training(composed("data.num_workers=2", cache), tmp_path)
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_step_that_fits_nowhere_ends_a_run_before_its_data_is_read(composed, tmp_path):
-    words = ["data.patch_size=[4096,4096,4096]", f"data.cache={tmp_path / 'cache'}"]
-    with pytest.raises(DoesNotFitError, match=r"lower data\.batch_size or data\.patch_size"):
-        build_training(composed(*words), tmp_path)
+    with pytest.raises(error, match=message):
+        build_training(composed(word, f"data.cache={tmp_path / 'cache'}"), tmp_path)
     assert not (tmp_path / "cache").exists()
 
 

@@ -124,45 +124,30 @@ def uninterrupted(tmp_path_factory, small):
     return run
 
 
-LAST = ("on_train_batch_end", 6)
-VALIDATION = ("on_validation_batch_end", 0)
-MOMENTS = [LAST, ("on_validation_start", 0)]
-
-OPTIMIZERS, SCHEDULERS = list_options("optimizer"), list_options("scheduler")
+OPTIMIZERS = [name for name in list_options("optimizer") if name != "adamw"]
+SCHEDULERS = [n for n in list_options("scheduler") if n not in ("poly", "one_cycle", "plateau")]
 PAIRS = [
     (OPTIMIZERS[n % len(OPTIMIZERS)], SCHEDULERS[n % len(SCHEDULERS)])
     for n in range(max(len(OPTIMIZERS), len(SCHEDULERS)))
 ]
-"""Every optimizer and every schedule, whichever are more."""
-SHORTER = {
-    "step": ["scheduler.step_size=2"],
-    "warm_restarts": ["scheduler.T_0=2"],
-    "plateau": ["scheduler.patience=0"],
-}
-"""Options whose defaults change nothing in a run of a few steps."""
-
-
-def name(value):
-    return "-".join(map(str, value)) if isinstance(value, tuple) else None
-
-
-@pytest.mark.parametrize("moment", MOMENTS, ids=name)
-def test_a_run_resumes_exactly_after_a_signal(composed, tmp_path, uninterrupted, moment):
-    request = composed(*LONG, "resume=auto")
-    train_interrupted(request, tmp_path, *moment)
-    assert_same(uninterrupted(), read_results(tmp_path))
+"""Every optimizer and every schedule but those that tests/contract resumes."""
+OFTEN = {"step": ["scheduler.step_size=2"], "warm_restarts": ["scheduler.T_0=2"]}
+"""Options of schedules that change nothing in a run of a few steps by default."""
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        ["trainer.max_steps=null", "trainer.max_epochs=2"],
-        ["precision=bf16-true", "ema_decay=0.9"],
-        ["head_warmup=0.6", "lr_factors={encoder:0.1,encoder.0:0.5}"],
-    ],
-    ids=["epochs", "averaged_half", "groups"],
+    ("hook", "calls"),
+    [("on_train_batch_end", 6), ("on_validation_start", 0)],
+    ids=["last_step", "validation"],
 )
-def test_a_run_resumes_exactly_with_any_options(composed, tmp_path, uninterrupted, options):
+def test_a_run_resumes_exactly_after_a_signal(composed, tmp_path, uninterrupted, hook, calls):
+    request = composed(*LONG, "resume=auto")
+    train_interrupted(request, tmp_path, hook, calls)
+    assert_same(uninterrupted(), read_results(tmp_path))
+
+
+def test_a_run_that_epochs_limit_resumes_exactly(composed, tmp_path, uninterrupted):
+    options = ["trainer.max_steps=null", "trainer.max_epochs=2"]
     request = composed(*LONG, "resume=auto", *options)
     train_interrupted(request, tmp_path, "on_train_batch_end", 3)
     assert_same(uninterrupted(*options), read_results(tmp_path))
@@ -172,8 +157,8 @@ def test_a_run_resumes_exactly_with_any_options(composed, tmp_path, uninterrupte
 def test_a_run_resumes_exactly_with_every_optimizer_and_schedule(
     composed, tmp_path, uninterrupted, optimizer, scheduler
 ):
-    options = [f"optimizer={optimizer}", f"scheduler={scheduler}", "head_warmup=0.6"]
-    options += SHORTER.get(scheduler, [])
+    options = [f"optimizer={optimizer}", f"scheduler={scheduler}", *OFTEN.get(scheduler, [])]
+    options += ["head_warmup=0.6", "lr_factors={encoder:0.1,encoder.0:0.5}"]
     request = composed(*LONG, "resume=auto", *options)
     train_interrupted(request, tmp_path, "on_train_batch_end", 3)
     assert_same(uninterrupted(*options), read_results(tmp_path))
@@ -182,7 +167,7 @@ def test_a_run_resumes_exactly_with_every_optimizer_and_schedule(
 def test_an_average_of_weights_resumes_exactly_in_a_validation(composed, tmp_path, uninterrupted):
     options = ["ema_decay=0.8", "model.norm=batch"]
     request = composed(*LONG, "resume=auto", *options)
-    train_interrupted(request, tmp_path, *VALIDATION)
+    train_interrupted(request, tmp_path, "on_validation_batch_end", 0)
     expected = uninterrupted(*options)
     assert_same(expected, read_results(tmp_path))
     last = expected[0]["last"]

@@ -5,13 +5,12 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
@@ -76,21 +75,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return load_checkpoint(Path(path), mmap=False)
 
 
-class RunCheckpoint(ModelCheckpoint):
-    """Save a checkpoint after the metrics before it, which a resumed run does not log again."""
-
-    @property
-    def state_key(self) -> str:
-        """Return the name of its state in a checkpoint, which no option changes."""
-        return type(self).__qualname__
-
-    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        for logger in trainer.loggers:
-            logger.save()
-        super()._save_checkpoint(trainer, filepath)
-
-
-class LastCheckpoint(RunCheckpoint):
+class LastCheckpoint(Checkpoint):
     """Save last.ckpt between two optimizer steps, `every_seconds` apart, and when the run ends.
 
     Lightning's callback saves before a step is logged, also between micro-batches, whose gradients
@@ -99,63 +84,44 @@ class LastCheckpoint(RunCheckpoint):
     """
 
     def __init__(self, folder: Path, every_seconds: float):
-        super().__init__(
-            folder,
-            "last",
-            train_time_interval=timedelta(seconds=every_seconds),
-            save_on_train_epoch_end=False,
-            save_on_exception=True,
-            enable_version_counter=False,
-        )
-        self.every_seconds = every_seconds
-
-    @property
-    def saved_step(self) -> int:
-        """Return the optimizer step of the last save in this process; 0 if there was none."""
-        return self._last_global_step_saved
+        self.path, self.every_seconds = folder / LAST, every_seconds
+        self.saved_step = 0  # optimizer step of the last save in this process
+        self.due = 0.0  # time of the next save
 
     def save(self, trainer: Trainer) -> None:
-        """Save the current state of the run."""
-        self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
-
-    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Save the current state of the run, after the metrics before it."""
         start = time.monotonic()
-        super()._save_checkpoint(trainer, filepath)
-        if self.every_seconds:
-            seconds = (time.monotonic() - start) / MAX_TIME_FRACTION
-            self._train_time_interval = timedelta(seconds=max(self.every_seconds, seconds))
+        save_logs(trainer)
+        trainer.save_checkpoint(self.path)
+        self.saved_step, interval = trainer.global_step, self.every_seconds
+        if interval:
+            interval = max(interval, (time.monotonic() - start) / MAX_TIME_FRACTION)
+        self.due = start + interval
+
+    def on_train_start(self, *_: Any) -> None:
+        self.due = time.monotonic() + self.every_seconds
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if batch_idx % trainer.accumulate_grad_batches == 0:
-            super().on_train_batch_end(trainer, pl_module, None, batch, batch_idx)
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Wait until the step is logged."""
+        if batch_idx % trainer.accumulate_grad_batches or trainer.global_step == self.saved_step:
+            return
+        if trainer.strategy.broadcast(time.monotonic() >= self.due):  # rank 0 decides
+            self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         self.save(trainer)
 
-    def _should_save_on_exception(self, trainer: Trainer) -> bool:
-        """Return whether a run could resume here: a rank cannot save alone, nor within a step."""
+    def on_exception(self, trainer: Trainer, *_: Any) -> None:
+        """Save if a run can be resumed here: a rank cannot save alone, nor within a step."""
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         is_logged = trainer.training and batches.processed == batches.completed
-        return (
-            is_logged
-            and is_optimizer_step(trainer)
-            and trainer.world_size == 1
-            and super()._should_save_on_exception(trainer)
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        pass
+        is_between_steps = is_logged and is_optimizer_step(trainer)
+        if is_between_steps and trainer.world_size == 1 and trainer.global_step != self.saved_step:
+            self.save(trainer)
 
 
-class BestCheckpoint(RunCheckpoint):
+class BestCheckpoint(ModelCheckpoint):
     """Save best.ckpt after the validation with the best value of a metric.
 
     With `top_k` above 1, also keep the `top_k` best ones as best-step=STEP.ckpt. Lightning's
@@ -182,7 +148,13 @@ class BestCheckpoint(RunCheckpoint):
         )
         self.folder = folder
 
+    @property
+    def state_key(self) -> str:
+        """Return the name of its state in a checkpoint, which no option changes."""
+        return "BestCheckpoint"
+
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        save_logs(trainer)
         super()._save_checkpoint(trainer, filepath)
         if filepath == self.best_model_path and Path(filepath).name != BEST:
             trainer.save_checkpoint(self.folder / BEST)
@@ -206,6 +178,12 @@ class BestCheckpoint(RunCheckpoint):
         if len(scores) == self.save_top_k:
             self.kth_best_model_path = worst(scores, key=scores.__getitem__)
             self.kth_value = scores[self.kth_best_model_path]
+
+
+def save_logs(trainer: Trainer) -> None:
+    """Write metrics that precede a checkpoint: a run that is resumed does not log them again."""
+    for logger in trainer.loggers:
+        logger.save()
 
 
 def replace_with_copy(path: Path, target: Path) -> None:
@@ -239,8 +217,8 @@ def resolve_start(run: "TrainingRun") -> RunStart:
         logged = get_logged_steps(callbacks.resume_state, content, path, run.module.metadata)
     # Nothing was changed before, when it could still be refused.
     if run.is_main:
-        for draft in find_temporary_files(folder, ".ckpt"):
-            draft.unlink(missing_ok=True)
+        for temporary in find_temporary_files(folder, ".ckpt"):
+            temporary.unlink(missing_ok=True)
     purge_logs(run.trainer, logged)
     if found is None:
         model, source = run.module.model, settings.init_from
@@ -248,10 +226,10 @@ def resolve_start(run: "TrainingRun") -> RunStart:
     if run.is_main:
         restore_checkpoints(folder, path, content, is_fallback=bool(problems))
     finished = is_finished(run, content)
-    warnings = callbacks.training_warnings
-    if finished and warnings.state_key in content["callbacks"]:  # nothing else loads them
-        warnings.load_state_dict(content["callbacks"][warnings.state_key])
+    if finished:  # what its report says; nothing else loads it
         run.module.on_load_checkpoint(content)
+        for callback in (callbacks.curves, callbacks.training_warnings):
+            callback.load_state_dict(content["callbacks"][callback.state_key])
     # Lightning loads the file itself: the content must not stay in memory while it trains.
     return RunStart(
         checkpoint=path,

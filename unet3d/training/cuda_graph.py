@@ -139,8 +139,8 @@ class _Recording:
     def accepts(self, image: Tensor, label: Tensor) -> bool:
         """Return whether the graphs were recorded for batches like this one."""
         return all(
-            (x.shape, x.dtype) == (own.shape, own.dtype)
-            for x, own in ((image, self.image), (label, self.label))
+            (x.shape, x.dtype) == (recorded.shape, recorded.dtype)
+            for x, recorded in ((image, self.image), (label, self.label))
         )
 
     def replay(self, image: Tensor, label: Tensor) -> Tensor:

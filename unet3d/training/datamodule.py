@@ -1,7 +1,7 @@
 """The data of a run: its cases, split and preprocessed, and the loaders of their batches."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from hashlib import blake2s
 from typing import Any
@@ -28,8 +28,7 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.machine import ProcessRank
 from unet3d.metric.dice import Dice
-from unet3d.report.training_warnings import find_absent_classes
-from unet3d.text import pluralize
+from unet3d.text import join_first, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.distributed import rank_zero_first
 
@@ -167,3 +166,31 @@ def find_shared_patients(
         f"that are also in training, which inflates the scores: {likely.message}; add "
         f"{likely.option}"
     )
+
+
+def find_absent_classes(
+    classes: Mapping[str, Sequence[int]],
+    training: Sequence[Set[int]],
+    validation: Sequence[Set[int]],
+) -> list[str]:
+    """Return warnings about classes (name -> labels) without a voxel in any case.
+
+    `training` and `validation` hold the labels that occur in each case.
+    """
+    trained, validated = set().union(*training), set().union(*(validation or training))
+    names: dict[tuple[bool, bool], list[str]] = {}  # by whether training and validation have them
+    for name, labels in classes.items():
+        occurs = not trained.isdisjoint(labels), not validated.isdisjoint(labels)
+        names.setdefault(occurs, []).append(name)
+    resplit = "choose another fold= or data.splits="
+    unknown = f"its Dice is unknown and not part of the mean: {resplit}"
+    warnings = {
+        (False, False): ("no", "it cannot be learned: check the label files, or remove the class"),
+        (False, True): ("no training", f"it cannot be learned: {resplit}"),
+        (True, False): ("no validation", unknown),
+    }
+    return [
+        f"{no} case has {join_first(names[occurs])}, so {end}"
+        for occurs, (no, end) in warnings.items()
+        if occurs in names
+    ]

@@ -1,7 +1,7 @@
 """The private names of Lightning and TensorBoard that we use, each behind one function.
 
-They were read in lightning 2.6.6, torch 2.13 (torch.utils.tensorboard) and tensorboard 2.21;
-tests/training/test_lightning_internals.py says which one changed.
+They were read in lightning 2.6.6, torch 2.13 (torch.utils.tensorboard) and tensorboard 2.21. Every
+run uses them, so that an upgrade that renames one fails in its tests.
 """
 
 import os

@@ -141,7 +141,7 @@ class ResumableCSVLogger(CSVLogger):
     def _rewrite(self, columns: list[str]) -> None:
         """Replace the table by the rows before the current one, with these columns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(self.path) as draft, draft.open("w", newline="", encoding="utf-8") as f:
+        with atomic_write(self.path) as path, path.open("w", newline="", encoding="utf-8") as f:
             writer = csv.DictWriter(f, columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(r for r in self._read_rows() if int(r["step"]) < self.row["step"])

@@ -82,6 +82,12 @@ class SegmentationModule(LightningModule):
             ValidationHD95(classes, data.spacing_mm) if settings.validate_hd95 else None
         )
         self.case_scores = CaseScores(extra, classes, data.spacing_mm) if extra else None
+        metrics: list[tuple[Any, str]] = [  # each with the name of its results by case
+            (self.metric, "matrices"),
+            (self.validation_hd95, "distances_mm"),
+            (self.case_scores, "cases"),
+        ]
+        self.metrics = [(metric, results) for metric, results in metrics if metric is not None]
         self.unknown_classes = step.data.unknown_classes  # for which a label may stand
         self.sliding_window = SlidingWindow(
             list(step.data.patch_size),
@@ -143,24 +149,18 @@ class SegmentationModule(LightningModule):
                 distributed.broadcast(buffer, 0)
 
     def on_validation_epoch_start(self) -> None:
-        for scores in (self.metric, self.validation_hd95, self.case_scores):
-            if scores is not None:
-                scores.reset()
+        for metric, _ in self.metrics:
+            metric.reset()
 
     def on_validation_epoch_end(self) -> None:
-        self.metric.matrices = gather_in_case_order(self.trainer, self.metric.matrices)
-        scores = self.metric.compute()
+        scores: dict[str, float] = {}
+        for metric, results in self.metrics:
+            gathered = gather_in_case_order(self.trainer, getattr(metric, results))
+            setattr(metric, results, gathered)
+            scores |= metric.compute()
         for name, (reference, predicted) in self.metric.voxels().items():
             if reference:
                 scores[f"volume_ratio/{name}"] = predicted / reference
-        if self.validation_hd95 is not None:
-            self.validation_hd95.distances_mm = gather_in_case_order(
-                self.trainer, self.validation_hd95.distances_mm
-            )
-            scores |= self.validation_hd95.compute()
-        if self.case_scores is not None:
-            self.case_scores.cases = gather_in_case_order(self.trainer, self.case_scores.cases)
-            scores |= self.case_scores.compute()
         values = {f"val/{name}": value for name, value in scores.items()}
         schedule: Any = self.lr_schedulers()
         if isinstance(schedule, ReduceLROnPlateau) and not self.trainer.sanity_checking:

@@ -6,7 +6,6 @@
 import os
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 SHM = Path("/dev/shm")
 
 PREFETCH = 2  # batches that each DataLoader worker loads ahead, all of them in shared memory
-SLOW_SECONDS = 2.0  # kernels from Triton's cache are ready sooner
 
 
 @dataclass(frozen=True)
@@ -251,7 +249,7 @@ def choose_leaner(
 def prepare_kernels(
     data: "VolumeDataModule", precision: Precision, network: nn.Module, log: Log
 ) -> None:
-    """Compile what is not in Triton's cache, in parallel; say how long it took.
+    """Compile what is not in Triton's cache, in parallel.
 
     A network that fake tensors cannot follow compiles its kernels when it launches them.
     """
@@ -259,7 +257,6 @@ def prepare_kernels(
     has_kernels = device.type == "cuda" and describe_missing_kernels(device.type) is None
     if not has_kernels or config.compile or find_spec("triton") is None:
         return
-    started = time.monotonic()
     try:
         launches = list_launches(make_step_factory(config, precision, cuda=True, network=network))
     except Exception as error:
@@ -267,12 +264,7 @@ def prepare_kernels(
         return
     if launches:
         log("preparing GPU kernels")
-        count = compile_kernels(launches, device, threads=count_usable_cores())
-        seconds = time.monotonic() - started
-        if seconds >= SLOW_SECONDS:
-            log(
-                f"compiled {count} GPU kernels in {seconds:.0f} s; the next run has them in a cache"
-            )
+        compile_kernels(launches, device, threads=count_usable_cores())
 
 
 def initialize_head_bias(data: "VolumeDataModule", model: nn.Module) -> list[str]:

@@ -311,9 +311,9 @@ def choose_postprocessing(
 
     gains = dict.fromkeys(labels, 0.0)
     for prediction, reference, _ in iter_predictions(volumes, folder):
+        cleaned = prediction.copy()
+        keep_largest_component(cleaned, labels)
         for label in labels:
-            cleaned = prediction.copy()
-            keep_largest_component(cleaned, [label])
             before, after = (compute_dice(p, reference, label) for p in (prediction, cleaned))
             gains[label] += after - before
     chosen = [label for label in labels if gains[label] > 0]

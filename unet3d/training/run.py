@@ -76,13 +76,13 @@ def join_run(
     with stdout, group, SignalListener().listening() as signals, ExitStack() as stack:
 
         def open_folder() -> str:
-            own = open_run_folder(
+            locked = open_run_folder(
                 folder,
                 resume=settings.resume,
                 composition=settings.composition,
                 log=log,
             )
-            return str(stack.enter_context(own))
+            return str(stack.enter_context(locked))
 
         yield Path(run_on_rank_zero(process, open_folder)), signals
 

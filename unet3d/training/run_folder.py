@@ -38,28 +38,28 @@ def open_run_folder(
 def create_locked_folder(
     folder: Path, *, markers: Sequence[str], has_time: bool, log: Log
 ) -> Generator[Path]:
-    """Create and lock a folder; an earlier run in it, which `markers` show, is set aside.
+    """Create and lock a folder; rename that of an earlier run, which `markers` show.
 
     If the command is refused before it writes, the earlier run gets its folder back.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    aside = None
+    renamed = None
     with ExitStack() as stack:
         if has_time:
             folder = lock_unused_folder(folder, markers, stack)
         else:
             if has_any(folder, markers):
-                aside = rename_earlier_run(folder)
-                log(f"{folder} held an earlier run, which is in {aside} now")
+                renamed = rename_earlier_run(folder)
+                log(f"{folder} held an earlier run, which is in {renamed} now")
             stack.enter_context(lock_folder(folder))
         try:
             yield folder
         except UsageError:
             stack.close()
-            if aside is not None and not any(folder.iterdir()):
+            if renamed is not None and not any(folder.iterdir()):
                 where = folder.resolve()
                 where.rmdir()
-                aside.rename(where)
+                renamed.rename(where)
                 log(f"the earlier run is in {folder} again")
             raise
 

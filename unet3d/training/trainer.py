@@ -25,14 +25,11 @@ from unet3d.metric.dice import Dice
 from unet3d.model.weights import cast_to_half
 from unet3d.report.comparison import HIDDEN_KEYS
 from unet3d.stop_signals import SignalListener
-from unet3d.training.callbacks.curves import Curves
 from unet3d.training.callbacks.dashboard import Dashboard
-from unet3d.training.callbacks.early_stopping import EarlyStopping
 from unet3d.training.callbacks.progress import ProgressBar, ProgressLines
 from unet3d.training.callbacks.resume_state import ResumeState
-from unet3d.training.callbacks.step_memory import StepMemory
-from unet3d.training.callbacks.step_timing import StepTimer
-from unet3d.training.callbacks.stopping import Preemption, StoppingLimits
+from unet3d.training.callbacks.step_records import Curves, StepMemory, StepTimer
+from unet3d.training.callbacks.stopping import EarlyStopping, Preemption, StoppingLimits
 from unet3d.training.callbacks.training_warnings import TrainingWarnings, suggest_overrides
 from unet3d.training.callbacks.weight_averaging import WeightAveraging
 from unet3d.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
@@ -67,7 +64,9 @@ class RunCallbacks:
         )
         self.curves = Curves()
         suggest = partial(suggest_overrides, settings)
-        self.training_warnings = TrainingWarnings(limits, suggest, data.absent_classes)
+        self.training_warnings = TrainingWarnings(
+            limits, self.curves.loss, suggest, data.absent_classes
+        )
         # Within a kind of blocks, strategies change no bit of a step.
         is_plain = step.strategy in ("none", "blocks") or not isinstance(module.model, HasRetention)
         fixed = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unet3d.data.preprocessing.channels import find_orientation, reorient
-from unet3d.training.callbacks.case_images import CaseImages
+from unet3d.training.callbacks.dashboard import CaseImages
 from unet3d.types import IGNORE_LABEL
 
 

@@ -1,4 +1,4 @@
-"""What users see of a sweep: in TensorBoard, and in the comparison of its runs."""
+"""What TensorBoard shows of a run besides its curves."""
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -10,20 +10,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def sweep(small, tmp_path_factory):
-    """Train two runs."""
-    folder = tmp_path_factory.mktemp("dashboard")
-    words = ["-m", "pool=max,median", *small, f"hydra.sweep.dir={folder / 'sweep'}"]
-    words += ["memory.estimate=true", "evaluation.enabled=true", "trainer.max_steps=3"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["train", *words]) == 0
-    return folder / "sweep"
-
-
-@pytest.fixture(scope="module")
-def log(sweep):
-    return EventAccumulator(str(sweep / "1" / "tensorboard")).Reload()
+def log(small, tmp_path_factory):
+    """Return the log of a run that was evaluated."""
+    folder = tmp_path_factory.mktemp("dashboard") / "run"
+    words = ["pool=median", *small, f"hydra.run.dir={folder}", "trainer.max_steps=3"]
+    assert main(["train", *words, "memory.estimate=true", "evaluation.enabled=true"]) == 0
+    return EventAccumulator(str(folder / "tensorboard")).Reload()
 
 
 def test_a_log_has_charts_images_and_final_metrics(log):

@@ -66,7 +66,6 @@ def test_forward_backward_and_optimizer_are_measured_separately(composed, tmp_pa
     tags = [f"memory/{p}_peak_allocated_mib" for p in ("forward", "backward", "optimizer")]
     assert [steps[0][tag] for tag in tags] == [1, 2, 3]
     assert steps[0]["memory/step_peak_allocated_mib"] == 3
-    assert run.callbacks.memory.first["backward"].allocated == 2 * MIB
     summary = run.callbacks.memory.summarize()
     peaks = {part: record["allocated"] // MIB for part, record in summary.items()}
     assert peaks == {"first_step": 3, "steady_step": 6}

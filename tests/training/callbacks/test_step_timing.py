@@ -7,8 +7,8 @@ import torch
 from unet3d import nvml
 from unet3d.commands.train import build_training
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.training.callbacks import step_timing
-from unet3d.training.callbacks.step_timing import StepTimer, format_bottleneck
+from unet3d.training.callbacks import step_records
+from unet3d.training.callbacks.step_records import StepTimer, format_bottleneck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,30 +20,21 @@ class Slow(Augment):
         return super().__call__(*arguments)
 
 
-def train(composed, folder, *overrides, augment=None):
-    run = build_training(composed("fold=none", *overrides), folder)
-    if augment is not None:
-        run.data.train_loader.patches.augment = augment
+def test_waiting_for_data_is_measured_and_its_cause_printed_once(
+    composed, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(step_records, "WINDOW", 3)
+    run = build_training(composed("fold=none", "trainer.max_steps=8"), tmp_path)
+    run.data.train_loader.patches.augment = Slow()
     run.trainer.fit(run.module, run.data.train_loader)
-    return run.callbacks.timing
-
-
-def test_waiting_for_data_is_measured_in_every_step(composed, tmp_path):
-    speed = train(composed, tmp_path, "trainer.max_steps=4", augment=Slow())
+    speed = run.callbacks.timing
     waits = [share * seconds for share, seconds in zip(speed.shares, speed.seconds, strict=True)]
-    assert len(waits) == 4
-    assert all(
-        0.0599 <= wait < s for wait, s in zip(waits, speed.seconds, strict=True)
-    )  # 2 patches
-    assert speed.recent["augmenting"] >= 3 * 0.06  # the first step is warmup
-    assert speed.recent["total"] == pytest.approx(sum(speed.seconds[1:]))
-    assert speed.recent["waiting"] == pytest.approx(sum(waits[1:]))
-    assert speed.summarize()["median_data_wait_fraction"] == sorted(speed.shares[1:])[1]
-
-
-def test_long_waiting_is_printed_once_with_its_cause(composed, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(step_timing, "WINDOW", 3)
-    train(composed, tmp_path, "trainer.max_steps=8", augment=Slow())
+    assert len(waits) == 8
+    assert all(0.0599 <= w < s for w, s in zip(waits, speed.seconds, strict=True))  # 2 patches
+    assert speed.recent["augmenting"] >= 0.06  # since the seventh step
+    assert speed.recent["waiting"] == pytest.approx(waits[-1])
+    assert speed.recent["total"] == pytest.approx(speed.seconds[-1])
+    assert speed.summarize()["median_data_wait_fraction"] == sorted(speed.shares[1:])[3]
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if "waiting for data" in line]
     assert "augmenting takes 0.0" in line

@@ -1,18 +1,27 @@
 """Warnings about classes that are never predicted and a loss that stays flat."""
 
+import random
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from unet3d.metric.dice import Dice
-from unet3d.report.training_warnings import SuggestedOverrides
+from unet3d.report.figures import Curve
 from unet3d.training.callbacks.stopping import StoppingLimits
-from unet3d.training.callbacks.training_warnings import TrainingWarnings, suggest_overrides
+from unet3d.training.callbacks.training_warnings import (
+    LOWER_RATE,
+    MIN_POINTS,
+    TrainingWarnings,
+    detect_divergence,
+    detect_late_rise,
+    detect_plateau,
+    suggest_overrides,
+)
+from unet3d.training.datamodule import find_absent_classes
 from unet3d.types import IGNORE_LABEL
 
-SUGGESTED = SuggestedOverrides(
-    class_not_learned=["model.width=16"], loss_not_falling=["optimizer.lr=1"]
-)
+SUGGESTED = {"class": ["model.width=16"], "loss": ["optimizer.lr=1"]}
 REFERENCE = torch.tensor([0, 1, 1, 2, 2, 2, 2, IGNORE_LABEL]).view(1, 1, 1, 8)
 GOOD = REFERENCE.where(REFERENCE != IGNORE_LABEL, 0)
 WITHOUT_2 = torch.tensor([0, 1, 1, 0, 0, 0, 0, 2]).view(1, 1, 1, 8)  # one, but it is ignored
@@ -24,7 +33,7 @@ class Validations:
 
     def __init__(self, regions=None):
         self.warnings = TrainingWarnings(
-            StoppingLimits(max_steps=20), lambda out_of_time=False: SUGGESTED
+            StoppingLimits(max_steps=20), Curve(), lambda kind, out_of_time: SUGGESTED[kind]
         )
         self.lines = []
         self.metric = Dice(["background", "a", "b"], regions)
@@ -39,6 +48,12 @@ class Validations:
             sanity_checking=False, global_step=0, max_epochs=None, optimizers=[optimizer]
         )
 
+    def step(self, *losses):
+        for loss in losses:
+            self.module.nonfinite_guard.loss = loss
+            self.warnings.loss.add(self.trainer.global_step, loss)
+            self.warnings.on_train_batch_end(self.trainer, self.module)
+
     def after(self, *predictions):
         for prediction in predictions:
             self.trainer.global_step += 1
@@ -50,7 +65,7 @@ class Validations:
         return self.lines
 
 
-MISSING = "not one voxel of the validation set is predicted as b (for {} validations); "
+MISSING = "no voxel of the validation set is predicted as b (for {} validations); "
 
 
 def test_a_class_without_predicted_voxels_is_reported_once_and_again_when_it_is_lost_again():
@@ -74,8 +89,7 @@ def test_a_flat_loss_is_reported_once_unless_the_network_has_learned():
     lines = []
     for prediction in (torch.zeros_like(GOOD), GOOD):
         run = Validations()
-        for _ in range(80):
-            run.warnings.on_train_batch_end(run.trainer, run.module)
+        run.step(*[1.0] * 80)
         printed = run.after(*[prediction] * 8)
         lines.append([line for line in printed if "loss" in line])
     (line,), nothing = lines
@@ -88,12 +102,10 @@ def test_warnings_list_the_problems_at_the_end_of_a_run():
     run.after(GOOD, ELSEWHERE)
     assert run.warnings.warnings(done=False) == []
     assert run.warnings.warnings(done=True) == ["Dice is below 0.05 for b; try model.width=16"]
-    run.after(WITHOUT_2, WITHOUT_2)
-    assert run.warnings.warnings(done=False) == []  # too early
-    run.after(WITHOUT_2)
+    run.after(*[WITHOUT_2] * 3)
     for done in (False, True):
         (warning,) = run.warnings.warnings(done=done)
-        assert warning.startswith("not one voxel of the validation set is predicted as b (for 3")
+        assert warning.startswith("no voxel of the validation set is predicted as b (for 3")
 
 
 def test_it_resumes_from_its_state_without_a_difference():
@@ -108,19 +120,14 @@ def test_it_resumes_from_its_state_without_a_difference():
     assert resumed.warnings.state_dict() == uninterrupted.warnings.state_dict()
 
 
-LOWER = "lower the learning rate"
-
-
 def test_divergence_is_printed_once_and_not_reported_when_it_is_over():
     run = Validations()
-    for loss in (1.5, 70.0, 80.0, 90.0):
-        run.module.nonfinite_guard.loss = loss
-        run.warnings.on_train_batch_end(run.trainer, run.module)
+    run.step(1.5, 70.0, 80.0, 90.0)
     run.after(GOOD, GOOD)
-    assert run.lines == ["step 1: the training diverged: its loss rose from 1.5 to 80; " + LOWER]
-    run.module.nonfinite_guard.loss = 1.4
-    for _ in range(3):
-        run.warnings.on_train_batch_end(run.trainer, run.module)
+    assert run.lines == [
+        "step 1: the training diverged: its loss rose from 1.5 to 80; " + LOWER_RATE
+    ]
+    run.step(1.4, 1.4, 1.4)
     assert len(run.after(GOOD)) == 1
     assert run.warnings.warnings(done=True, steps=3) == []
 
@@ -128,12 +135,10 @@ def test_divergence_is_printed_once_and_not_reported_when_it_is_over():
 def test_a_run_that_had_learned_before_it_diverged_is_warned_about_but_does_not_fail():
     run = Validations()
     run.after(GOOD)
-    for loss in (0.1, 1e9, 1e9, 1e9):
-        run.module.nonfinite_guard.loss = loss
-        run.warnings.on_train_batch_end(run.trainer, run.module)
+    run.step(0.1, 1e9, 1e9, 1e9)
     assert run.warnings.find_failure(steps=4, skipped=0) is None
     (warning,) = run.warnings.warnings(done=True, steps=4)
-    assert warning == f"the training diverged: its loss rose from 0.1 to 1e+09; {LOWER}"
+    assert warning == f"the training diverged: its loss rose from 0.1 to 1e+09; {LOWER_RATE}"
 
 
 def test_a_run_that_only_time_limits_ended_early_if_it_has_few_steps():
@@ -144,35 +149,102 @@ def test_a_run_that_only_time_limits_ended_early_if_it_has_few_steps():
     assert not limits.ended_early(20)
 
 
-def suggest(composed, *overrides):
-    return suggest_overrides(composed(*overrides))
-
-
-def test_a_run_gets_more_of_what_it_has_little_of(composed):
-    suggested = suggest(composed, "trainer.max_steps=null")
-    assert suggested.run_too_short == ["trainer.max_epochs=40"]
-    assert suggested.class_not_learned == [
-        "trainer.max_epochs=40",
-        "data.foreground_fraction=0.9",
-        "model.width=16",
-    ]
-    assert suggested.loss_not_falling == ["optimizer.lr=0.0003", "optimizer.lr=0.03"]
-
-
-def test_nothing_is_suggested_that_is_set_already_or_that_the_network_does_not_have(composed):
-    overrides = ["model=dynunet", "data.foreground_fraction=1", "trainer.max_steps=50"]
-    assert suggest(composed, *overrides).class_not_learned == ["trainer.max_steps=100"]
-    words = ["model.channels=[8,16]", "model.prior_bias=false"]
-    first, *others = suggest(composed, *words).class_not_learned
-    assert first == "model.prior_bias=true"
-    assert not [override for override in others if "width" in override or "prior" in override]
+def test_more_is_suggested_of_what_a_run_has_and_the_network_knows(composed):
+    settings = composed("trainer.max_steps=null")
+    for_class = ["trainer.max_epochs=40", "data.foreground_fraction=0.9", "model.width=16"]
+    assert suggest_overrides(settings, "class") == for_class
+    assert suggest_overrides(settings, "loss") == ["optimizer.lr=0.0003", "optimizer.lr=0.03"]
+    words = ["model=dynunet", "data.foreground_fraction=1", "trainer.max_steps=50"]
+    assert suggest_overrides(composed(*words), "class") == ["trainer.max_steps=100"]
 
 
 def test_every_limit_is_doubled_and_of_a_run_that_time_ended_only_time(composed):
     limits = ("trainer.max_steps=9", "trainer.max_epochs=3", "trainer.max_time=00:00:10:00")
-    time = "trainer.max_time=00:00:20:00"
+    settings, time = composed(*limits), "trainer.max_time=00:00:20:00"
     longer = f"trainer.max_steps=18 trainer.max_epochs=6 {time}"
-    assert suggest(composed, *limits).run_too_short == [longer]
-    suggested = suggest_overrides(composed(*limits), out_of_time=True)
-    assert suggested.run_too_short == [time]
-    assert suggested.class_not_learned == [time, "data.foreground_fraction=0.9"]
+    assert suggest_overrides(settings, "short") == [longer]
+    assert suggest_overrides(settings, "short", out_of_time=True) == [time]
+    for_class = [time, "data.foreground_fraction=0.9"]
+    assert suggest_overrides(settings, "class", out_of_time=True) == for_class
+
+
+def draw_points(losses):
+    curve = Curve()
+    for step, loss in enumerate(losses):
+        curve.add(step, loss)
+    return curve.points
+
+
+def add_noise(*values, amplitude=0.1):
+    rng = random.Random(0)
+    return [value + rng.uniform(-amplitude, amplitude) for value in values]
+
+
+FALLING = [1.4 - 0.2 * n / 300 for n in range(300)]
+SPIKES = {290: 60.0, 291: float("nan"), 295: float("inf")}
+
+
+@pytest.mark.parametrize(
+    ("losses", "plateau"),
+    [
+        ([1.0] * (MIN_POINTS - 1), None),  # too few steps to judge
+        ([1.0] * MIN_POINTS, (1, 1)),
+        ([-0.1] * 300, (-0.1, -0.1)),
+        (add_noise(*[1.4] * 300), (1.4, 1.4)),
+        (add_noise(*FALLING), None),
+        ([SPIKES.get(n, 2 - n / 200) for n in range(300)], None),
+    ],
+    ids=["short", "constant", "negative", "noisy", "falling", "spikes"],
+)
+def test_a_loss_that_does_not_fall_is_detected_despite_noise(losses, plateau):
+    found = detect_plateau(draw_points(losses))
+    assert found == (None if plateau is None else pytest.approx(plateau, abs=0.1))
+
+
+DIVERGING = [([1.5] + [1e15] * count, (1.5, 1e15)) for count in (3, 1000)]
+OTHERS = [[], [1.5, 1.5, 60.0], [0.01] * 200 + [0.9] * 200, [-0.9] * 99 + [2.0], [900, 800, 90]]
+
+
+@pytest.mark.parametrize(("losses", "rise"), DIVERGING + [(losses, None) for losses in OTHERS])
+def test_a_spike_a_forgotten_task_and_a_high_loss_are_no_divergence(losses, rise):
+    assert detect_divergence(draw_points(losses), min(losses, default=0.0)) == rise
+
+
+RISING = [n / 20 for n in range(20)]
+SETTLED = [0.34, 0.44, 0.50, 0.50, 0.81, 0.84, 0.85, 0.84, 0.88, 0.90, 0.91, 0.90]
+SETTLED += [0.90, 0.90, 0.89, 0.89, 0.91, 0.91, 0.91, 0.91]
+
+
+NOISE = [0.5, 0.4, 0.6, 0.3] * 5
+GROWING_NOISE = [*[0.1] * 12, 0.2, 0.3, 0.1, 0.4, 0.2, 0.5]
+NAN = float("nan")  # ignored
+
+
+@pytest.mark.parametrize(
+    ("dice", "rise"),
+    [
+        ([NAN, *RISING, NAN], pytest.approx((0.675, 0.925))),
+        *((dice, None) for dice in (SETTLED, RISING[:7], NOISE, GROWING_NOISE)),
+    ],
+    ids=["rising", "settled", "short", "noise", "growing_noise"],
+)
+def test_dice_that_still_rises_is_told_from_settled_or_noisy_dice(dice, rise):
+    assert detect_late_rise(dice) == rise
+
+
+CLASSES = {"organ": [1], "tumor": [2], "whole": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "starts"),
+    [
+        ([{1}, {2}], [{1, 2}], []),
+        ([{1}], [{2}], ["no training case has tumor", "no validation case has organ, so its Dice"]),
+        ([{1}], [{1}], ["no case has tumor, so it cannot be learned"]),
+        ([set()], [], ["no case has organ, tumor, whole"]),
+    ],
+)
+def test_absent_classes_are_named_and_any_label_of_a_region_counts(training, validation, starts):
+    warnings = find_absent_classes(CLASSES, training, validation)
+    assert len(warnings) == len(starts)
+    assert all(text.startswith(start) for text, start in zip(warnings, starts, strict=True))

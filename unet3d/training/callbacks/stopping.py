@@ -1,16 +1,15 @@
-"""What ends a run: its limits, of which the fraction that is done follows, or a signal."""
+"""What ends a run: its limits, a validation that no longer improves, or a signal."""
 
 import signal
 from collections.abc import Callable
 from datetime import timedelta
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.callbacks import Callback, Timer
 
-from unet3d.errors import Interrupted
-from unet3d.report.training_warnings import EARLY_FRACTION
+from unet3d.errors import Interrupted, UsageError
 from unet3d.stop_signals import SignalListener
 from unet3d.training.lightning_internals import (
     disable_signal_handlers,
@@ -18,6 +17,7 @@ from unet3d.training.lightning_internals import (
     request_exit,
 )
 
+EARLY_FRACTION = 0.1  # a run that time ended before this fraction of its steps is no result yet
 FEWEST_STEPS = 200  # steps that are expected of a run that only time limits
 
 
@@ -82,6 +82,49 @@ class StoppingLimits(Timer):
         planned = min(self.max_steps or inf, by_epochs)
         self.out_of_time = self.max_seconds is not None and trainer.global_step < planned
         self.planned_steps = planned if planned < inf else FEWEST_STEPS
+
+
+class EarlyStopping(callbacks.EarlyStopping):
+    """Stop after `patience` validations in a row that are not better by more than `min_delta`.
+
+    Lightning's callback takes its patience from the checkpoint, so that a resumed run could not
+    change it.
+    """
+
+    def __init__(
+        self,
+        *,
+        monitor: str = "val/dice",
+        mode: Literal["max", "min"] = "max",
+        patience: int = 10,
+        min_delta: float = 0.0,
+    ):
+        if patience < 1:
+            raise UsageError(f"patience must be >= 1, got {patience}")
+        super().__init__(
+            monitor,
+            mode=mode,
+            patience=patience,
+            min_delta=min_delta,
+            check_finite=False,  # a class that no case of the validation set has is NaN
+            check_on_train_epoch_end=False,
+        )
+
+    @property
+    def state_key(self) -> str:
+        """Return the name of its state in a checkpoint: each metric has its own."""
+        return f"EarlyStopping[{self.monitor}]"
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_end(trainer, pl_module)
+        if self.wait_count >= self.patience and not trainer.sanity_checking:
+            pl_module.print(
+                f"stopping early: {self.monitor} was not better than {float(self.best_score):.4g} "
+                f"in {self.wait_count} validations"
+            )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict, "patience": self.patience})
 
 
 class Preemption(Callback):

@@ -1,58 +1,61 @@
 """Warnings about a run that does not learn: classes never predicted, a loss that stays flat."""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.config.fields import format_duration
-from unet3d.report.training_warnings import (
-    LEARNED_DICE,
-    LOW_DICE,
-    LOW_LR_FRACTION,
-    MIN_VALIDATIONS,
-    SILENT_FRACTION,
-    LossHistory,
-    SuggestedOverrides,
-    detect_late_rise,
-    format_divergence_warning,
-    format_ended_early_warning,
-    format_ended_rising_warning,
-    format_loss_plateau_warning,
-    format_low_dice_warning,
-    format_never_predicted_warning,
-)
+from unet3d.report.figures import Curve, Points
+from unet3d.text import join_first, pluralize
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig
 from unet3d.training.module import SegmentationModule
 
+MIN_VALIDATIONS = 3  # in a row, before a class counts as never predicted or its Dice as low
+SILENT_FRACTION = 0.25  # of a run, in which nothing is reported: small classes are learned late
+LOW_DICE = 0.05  # below it a class has not been learned
+LOW_LR_FRACTION = 0.25  # of the peak learning rate, below which little more is learned
+LATE_RISE = 0.05  # a run that gains this much Dice in its last quarter ended too early
+MIN_FALL = 0.05  # fraction by which the loss must have fallen by the end
+LEARNED_DICE = 0.5  # from here on, a loss that stays flat was low from the start (init_from=)
+DIVERGED = 10.0  # a loss above this, and this many times as high as its lowest value, has diverged
+MIN_POINTS = 64  # of the curve of the loss, with fewer it is not judged
 HIGH_FOREGROUND_FRACTION = 0.9  # the foreground fraction that is suggested to a run with less
+
+
+LOWER_RATE = "lower optimizer.lr (unet3d lr suggests a rate)"
 
 
 class TrainingWarnings(Callback):
     """Print a line when a problem appears; `warnings` lists those that remain.
 
-    `suggest(out_of_time=...)` returns what to try; `absent` holds sentences about classes that no
-    label contains. All ranks have the same confusion matrices but their own losses; rank 0 prints.
+    `loss` is the curve of the loss, to which another callback adds each step. `suggest(kind,
+    out_of_time=...)` returns overrides to try; `absent` holds sentences about classes that no label
+    contains. All ranks have the same confusion matrices but their own losses; rank 0 prints.
     """
 
     def __init__(
         self,
         limits: StoppingLimits,
-        suggest: Callable[..., SuggestedOverrides],
+        loss: Curve,
+        suggest: Callable[..., Sequence[str]],
         absent: Sequence[str] = (),
     ):
-        self.limits, self.suggest, self.absent = limits, suggest, absent
-        self.losses = LossHistory()
+        self.limits, self.loss, self.suggest, self.absent = limits, loss, suggest, absent
+        self.lowest_loss = math.inf  # of all batches
         self.dice: list[float] = []  # mean Dice of each validation
         self.unpredicted: dict[str, int] = {}  # class: validations in a row without a voxel of it
         self.low: dict[str, int] = {}  # class: validations in a row with a Dice below LOW_DICE
         self.active: list[str] = []  # problems that have been printed and still hold
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: SegmentationModule, *_: Any) -> None:
-        self.losses.add(trainer.global_step, pl_module.nonfinite_guard.loss)
+        loss = pl_module.nonfinite_guard.loss
+        if math.isfinite(loss):  # a step with any other is skipped
+            self.lowest_loss = min(self.lowest_loss, loss)
 
     def on_validation_end(self, trainer: Trainer, pl_module: SegmentationModule) -> None:
         if trainer.sanity_checking:
@@ -71,7 +74,7 @@ class TrainingWarnings(Callback):
         found = self._find_problems(steps, skipped)
         known = [problem for problem in self.active if problem in found]
         new = [p for p in found if p not in known and self._is_due(p, done, rate)]
-        for message in self._format(new, steps, skipped):
+        for message in self._describe(new, steps, skipped):
             pl_module.print(f"step {steps}: {message}")
         self.active = known + new
 
@@ -81,12 +84,8 @@ class TrainingWarnings(Callback):
             return ["divergence"]
         missing = [name for name, count in self.unpredicted.items() if count]
         low = [name for name, count in self.low.items() if count and name not in missing]
-        flat = [] if self._find_flat_loss() is None else ["loss"]
-        return [
-            *(f"unpredicted {name}" for name in missing),
-            *(f"low {name}" for name in low),
-            *flat,
-        ]
+        problems = [f"unpredicted {name}" for name in missing] + [f"low {name}" for name in low]
+        return problems if self._find_flat_loss() is None else [*problems, "loss"]
 
     def _is_due(self, problem: str, done: float, rate: float) -> bool:
         """Return whether a problem is worth a line at this fraction of the run and of the rate."""
@@ -98,19 +97,33 @@ class TrainingWarnings(Callback):
             return is_late and self.low[name] >= MIN_VALIDATIONS
         return kind == "divergence" or done >= SILENT_FRACTION
 
-    def _format(self, problems: Sequence[str], steps: int, skipped: int) -> list[str]:
+    def _describe(self, problems: Sequence[str], steps: int, skipped: int) -> list[str]:
         """Return messages about these problems: one for all classes that have the same."""
-        suggested = self.suggest(out_of_time=self.limits.out_of_time)
-        missing = {k: n for k, n in self.unpredicted.items() if f"unpredicted {k}" in problems}
-        low = [name for name in self.low if f"low {name}" in problems]
-        medians = self._find_flat_loss() if "loss" in problems else None
-        messages = [
-            self._describe_divergence(steps, skipped) if "divergence" in problems else None,
-            format_never_predicted_warning(missing, suggested) if missing else None,
-            format_low_dice_warning(low, suggested) if low else None,
-            format_loss_plateau_warning(*medians, suggested) if medians is not None else None,
+        messages = list[str]()
+        if "divergence" in problems:
+            messages.append(self._describe_divergence(steps, skipped) or "")
+        missing = [
+            f"{name} (for {pluralize(count, 'validation')})"
+            for name, count in self.unpredicted.items()
+            if f"unpredicted {name}" in problems
         ]
-        return [message for message in messages if message is not None]
+        if missing:
+            message = f"no voxel of the validation set is predicted as {join_first(missing)}"
+            messages.append(self._append_overrides(message, "class"))
+        if low := [name for name in self.low if f"low {name}" in problems]:
+            message = f"Dice is below {LOW_DICE} for {join_first(low)}"
+            messages.append(self._append_overrides(message, "class"))
+        medians = self._find_flat_loss() if "loss" in problems else None
+        if medians is not None:
+            message = "the loss does not fall: its median was {:.4g} in the first eighth of the "
+            message = (message + "steps and {:.4g} in the last").format(*medians)
+            messages.append(self._append_overrides(message, "loss"))
+        return messages
+
+    def _append_overrides(self, message: str, kind: str) -> str:
+        """Append what to try against a kind of problem."""
+        overrides = self.suggest(kind, out_of_time=self.limits.out_of_time)
+        return f"{message}; try {' or '.join(overrides)}" if overrides else message
 
     @property
     def has_learned(self) -> bool:
@@ -118,11 +131,19 @@ class TrainingWarnings(Callback):
         return any(value >= LEARNED_DICE for value in self.dice)
 
     def _find_flat_loss(self) -> tuple[float, float] | None:
-        return None if self.has_learned else self.losses.detect_plateau()
+        return None if self.has_learned else detect_plateau(self.loss.points)
 
     def _describe_divergence(self, steps: int, skipped: int) -> str | None:
-        rise, suggested = self.losses.detect_divergence(), self.suggest()
-        return format_divergence_warning(rise, steps, skipped, suggested)
+        rise = detect_divergence(self.loss.points, self.lowest_loss)
+        if rise is not None:
+            change = "from {:.4g} to {:.4g}".format(*rise)
+            return f"the training diverged: its loss rose {change}; {LOWER_RATE}"
+        if 2 * skipped <= steps:
+            return None
+        return (
+            f"{skipped:,} of {steps:,} steps were skipped, since their loss or gradients were not "
+            f"finite; {LOWER_RATE}, or check the cases that the log names"
+        )
 
     def find_failure(self, steps: int, skipped: int) -> str | None:
         """Return why nothing was learned in a finished run, if so."""
@@ -133,20 +154,28 @@ class TrainingWarnings(Callback):
         found = self._find_problems(steps, skipped)
         warnings = list(self.absent)
         if done and found != ["divergence"]:  # then more steps would not help
-            suggested = self.suggest(out_of_time=self.limits.out_of_time)
             if self.limits.ended_early(steps):
                 planned = self.limits.planned_steps
-                enough = format_duration(self.limits.time_elapsed() * planned / steps)
-                warnings.append(format_ended_early_warning(steps, planned, enough, suggested))
+                time = format_duration(self.limits.time_elapsed() * planned / steps)
+                message = (
+                    f"trainer.max_time ended the run after {steps:,} of {planned:,} steps: resume "
+                    f"it with more time (resume=auto trainer.max_time={time} for all steps), or "
+                    "start a run with cheaper steps"
+                )
+                warnings.append(self._append_overrides(message, "slow"))
             rise = detect_late_rise(self.dice)
             if rise is not None:
-                warnings.append(format_ended_rising_warning(*rise, suggested))
+                message = (
+                    "the run ended while Dice was still rising: "
+                    f"{rise[0]:.3f} after three quarters of it, {rise[1]:.3f} at the end"
+                )
+                warnings.append(self._append_overrides(message, "short"))
         named = [p for p in found if done or p == "divergence" or p in self.active]
-        return warnings + self._format(named, steps, skipped)
+        return warnings + self._describe(named, steps, skipped)
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "losses": self.losses.state_dict(),
+            "lowest_loss": self.lowest_loss,
             "dice": list(self.dice),
             "unpredicted": dict(self.unpredicted),
             "low": dict(self.low),
@@ -154,45 +183,80 @@ class TrainingWarnings(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.losses.load_state_dict(state_dict["losses"])
+        self.lowest_loss = state_dict.get("lowest_loss", math.inf)
         self.dice, self.active = list(state_dict["dice"]), list(state_dict["active"])
         self.unpredicted = dict(state_dict["unpredicted"])
         self.low = dict(state_dict["low"])
 
 
-def suggest_overrides(settings: TrainConfig, *, out_of_time: bool = False) -> SuggestedOverrides:
-    """Return overrides for each kind of warning; only keys that the network has.
+def detect_plateau(points: Points) -> tuple[float, float] | None:
+    """Return the medians of the first and last eighth if the loss has not fallen, else None."""
+    if len(points) < MIN_POINTS:
+        return None
+    eighth = len(points) // 8
+    first, last = (median(loss for _, loss in part) for part in (points[:eighth], points[-eighth:]))
+    return (first, last) if first - last < MIN_FALL * abs(first) else None
+
+
+def detect_divergence(points: Points, lowest: float) -> tuple[float, float] | None:
+    """Return the lowest loss and the median of the latest if it rose by magnitudes, else None.
+
+    `lowest` is that of single batches: where the first step diverges, every mean has diverged.
+    """
+    if not points:
+        return None
+    last = median(loss for _, loss in points[-max(3, len(points) // 8) :])
+    return (lowest, last) if last > DIVERGED * max(abs(lowest), 1) else None
+
+
+def detect_late_rise(dice: Sequence[float]) -> tuple[float, float] | None:
+    """Return Dice at three quarters of the validations and at the end if it rose a lot, else None.
+
+    None with fewer than 8 validations, and where Dice scatters more than it rose.
+    """
+    dice = [value for value in dice if not math.isnan(value)]
+    if len(dice) < 8:
+        return None
+    count, quarter = max(2, len(dice) // 8), len(dice) // 4
+    end, before = dice[-count:], dice[-quarter - count : -quarter]
+    rose = median(end) - median(before) >= LATE_RISE and min(end) > max(before)
+    return (median(before), median(end)) if rose else None
+
+
+def suggest_overrides(
+    settings: TrainConfig,
+    kind: Literal["short", "slow", "class", "loss"],
+    *,
+    out_of_time: bool = False,
+) -> list[str]:
+    """Return overrides to try against a kind of problem; only keys that the network has.
 
     A run that was `out_of_time` is not asked for more steps, epochs or channels.
     """
     step, trainer = settings.step, settings.trainer
     arguments = step.network.model.arguments
-    batches, volumes = step.micro_batches, step.data.batch_size
     width = None if arguments.get("channels") is not None else arguments.get("width")
+    if kind == "loss":
+        lr = step.optimizer.arguments.get("lr")
+        is_known = isinstance(lr, int | float) and lr > 0
+        return [f"optimizer.lr={lr * factor:g}" for factor in (0.1, 10)] if is_known else []
+    if kind == "slow":
+        batches, volumes = step.micro_batches, step.data.batch_size
+        cheaper = [f"trainer.accumulate_grad_batches={batches // 2}"] if batches > 1 else []
+        cheaper += [f"data.batch_size={volumes // 2}"] if volumes > 1 else []
+        cheaper += [f"model.width={width // 2}"] if isinstance(width, int) and width > 1 else []
+        return [*cheaper, "a smaller data.patch_size"]
     counts = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
     counts = {} if out_of_time else counts
     limits = [f"trainer.{key}={2 * n}" for key, n in counts.items() if n is not None]
     if trainer.max_seconds is not None:
         limits.append(f"trainer.max_time={format_duration(2 * trainer.max_seconds)}")
-    for_class = [] if step.network.prior_bias else ["model.prior_bias=true"]
-    for_class.append(" ".join(limits))
+    if kind == "short":
+        return [" ".join(limits)]
+    overrides = [] if step.network.prior_bias else ["model.prior_bias=true"]
+    overrides.append(" ".join(limits))
     if step.data.foreground_fraction < HIGH_FOREGROUND_FRACTION:
-        for_class.append(f"data.foreground_fraction={HIGH_FOREGROUND_FRACTION}")
+        overrides.append(f"data.foreground_fraction={HIGH_FOREGROUND_FRACTION}")
     if isinstance(width, int) and not out_of_time:
-        for_class.append(f"model.width={2 * width}")
-    cheaper = [f"trainer.accumulate_grad_batches={batches // 2}"] if batches > 1 else []
-    cheaper += [f"data.batch_size={volumes // 2}"] if volumes > 1 else []
-    cheaper += [f"model.width={width // 2}"] if isinstance(width, int) and width > 1 else []
-    suggested = SuggestedOverrides(
-        run_too_short=[" ".join(limits)],
-        class_not_learned=for_class,
-        cheaper_step=[*cheaper, "a smaller data.patch_size"],
-    )
-    lr = step.optimizer.arguments.get("lr")
-    if not isinstance(lr, int | float) or lr <= 0:
-        return suggested
-    return replace(
-        suggested,
-        loss_not_falling=[f"optimizer.lr={lr * factor:g}" for factor in (0.1, 10)],
-        lower_rate=f"lower optimizer.lr={lr:g} (unet3d lr suggests one)",
-    )
+        overrides.append(f"model.width={2 * width}")
+    return overrides

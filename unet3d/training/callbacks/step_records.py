@@ -1,0 +1,262 @@
+"""Record what every training step takes and reaches: memory, time, loss and learning rate."""
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from functools import reduce
+from math import ceil
+from operator import or_
+from statistics import median
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from unet3d import nvml
+from unet3d.machine import count_usable_cores
+from unet3d.peak_memory import MemoryRecord, PeakMeter
+from unet3d.report.figures import Curve
+from unet3d.text import MIB
+from unet3d.training.loggers import log_values
+from unet3d.training.module import SegmentationModule
+from unet3d.training.schedules import get_rate
+
+WINDOW = 50  # steps averaged before a warning about waiting for data
+
+MAX_WAIT_FRACTION = {"cuda": 0.02, "cpu": 0.1}
+"""Fraction of a step from which waiting is worth a warning; without workers a CPU always waits."""
+
+ADVICE = {
+    "reading": "data.cache on a faster disk",
+    "augmenting": "augmentation=light or none",
+}
+"""What makes a part of loading cheaper."""
+
+VALIDATION = ("val/dice", "val/hd95_mm")
+"""Scores of a validation that have a curve; Dice has one per class, too."""
+
+
+class StepMemory(Callback):
+    """Reset the peak at the start of each phase and read it at the end.
+
+    A step is one optimizer step with all of its micro-batches. The first step, which allocates the
+    optimizer state, the steady steps after it, and validation are recorded separately. `recorded`
+    holds the peaks of phases that replay CUDA graphs: the allocator does not see what is in them.
+    """
+
+    def __init__(self, recorded: Mapping[str, MemoryRecord]):
+        self.meter = PeakMeter()
+        self.estimated: MemoryRecord | None = None
+        self.recorded = recorded  # is filled during the run
+        self.phase: str | None = None  # None between steps
+        self.step: dict[str, MemoryRecord] = {}  # peaks by phase, here and below
+        self.first: dict[str, MemoryRecord] = {}
+        self.steady: dict[str, MemoryRecord] = {}
+        self.validation: MemoryRecord | None = None
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        self._enter("forward", trainer)
+
+    def on_before_backward(self, trainer: Trainer, *_: Any) -> None:
+        self._enter("backward", trainer)
+
+    def on_before_optimizer_step(self, trainer: Trainer, *_: Any) -> None:
+        self._enter("optimizer", trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if self.phase != "optimizer":
+            return  # a micro-batch that only accumulates gradients
+        self._leave(trainer)
+        peak = reduce(or_, self.step.values())
+        tags = make_tags("step", peak)
+        if self.estimated is not None and self.estimated.allocated is not None:
+            tags["memory/estimated_step_peak_mib"] = self.estimated.allocated / MIB
+        for phase, record in self.step.items():
+            tags |= make_tags(phase, record)
+        log_values(pl_module, tags)
+        if peak.headline is not None:
+            headline = {"peak_mib": peak.headline / MIB}
+            log_values(pl_module, headline, prog_bar=True, logger=False)
+        if not self.first:
+            self.first = self.step
+        else:
+            self.steady = {p: r | self.steady.get(p, r) for p, r in self.step.items()}
+        self.step = {}
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.meter.start(trainer.strategy.root_device)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        record = self.meter.read(trainer.strategy.root_device)
+        self.validation = record | (self.validation or record)
+        if trainer.logger is not None and not trainer.sanity_checking:
+            tags = make_tags("validation", record)
+            trainer.logger.log_metrics(tags, step=trainer.global_step - 1)
+
+    def summarize(self) -> dict[str, Any]:
+        """Return bytes for the report: first step, maximum of the steady steps, and validation."""
+        summary: dict[str, Any] = {}
+        if self.estimated is not None:
+            summary["estimated"] = self.estimated.known()
+        for name, phases in (("first_step", self.first), ("steady_step", self.steady)):
+            if phases:
+                by_phase = {phase: record.known() for phase, record in phases.items()}
+                summary[name] = reduce(or_, phases.values()).known() | {"phases": by_phase}
+        if self.validation is not None:
+            summary["validation"] = self.validation.known()
+        return summary
+
+    def _enter(self, phase: str, trainer: Trainer) -> None:
+        if self.phase is not None:
+            self._leave(trainer)
+        self.phase = phase
+        self.meter.start(trainer.strategy.root_device)
+
+    def _leave(self, trainer: Trainer) -> None:
+        assert self.phase is not None
+        record = self.meter.read(trainer.strategy.root_device)
+        record |= self.recorded.get(self.phase, record)
+        self.step[self.phase] = record | self.step.get(self.phase, record)
+        self.phase = None
+
+
+def make_tags(name: str, peak: MemoryRecord) -> dict[str, float]:
+    """Return the tags of a peak, in MiB."""
+    return {f"memory/{name}_peak_{kind}_mib": n / MIB for kind, n in peak.known().items()}
+
+
+class StepTimer(Callback):
+    """Time each optimizer step from the end of the previous one, including waiting for data."""
+
+    def __init__(self, num_workers: int):
+        self.num_workers = num_workers
+        self.start = 0.0
+        self.volumes = 0
+        self.batches: list[Any] = []  # waits and loading times of this step's micro-batches
+        self.stepping = False  # whether this batch ends with an optimizer step
+        self.seconds, self.shares = array("d"), array("d")  # of every step
+        self.recent: Any = Counter()  # seconds of the latest steps: in all, waiting, and by part
+        self.gpu_utilization: int | None = None  # percent
+        self.queried_at = 0.0
+        self.warned = False
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self.start = time.perf_counter()
+
+    def on_validation_end(self, *_: Any) -> None:
+        self.start = time.perf_counter()
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.volumes += len(batch["image"])
+        self.batches.append((batch["wait"], batch["seconds"]))
+
+    def on_before_optimizer_step(self, *_: Any) -> None:
+        self.stepping = True
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if not self.stepping:
+            return
+        now = time.perf_counter()
+        total = now - self.start
+        # The host has read this step's loss, so the GPU is done with the batch: no extra sync.
+        waiting = sum(wait.get_seconds() for wait, _ in self.batches)
+        self.seconds.append(total)
+        self.shares.append(waiting / total)
+        self.recent.update(total=total, waiting=waiting)
+        for _, parts in self.batches:
+            self.recent.update(parts)
+        values = {
+            "speed/step_seconds": total,
+            "speed/volumes_per_second": self.volumes / total,
+            "speed/data_wait_fraction": waiting / total,
+        }
+        log_values(pl_module, values | self._query_gpu(pl_module.device, now))
+        self.start, self.volumes, self.batches, self.stepping = now, 0, [], False
+        if len(self.seconds) % WINDOW == 1:  # step 1 is warmup
+            if len(self.seconds) > WINDOW and not self.warned:
+                step = {part: seconds / WINDOW for part, seconds in self.recent.items()}
+                if step["waiting"] > MAX_WAIT_FRACTION[pl_module.device.type] * step["total"]:
+                    self.warned = True
+                    cores = count_usable_cores()
+                    pl_module.print(format_bottleneck(step, self.num_workers, cores))
+            self.recent.clear()
+
+    def _query_gpu(self, device: torch.device, now: float) -> dict[str, float]:
+        """Return the driver's utilization, queried once a second; it samples a few times."""
+        if device.type == "cuda" and now - self.queried_at >= 1:
+            self.gpu_utilization, self.queried_at = nvml.get_utilization(device), now
+        if self.gpu_utilization is None:
+            return {}
+        return {"speed/gpu_utilization_percent": float(self.gpu_utilization)}
+
+    def summarize(self) -> dict[str, float]:
+        """Return median and 95th percentile over all steps but the first, which is warmup."""
+        seconds, shares = sorted(self.seconds[1:] or self.seconds), self.shares[1:] or self.shares
+        if not seconds:
+            return {}
+        return {
+            "median_step_seconds": median(seconds),
+            "p95_step_seconds": seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))],
+            "median_data_wait_fraction": median(shares),
+            "steps_timed": len(seconds),
+        }
+
+
+def format_bottleneck(step: Mapping[str, float], num_workers: int, max_workers: int) -> str:
+    """Return a line about the seconds of a step: in all, waiting for data, and loading by part."""
+    parts = {part: seconds for part, seconds in step.items() if part not in ("total", "waiting")}
+    loading, computing = sum(parts.values()), step["total"] - step["waiting"]
+    part = max(parts, key=parts.__getitem__)
+    enough = min(max_workers, max(ceil(loading / computing), num_workers + 1))
+    advice = [f"data.num_workers={enough}"] if enough > num_workers else []
+    advice += [ADVICE[part]] if part in ADVICE else []
+    return (
+        f"waiting for data takes {100 * step['waiting'] / step['total']:.0f}% of a step "
+        f"({step['waiting']:.3f} of {step['total']:.3f} s): {part} takes {parts[part]:.3f} of the "
+        f"{loading:.3f} s to load its batches" + (f"; try {', or '.join(advice)}" if advice else "")
+    )
+
+
+class Curves(Callback):
+    """Record loss and learning rate of the steps, and the scores of validations, on rank 0."""
+
+    def __init__(self) -> None:
+        self.loss = Curve()
+        self.curves = {"train/loss": self.loss}
+        self.rate = 0.0  # of the step that runs
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        pending = self.curves.setdefault("train/lr", Curve()).pending
+        # Read once per point: an optimizer may hold the rate on the device, which is waited for.
+        self.rate = pending[-1][1] if pending else get_rate(trainer.optimizers[0])
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: SegmentationModule, *_: Any) -> None:
+        # At the end of the step: a checkpoint may be saved within it, from which it is repeated.
+        self._add("train/lr", trainer.global_step, self.rate)
+        self._add("train/loss", trainer.global_step, pl_module.nonfinite_guard.loss)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        for name, value in trainer.callback_metrics.items():
+            if name in VALIDATION or name.startswith("val/dice/"):
+                self._add(name, trainer.global_step, float(value))
+
+    def _add(self, name: str, step: int, value: float) -> None:
+        self.curves.setdefault(name, Curve()).add(step, value)
+
+    def list_points(self) -> dict[str, list[list[float]]]:
+        """Return [step, value] pairs by curve."""
+        points = {name: curve.list_points() for name, curve in self.curves.items()}
+        return {name: pairs for name, pairs in points.items() if pairs}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: curve.state_dict() for name, curve in self.curves.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, state in state_dict.items():
+            self.curves.setdefault(name, Curve()).load_state_dict(state)
