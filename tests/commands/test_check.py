@@ -5,7 +5,6 @@ import pytest
 
 from tests.data.helpers.datasets import (
     SIZE,
-    make_image,
     make_label,
     save_volume,
     write_decathlon,

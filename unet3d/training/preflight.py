@@ -29,9 +29,9 @@ from unet3d.machine import (
     describe_missing_kernels,
     resolve_device,
 )
-from unet3d.memory.any_network import copy_as_fake
 from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
 from unet3d.memory.estimate import MemoryEstimate, UntraceableError, list_launches
+from unet3d.memory.fake_tensors import copy_as_fake
 from unet3d.memory.from_config import (
     check_step_size,
     list_leaner_strategies,
@@ -39,9 +39,9 @@ from unet3d.memory.from_config import (
     trace_step,
 )
 from unet3d.memory.oom_advice import check_memory
+from unet3d.memory.report import summarize_compiled
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
-from unet3d.memory.tables import summarize_compiled
 from unet3d.model.weights import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.text import GIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig

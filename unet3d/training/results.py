@@ -22,7 +22,7 @@ from unet3d.inference.ensemble import Ensemble, load_ensemble
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor, ScanTask
 from unet3d.machine import summarize_machine
-from unet3d.memory.plots import plot_timeline
+from unet3d.memory.report import plot_timeline
 from unet3d.model.weights import count_parameters
 from unet3d.report.run_report import (
     collect_versions,

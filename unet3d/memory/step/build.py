@@ -12,7 +12,7 @@ from unet3d.errors import UsageError
 from unet3d.machine import Precision
 from unet3d.memory.fake_tensors import SmallRangeMode
 from unet3d.memory.step.config import StepConfig
-from unet3d.model.build import build_bound_network, freeze_parts
+from unet3d.model.weights import freeze_parts
 from unet3d.types import HasHeads
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -47,7 +47,7 @@ def build_network(step: StepConfig) -> nn.Module:
         if given != size:
             raise UsageError(f"model.{name} must be {size}, as data says, got {given!r}")
     with SmallRangeMode():
-        network = build_bound_network(bound)
+        network = bound.build()
     freeze_parts(network, step.freeze)
     return network
 

@@ -22,8 +22,7 @@ from unet3d.memory.step.build import (
     make_optimizer_factory,
 )
 from unet3d.memory.step.config import StepConfig
-from unet3d.model.half_precision import cast_to_half
-from unet3d.model.weight_average import WeightAverage
+from unet3d.model.weights import WeightAverage, cast_to_half
 from unet3d.peak_memory import MemoryRecord, PeakMeter
 from unet3d.simulated_cuda import choose_foreach
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from unet3d.data.preprocessing.channels import get_plane_names, reorient
 from unet3d.errors import UsageError
 from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.plots import plot_layers, plot_timeline
+from unet3d.memory.report import plot_layers, plot_timeline
 from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices, get_palette
 from unet3d.text import MIB
 from unet3d.training.loggers import FINAL_METRICS, close_logger, log_image
