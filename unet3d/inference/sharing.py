@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from unet3d.errors import Interrupted, RunError, UsageError
+from unet3d.errors import Interrupted, RunError, SignalListener, UsageError
 from unet3d.inference.predictor import USABLE_FRACTION
 from unet3d.machine import get_available_bytes, resolve_device
-from unet3d.stop_signals import SignalListener
 
 Result = TypeVar("Result")
 

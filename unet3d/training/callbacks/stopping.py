@@ -9,9 +9,8 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, Timer
 
-from unet3d.errors import Interrupted
+from unet3d.errors import Interrupted, SignalListener
 from unet3d.report.training_warnings import EARLY_FRACTION
-from unet3d.stop_signals import SignalListener
 from unet3d.training.lightning_internals import (
     disable_signal_handlers,
     is_optimizer_step,

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from unet3d.errors import Interrupted
-from unet3d.stop_signals import SignalListener
+from unet3d.errors import Interrupted, SignalListener
 
 
 def send(number):
