@@ -25,6 +25,7 @@ from unet3d.memory.from_config import (
     resolve_fused,
     scale_patch,
 )
+from unet3d.memory.parallel import map_in_processes
 from unet3d.memory.plots import plot_layers, plot_timeline, plot_variants
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.measure import Measurement, measure_step
@@ -40,7 +41,6 @@ from unet3d.memory.tables import (
     summarize_estimate,
 )
 from unet3d.memory.trace import Trace
-from unet3d.parallel import map_in_processes
 from unet3d.peak_memory import MemoryRecord
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.types import PRECISIONS, Triple

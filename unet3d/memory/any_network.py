@@ -24,7 +24,6 @@ from unet3d.memory.estimate import (
 from unet3d.memory.plots import plot_timeline
 from unet3d.memory.tables import format_peaks, format_short
 from unet3d.memory.trace import Trace
-from unet3d.simulated_cuda import choose_foreach
 from unet3d.text import GIB
 from unet3d.types import DEVICE, find_precision
 
@@ -75,7 +74,7 @@ def estimate_memory(
             fake = copy_as_fake(model).train()
             made = optimizer(p for p in fake.parameters() if p.requires_grad)
             if kind != "cpu":
-                choose_foreach(made)
+                enable_foreach(made)
             shape = (batch, *input_shape[1:])
             return ModelStep(fake, shape, loss or sum_means, made, AUTOCAST_TYPES.get(name))
 
@@ -149,6 +148,13 @@ class ModelStep(Step):
         trace.begin_phase("optimizer")
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def enable_foreach(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer of CPU tensors update them together, as torch does by default on CUDA."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
 
 
 def copy_as_fake(model: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unet3d.custom_ops import OPERATORS
+from unet3d.custom_ops import OPERATORS, simulate_cuda
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.allocator import Replay, replay
@@ -22,7 +22,6 @@ from unet3d.memory.autocast import use_cuda_autocast_rules
 from unet3d.memory.cuda_libraries import COLUMNS, follow_cudnn
 from unet3d.memory.trace import Block, Trace, evaluate_on_host
 from unet3d.peak_memory import MemoryRecord
-from unet3d.simulated_cuda import simulate_cuda
 from unet3d.triton_kernels import Launch, collect_launches
 from unet3d.types import has_blocks
 

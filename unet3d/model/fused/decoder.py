@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unet3d.custom_ops import get_device_type
 from unet3d.model.fused.convolution import cast_bias, cast_weight
 from unet3d.model.fused.feature_maps import FeatureMap, restore_parts
 from unet3d.model.fused.layers import GradientBuffer, Layers, add_parameter_gradient
 from unet3d.model.fused.node import Block, run_block
 from unet3d.model.fused.tiled_conv import Sink, add_norm_gradient_sums, backward_norm_act
 from unet3d.model.fused.upsampling import UpsampledMap
-from unet3d.simulated_cuda import get_device_type
 
 
 def run_decoder_block(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from unet3d.simulated_cuda import get_device_type
+from unet3d.custom_ops import get_device_type
 
 LARGEST = 20480
 """B x C x D x H up to which PyTorch does not take oneDNN (aten/src/ATen/native/Convolution.cpp)."""

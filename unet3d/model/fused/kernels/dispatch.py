@@ -4,8 +4,8 @@ from types import ModuleType
 
 from torch import Tensor
 
+from unet3d.custom_ops import get_device_type
 from unet3d.model.fused.kernels import cpu
-from unet3d.simulated_cuda import get_device_type
 
 
 def select_kernels(*maps: Tensor) -> ModuleType | None:
