@@ -1,5 +1,5 @@
 import json
-from dataclasses import asdict
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +9,8 @@ from unet3d.__main__ import main
 from unet3d.commands.doctor import format_doctor_report
 from unet3d.doctor.benchmark import describe_machine
 from unet3d.doctor.inspect import (
-    Software,
     describe_missing_triton,
-    get_driver_version,
-    get_package_version,
+    describe_software,
     inspect_machine,
     inspect_run,
 )
@@ -49,14 +47,14 @@ def inspect(composed, tmp_path):
 
     def inspect_with(*overrides):
         settings = composed(*overrides, base=[])
-        report = inspect_machine(settings, tmp_path)
-        return report, *inspect_run(settings, tmp_path, report)
+        machine = inspect_machine(settings, tmp_path)
+        return machine, *inspect_run(settings, tmp_path, machine)
 
     return inspect_with
 
 
 def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
-    report, run, problems = inspect(*SMALL, "precision=16")
+    machine, run, problems = inspect(*SMALL, "precision=16")
     assert (run.device, run.precision.used) == ("cuda", "16")
     assert run.available == 60 * GIB
     assert run.largest_batch > 100 * run.batch_size
@@ -64,7 +62,7 @@ def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
     assert message.startswith("other processes hold 20.0 GiB of GPU 0's 80.0 GiB")
     assert message.endswith(": 60.0 GiB are free (nvidia-smi lists them)")
     assert not [problem for problem in problems if problem.is_fatal]
-    text = format_doctor_report(asdict(report), problems)
+    text = format_doctor_report(machine, problems)
     assert "name NVIDIA Fake, total 80.0 GiB, free 60.0 GiB, capability 9, 0" in text
     assert f"  - {message}" in text
     assert describe_machine(torch.device("cuda"))["gpu"] == "NVIDIA Fake"
@@ -130,29 +128,32 @@ def test_a_small_dev_shm_ends_the_doctor_with_code_1(tmp_path, monkeypatch, caps
     assert not list(tmp_path.iterdir())  # neither data nor a run is created
 
 
-def test_missing_requirements_of_triton_are_reported():
-    def describe(installed, compiler, headers):
-        packages = {"triton": installed}
-        return describe_missing_triton(
-            Software(packages=packages, triton_compiler=compiler, python_headers=headers)
-        )
-
-    assert describe("3.9", "/usr/bin/gcc", True) is None
-    assert "not installed" in describe(None, "gcc", True)
-    message = describe("3.9", None, False)
-    assert "a C compiler (gcc, or CC=...) and Python's headers" in message
+@pytest.mark.parametrize(
+    ("version", "compiler", "headers", "message"),
+    [
+        ("3.9", "/usr/bin/gcc", True, None),
+        (None, "gcc", True, "not installed"),
+        ("3.9", None, False, r"a C compiler \(gcc, or CC=...\) and Python's headers"),
+    ],
+)
+def test_missing_requirements_of_triton_are_reported(version, compiler, headers, message):
+    software = {"packages": {"triton": version}, "triton_compiler": compiler}
+    found = describe_missing_triton(software | {"python_headers": headers})
+    assert found is None if message is None else re.search(message, found)
 
 
 def test_what_is_installed_is_found_and_what_is_broken_or_missing_is_none(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 580.65.06\necho 580.65.06\n")
+    program.write_text(
+        "#!/bin/sh\necho '| NVIDIA-SMI 580.65   Driver Version: 580.65.06   CUDA |'\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    found = Software()
-    assert (found.cudnn, found.driver) == ("9.10.2", "580.65.06")
-    assert found.cpu_compiler
-    assert found.packages["numpy"]
+    found = describe_software()
+    assert (found["cudnn"], found["driver"]) == ("9.10.2", "580.65.06")
+    assert found["cpu_compiler"]
+    assert found["packages"]["numpy"]
 
     def fail():
         raise RuntimeError("cuDNN version incompatibility")
@@ -161,7 +162,6 @@ def test_what_is_installed_is_found_and_what_is_broken_or_missing_is_none(monkey
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    missing = Software(packages={})
-    assert missing.cudnn is missing.cpu_compiler is missing.triton_compiler is None
-    assert get_driver_version() is None
-    assert get_package_version("no-such-package") is None
+    missing = describe_software()
+    for name in ("cudnn", "cpu_compiler", "triton_compiler", "driver"):
+        assert missing[name] is None

@@ -44,7 +44,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         return measure_and_save_benchmark(settings)
     machine = inspect_machine(settings.training, folder)
     run, problems = inspect_run(settings.training, folder, machine)
-    content: dict[str, Any] = {"unet3d": __version__, **asdict(machine), "run": asdict(run)}
+    content: dict[str, Any] = {"unet3d": __version__, **machine, "run": asdict(run)}
     if settings.format == "json":  # bytes; null if unknown
         content["problems"] = [asdict(problem) for problem in problems]
         write_output(json.dumps(content, indent=1), settings.output)

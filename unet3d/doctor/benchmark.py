@@ -9,20 +9,22 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unet3d import __version__
-from unet3d.doctor.inspect import Software, list_gpus
+from unet3d.doctor.inspect import describe_software, list_gpus
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import write_text
 from unet3d.machine import resolve_precision
 from unet3d.memory.estimate import estimate_step
 from unet3d.memory.from_config import list_strategies
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.measure import Measurement, measure_phases
+from unet3d.memory.step.measure import measure_phases
 from unet3d.memory.step.training_step import NullListener, TrainingStep, make_step_factory
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB
@@ -46,28 +48,22 @@ Both have errors of about 1e-3 in float32: rounding changes which side of a ReLU
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Return the device and the versions of what runs on it; no names of users or folders."""
-    software = Software()
-    gpu = list_gpus()[torch.cuda.current_device()] if device.type == "cuda" else None
-    return {
-        "device": device.type,
-        "gpu": None if gpu is None else gpu.name,
-        "capability": None if gpu is None else gpu.capability,
-        "memory_bytes": None if gpu is None else gpu.total,
-        "torch": software.torch,
-        "cuda": software.cuda,
-        "cudnn": software.cudnn,
-        "triton": software.packages.get("triton"),
-        "threads": torch.get_num_threads(),
-    }
+    software, facts = describe_software(), dict[str, Any]()
+    if device.type == "cuda":
+        gpu = list_gpus()[torch.cuda.current_device()]
+        facts = {"gpu": gpu.name, "capability": gpu.capability, "memory_bytes": gpu.total}
+    facts |= {name: software[name] for name in ("torch", "cuda", "cudnn")}
+    facts |= {"triton": software["packages"]["triton"], "threads": torch.get_num_threads()}
+    return {"device": device.type, **facts}
 
 
 def make_file_name(machine: dict[str, Any]) -> str:
     """Return a file name with the name of the device.
 
-    >>> make_file_name({"gpu": "NVIDIA H100 80GB HBM3", "device": "cuda"})
+    >>> make_file_name({"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3"})
     'unet3d-benchmark-nvidia-h100-80gb-hbm3.json'
     """
-    device = machine["gpu"] or machine["device"]
+    device = machine.get("gpu", machine["device"])
     return f"unet3d-benchmark-{'-'.join(device.lower().split())}.json"
 
 
@@ -82,30 +78,33 @@ def run_benchmark(
 ) -> dict[str, Any]:
     """Measure all rows that fit into `seconds`; write the file after each."""
     deadline = time.monotonic() + seconds
-    device = torch.device(machine["device"])
-    result: dict[str, Any] = {"schema": SCHEMA, "unet3d": __version__, "machine": machine}
-    result |= {"overrides": list(overrides), "rows": [], "skipped": []}
+    rows, skipped = list[dict[str, Any]](), list[str]()
+    result = {"schema": SCHEMA, "unet3d": __version__, "machine": machine}
+    result |= {"overrides": list(overrides), "rows": rows, "skipped": skipped}
     strategies = [name for name in list_strategies(config) if name not in ("none", "blocks")]
     compared = [f"gradients, {name}" for name in strategies if name in COMPARED]
     for name in (*compared, "none", *strategies):
-        if result["rows"] and time.monotonic() > deadline:
-            result["skipped"].append(name)
-            continue
-        started = time.monotonic()
-        try:
-            if name in compared:
-                row = compare_gradients(config, name.removeprefix("gradients, "), device)
-            else:
-                row = measure_strategy(config.with_strategy(name), device)
-        except (RuntimeError, UsageError) as error:  # a kernel may not run here: that is a result
-            row = {"error": f"{type(error).__name__}: {summarize_error(error)}"}
-        row = {"name": name, **row, "seconds": round(time.monotonic() - started, 1)}
-        result["rows"].append(row)
+        if rows and time.monotonic() > deadline:
+            skipped.append(name)
+        else:
+            rows.append(measure_row(name, config, torch.device(machine["device"])))
+            log(format_row(rows[-1]))
         write_text(file, json.dumps(result, indent=1) + "\n")
-        log(format_row(row))
-        free_memory()
-    write_text(file, json.dumps(result, indent=1) + "\n")  # with what was skipped
     return result
+
+
+def measure_row(name: str, config: StepConfig, device: torch.device) -> dict[str, Any]:
+    """Measure a strategy, or compare its gradients; an error is a result, too."""
+    started = time.monotonic()
+    try:
+        if name.startswith("gradients, "):
+            row = compare_gradients(config, name.removeprefix("gradients, "), device)
+        else:
+            row = measure_strategy(config.with_strategy(name), device)
+    except (RuntimeError, UsageError) as error:  # a kernel may not run here
+        row = {"error": f"{type(error).__name__}: {summarize_error(error)}"}
+    free_memory()
+    return {"name": name, **row, "seconds": round(time.monotonic() - started, 1)}
 
 
 def compare_gradients(config: StepConfig, strategy: str, device: torch.device) -> dict[str, Any]:
@@ -142,14 +141,14 @@ def measure_strategy(config: StepConfig, device: torch.device) -> dict[str, Any]
     estimated = estimate_step(make_step_factory(config, precision, cuda=cuda), cuda=cuda)
     free_memory()
     step = build_step(config, device)
-    measurement = Measurement(phases=measure_phases(step, device), layers=[])
+    phases = measure_phases(step, device)
     times = list(time_steps(step, device))
     return {
         "precision": precision.used,
         "estimated": estimated.peak.known(),
         "estimated_without_workspaces": estimated.without_workspaces,
-        "measured": measurement.peak.known(),
-        "measured_phases": {name: r.known() for name, r in measurement.phases.items()},
+        "measured": reduce(or_, phases.values()).known(),
+        "measured_phases": {name: r.known() for name, r in phases.items()},
         "step_seconds": statistics.median(whole for whole, _ in times),
         "host_seconds": statistics.median(host for _, host in times),
         "rounds": len(times),

@@ -3,16 +3,17 @@
 import os
 import platform
 import shutil
-import subprocess
 import sysconfig
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.cuda.nccl
+from torch.utils import collect_env
 
 from unet3d.cpp_kernels import find_compiler
 from unet3d.data.config import DataConfig
@@ -53,6 +54,52 @@ PACKAGES = (
 )
 
 
+def find_program(command: str | None) -> str | None:
+    """Return the path of a command's program; None if it is not found."""
+    return None if command is None else shutil.which(command.split()[0])
+
+
+def get_disk_space(folder: Path) -> dict[str, Any]:
+    """Return total and free bytes of the file system where a folder is or would be created."""
+    usage = shutil.disk_usage(find_existing_dir(folder))
+    return {"folder": str(folder), "total": usage.total, "free": usage.free}
+
+
+def describe_system() -> dict[str, Any]:
+    """Return resources of this machine, in bytes unless they are counts; None: unknown."""
+    return {
+        "name": get_os_name(),
+        "cpu_model": get_cpu_model(),
+        "cores": count_usable_cores(),  # that this process may use
+        "threads": torch.get_num_threads(),
+        "fast_bf16": has_fast_bf16(),
+        "ram": read_meminfo().get("MemTotal"),
+        "ram_free": get_available_bytes(torch.device("cpu")),
+        "ram_limit": get_memory_limit(),  # of a container or batch job
+        "shm": get_disk_space(SHM) if SHM.is_dir() else None,
+    }
+
+
+def describe_software() -> dict[str, Any]:
+    """Return versions and paths of programs on this machine; None: missing."""
+    has_nccl = torch.distributed.is_nccl_available()
+    triton_compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    installed = {package.name.lower(): package.version for package in distributions()}
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,  # that torch is built for
+        "rocm": torch.version.hip,
+        "cudnn": get_cudnn_version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
+        "driver": collect_env.get_nvidia_driver_version(collect_env.run),
+        "cpu_compiler": find_program(find_compiler()),
+        "triton_compiler": find_program(triton_compiler),  # builds its launchers
+        "python_headers": (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file(),
+        "packages": {name: installed.get(name) for name in PACKAGES},
+    }
+
+
 def get_cudnn_version() -> str | None:
     """Return cuDNN's version with dots: 91002 is 9.10.2; None if torch does not take it."""
     try:
@@ -60,91 +107,6 @@ def get_cudnn_version() -> str | None:
     except RuntimeError:
         return None
     return None if number is None else f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
-
-
-def get_nccl_version() -> str | None:
-    """Return NCCL's version with dots."""
-    is_built_in = torch.distributed.is_nccl_available()
-    return ".".join(map(str, torch.cuda.nccl.version())) if is_built_in else None
-
-
-def get_driver_version() -> str | None:
-    """Return the version of NVIDIA's driver; None without one."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return next(iter(ended.stdout.splitlines()), None)
-
-
-def find_program(command: str | None) -> str | None:
-    """Return the path of a command's program; None if it is not found."""
-    return None if command is None else shutil.which(command.split()[0])
-
-
-def find_triton_compiler() -> str | None:
-    """Return the C compiler that Triton runs to build its launchers."""
-    return find_program(os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None))
-
-
-def get_package_version(name: str) -> str | None:
-    """Return the version of an installed package; None if it is missing."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiskSpace:
-    """Total and free bytes of the file system of a folder."""
-
-    folder: str
-    total: int
-    free: int
-
-
-def get_disk_space(folder: Path) -> DiskSpace:
-    """Return the disk space where a folder is or would be created."""
-    usage = shutil.disk_usage(find_existing_dir(folder))
-    return DiskSpace(folder=str(folder), total=usage.total, free=usage.free)
-
-
-@dataclass(frozen=True, kw_only=True)
-class System:
-    """Resources of this machine, in bytes unless they are counts; what is unknown is None."""
-
-    name: str = field(default_factory=get_os_name)
-    cpu_model: str | None = field(default_factory=get_cpu_model)
-    cores: int = field(default_factory=count_usable_cores)  # that this process may use
-    threads: int = field(default_factory=torch.get_num_threads)
-    fast_bf16: bool = field(default_factory=has_fast_bf16)
-    ram: int | None = field(default_factory=lambda: read_meminfo().get("MemTotal"))
-    ram_free: int | None = field(default_factory=lambda: get_available_bytes(torch.device("cpu")))
-    ram_limit: int | None = field(default_factory=get_memory_limit)  # of a container or batch job
-    shm: DiskSpace | None = field(
-        default_factory=lambda: get_disk_space(SHM) if SHM.is_dir() else None
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Software:
-    """Versions and paths of programs on this machine; what is missing is None."""
-
-    python: str = platform.python_version()
-    torch: str = torch.__version__
-    cuda: str | None = field(default_factory=lambda: torch.version.cuda)  # torch is built for it
-    rocm: str | None = field(default_factory=lambda: torch.version.hip)
-    cudnn: str | None = field(default_factory=get_cudnn_version)
-    nccl: str | None = field(default_factory=get_nccl_version)  # for distributed runs on GPUs
-    driver: str | None = field(default_factory=get_driver_version)  # NVIDIA's
-    cpu_compiler: str | None = field(default_factory=lambda: find_program(find_compiler()))
-    triton_compiler: str | None = field(default_factory=find_triton_compiler)
-    python_headers: bool = (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
-    packages: dict[str, str | None] = field(
-        default_factory=lambda: {name: get_package_version(name) for name in PACKAGES}
-    )
 
 
 @dataclass(frozen=True)
@@ -174,16 +136,6 @@ def list_gpus() -> list[Gpu]:
     return gpus
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineReport:
-    """Hardware, software and disks."""
-
-    system: System = field(default_factory=System)
-    software: Software = field(default_factory=Software)
-    gpus: list[Gpu] = field(default_factory=list_gpus)
-    disks: dict[str, DiskSpace]  # by what is written there
-
-
 @dataclass(kw_only=True)
 class RunEstimate:
     """What the configured run would be on this machine; None: unknown."""
@@ -198,14 +150,19 @@ class RunEstimate:
     largest_batch: int | None = None  # estimated to fit in a GPU
 
 
-def inspect_machine(settings: TrainConfig, folder: Path) -> MachineReport:
+def inspect_machine(settings: TrainConfig, folder: Path) -> dict[str, Any]:
     """Inspect hardware, software, and the disks that the run would write to."""
     folders = {"runs": folder, "preprocessed volumes": settings.data.cache}
-    return MachineReport(disks={what: get_disk_space(path) for what, path in folders.items()})
+    return {
+        "system": describe_system(),
+        "software": describe_software(),
+        "gpus": [asdict(gpu) for gpu in list_gpus()],
+        "disks": {what: get_disk_space(path) for what, path in folders.items()},
+    }
 
 
 def inspect_run(
-    settings: TrainConfig, folder: Path, report: MachineReport
+    settings: TrainConfig, folder: Path, machine: Mapping[str, Any]
 ) -> tuple[RunEstimate, list[Problem]]:
     """Return the run, and what limits it; what stops it comes first."""
     run = RunEstimate(
@@ -223,7 +180,10 @@ def inspect_run(
     if device is not None and precision is not None:
         cuda = device == "cuda"
         first = int(requested.partition(":")[2] or 0)  # of cuda:N
-        run.available = get_available_device_bytes(device, report.gpus[first:][: run.processes])
+        run.available = get_available_bytes(torch.device(device))
+        for gpu in list_gpus()[first:][: run.processes] if cuda else []:
+            if gpu.held_by_others and run.available is not None:
+                run.available = min(run.available, gpu.free)
         with collect_errors(problems):
             # auto is estimated for a GPU
             step = complete_step(replace(step, accelerator=device))
@@ -244,7 +204,7 @@ def inspect_run(
                 largest = find_largest_batch(step, run.available) if cuda else None
                 run.largest_batch = None if largest is None else largest[0]
         problems += find_performance_problems(
-            settings.data, precision, device, report, requested=requested
+            settings.data, precision, device, machine, requested=requested
         )
     return run, sorted(problems, key=lambda problem: not problem.is_fatal)
 
@@ -261,33 +221,31 @@ def collect_errors(problems: list[Problem]) -> Generator[None]:
         problems.append(Problem(f"{name}{summarize_error(error)}", is_fatal=True))
 
 
-def get_available_device_bytes(device: str, gpus: Sequence[Gpu]) -> int | None:
-    """Return what a process may take: of GPUs in use by others, what is free."""
-    free = [gpu.free for gpu in gpus if gpu.held_by_others]
-    available = get_available_bytes(torch.device(device))
-    return None if available is None else min([*free, available])
-
-
 def find_performance_problems(
-    data: DataConfig, precision: Precision, device: str, report: MachineReport, *, requested: str
+    data: DataConfig,
+    precision: Precision,
+    device: str,
+    machine: Mapping[str, Any],
+    *,
+    requested: str,
 ) -> list[Problem]:
     """Return what would make a run slower or smaller than it could be.
 
     `requested` is the user's trainer.accelerator, which is auto by default.
     """
-    cores, software = report.system.cores, report.software
+    cores, software = machine["system"]["cores"], machine["software"]
     messages = [describe_missing_kernels(device)]
     if device == "cpu":
         reason = "trainer.accelerator=cpu" if requested == "cpu" else "no GPU found"
         messages.append(f"{reason}: training runs on {cores} CPU cores")
-        if software.cpu_compiler is None:
+        if software["cpu_compiler"] is None:
             messages.append(
                 "no C++ compiler (install g++, or set CXX): pooling layers and fused blocks run in "
                 "plain PyTorch, slowly"
             )
     if device == "cuda":
         messages.append(describe_missing_triton(software))
-        for gpu in report.gpus:
+        for gpu in list_gpus():
             held, total, free = map(format_bytes, (gpu.held_by_others, gpu.total, gpu.free))
             if gpu.held_by_others:
                 messages.append(
@@ -308,15 +266,15 @@ def find_performance_problems(
     return problems if cache is None else [*problems, cache]
 
 
-def describe_missing_triton(software: Software) -> str | None:
+def describe_missing_triton(software: Mapping[str, Any]) -> str | None:
     """Say what the GPU kernels of pooling layers and fused blocks need; None: nothing."""
-    installed = software.packages["triton"]
+    installed = software["packages"]["triton"]
     if installed is None:
         return (
             "Triton is not installed: pooling layers and fused blocks run slowly, in plain torch; "
             "install triton"
         )
-    missing = [] if software.triton_compiler else ["a C compiler (gcc, or CC=...)"]
-    missing += [] if software.python_headers else ["Python's headers (python3-dev)"]
+    missing = [] if software["triton_compiler"] else ["a C compiler (gcc, or CC=...)"]
+    missing += [] if software["python_headers"] else ["Python's headers (python3-dev)"]
     names = " and ".join(missing)
     return f"Triton {installed} compiles kernels on first use: install {names}" if names else None
