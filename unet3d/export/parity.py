@@ -84,15 +84,17 @@ def load_sample_patches(
     """
     channels, data = metadata["channels"], metadata["config"]["data"]
     preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
-    if scans is not None:
-        cases = [scan.files for scan in find_scans(scans, channels)]
-        images = select_varied_patches(cases, preprocessing, patch_size, channels)
-        return images, f"{NUM_PATCHES} patches of {scans}"
     try:
-        cases = list_training_images(data, allow_targets)
+        if scans is None:
+            cases, source = list_training_images(data, allow_targets), data["root"]
+        else:
+            cases, source = [scan.files for scan in find_scans(scans, channels)], scans
         images = select_varied_patches(cases, preprocessing, patch_size, channels)
-        return images, f"{NUM_PATCHES} patches of {data['root']}"
-    except Exception as error:  # the dataset may have been moved, changed or damaged
+        return images, f"{NUM_PATCHES} patches of {source}"
+    except Exception as error:
+        if scans is not None:
+            raise
+        # The dataset may have been moved, changed or damaged.
         generator = torch.Generator().manual_seed(0)
         images = list(torch.randn(NUM_PATCHES, len(channels), *patch_size, generator=generator))
         reason = f"{summarize_error(error)}: give scans with input="
