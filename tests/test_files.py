@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,10 @@ from unet3d.files import (
     add_path_to_errors,
     atomic_write,
     create_folder,
+    create_kernel_folder,
     lock_folder,
     read_json,
+    set_compiler_caches,
     write_text,
 )
 
@@ -59,17 +62,13 @@ def test_a_text_replaces_a_file_and_is_written_to_a_device_or_a_link(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a", "link"}
 
 
-def test_bytes_that_are_not_utf8_are_written_as_escapes(tmp_path):
-    write_text(tmp_path / "a", "caf\udce9")
-    assert (tmp_path / "a").read_text() == "caf\\udce9"
-
-
 @pytest.mark.parametrize("name", [251 * "a" + ".txt", 127 * "é", 255 * "\udc80"])
-def test_a_name_of_any_length_can_be_written(tmp_path, name):
-    write_text(tmp_path / name, "1")
+def test_a_name_of_any_length_and_bytes_that_are_not_utf8_can_be_written(tmp_path, name):
+    write_text(tmp_path / name, "caf\udce9")
     with create_folder(tmp_path / name[::-1]) as draft:
         (draft / "a").touch()
     assert {path.name for path in tmp_path.iterdir()} == {name, name[::-1]}
+    assert (tmp_path / name).read_text() == "caf\\udce9"
 
 
 def test_json_may_begin_with_the_mark_that_windows_writes(tmp_path):
@@ -106,3 +105,14 @@ def test_a_killed_process_holds_nothing_even_if_it_has_forked(tmp_path):
                 pass
         finally:
             os.killpg(process.pid, 9)
+
+
+def test_kernels_lie_in_a_closed_folder_of_their_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    environ = {"TRITON_CACHE_DIR": "/mine"}
+    set_compiler_caches(environ)
+    inductor = tmp_path / "unet3d" / "inductor"
+    assert environ == {"TRITON_CACHE_DIR": "/mine", "TORCHINDUCTOR_CACHE_DIR": str(inductor)}
+    assert stat.S_IMODE(inductor.stat().st_mode) == 0o700
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert create_kernel_folder("cpp") == tmp_path / f"unet3d-{os.geteuid()}" / "cpp"

@@ -53,17 +53,6 @@ def test_a_signal_before_the_first_step_ends_a_run_at_once(unet3d, monkeypatch):
     assert unet3d() == 143
 
 
-def test_a_run_killed_after_its_last_step_is_evaluated_when_resumed(unet3d, tmp_path, capsys):
-    assert unet3d("trainer.max_steps=2") == 0
-    (tmp_path / "run" / "report.json").unlink()
-    assert unet3d("trainer.max_steps=2", "evaluation.enabled=true", "resume=auto") == 0
-    assert "Dice, mean" in capsys.readouterr().out
-    report = read_report(tmp_path / "run")
-    assert (report["finished"], report["steps"]) == (True, 2)
-    assert report["evaluation"]["best_of"] == 1
-    assert (tmp_path / "run" / "report.html").exists()
-
-
 def test_a_signal_after_the_last_step_puts_the_evaluation_off(unet3d, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(
