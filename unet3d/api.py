@@ -110,24 +110,7 @@ def evaluate(
         workers: cases that are scored in parallel.
         allow_targets: not needed: metrics may be of any package.
     """
-    values = {
-        "predictions": predictions,
-        "references": references,
-        "checkpoint": checkpoint,
-        "output": output,
-        "images": images,
-        "classes": classes,
-        "regions": regions,
-        "annotated": annotated,
-        "group_by": group_by,
-        "ignore_label": ignore_label,
-        "tolerance_mm": tolerance_mm,
-        "missing_predictions": missing_predictions,
-        "draw_worst": draw_worst,
-        "workers": workers,
-        "allow_targets": allow_targets,
-    }
-    values = {key: to_plain(value) for key, value in values.items()}
+    values = {key: to_plain(value) for key, value in dict(locals()).items() if key != "metrics"}
     chosen = [f"metrics=[{','.join(metrics)}]"] if metrics else []
     required = ["predictions=null", "references=null", "output=null"]
     composed, _ = compose_api_config("evaluate", [*required, *chosen])

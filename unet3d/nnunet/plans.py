@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unet3d.data.config import NORMALIZATIONS
 from unet3d.data.formats.volumes import list_volumes, read_orientation
 from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.data.layouts.nnunet import NnUnet
 from unet3d.errors import UsageError
 from unet3d.model.pretrained import get_axes_of_nnunet
-from unet3d.types import NORMALIZATIONS
 
 NETWORKS = {"PlainConvUNet": "unet_nnunet", "ResidualEncoderUNet": "unet_resenc"}
 NORMS = {"InstanceNorm3d": "instance", "BatchNorm3d": "batch"}
