@@ -14,10 +14,11 @@ from unet3d.config.keys import compose_api_config
 from unet3d.errors import UsageError
 from unet3d.evaluation.evaluate import EvaluationResult, run_evaluation
 from unet3d.evaluation.options import build_evaluation, read_config
-from unet3d.machine import read_process_rank, select_gpu
+from unet3d.machine import select_gpu
 from unet3d.nnunet.plans import expand_plans
 from unet3d.training.config import read_training
 from unet3d.training.preflight import count_local_processes
+from unet3d.training.ranks import read_process_rank
 from unet3d.training.results import TrainingResult
 from unet3d.training.run import join_run
 

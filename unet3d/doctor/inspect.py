@@ -29,7 +29,6 @@ from unet3d.machine import (
     get_os_name,
     has_fast_bf16,
     read_meminfo,
-    read_process_rank,
     resolve_device,
     resolve_precision,
 )
@@ -47,6 +46,7 @@ from unet3d.training.preflight import (
     count_local_processes,
     find_problems,
 )
+from unet3d.training.ranks import read_process_rank
 
 PACKAGES = (
     *("lightning", "hydra-core", "monai", "tensorboard", "nibabel", "numpy", "scipy", "matplotlib"),

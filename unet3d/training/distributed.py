@@ -38,8 +38,9 @@ from unet3d.errors import (
     handle_stop_signals,
     summarize_error,
 )
-from unet3d.machine import ProcessRank, count_usable_cores, resolve_device
+from unet3d.machine import count_usable_cores, resolve_device
 from unet3d.training.config import TrainConfig
+from unet3d.training.ranks import ProcessRank
 
 POLL_SECONDS = 0.05
 

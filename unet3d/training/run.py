@@ -24,7 +24,7 @@ from unet3d.errors import (
     summarize_error,
 )
 from unet3d.files import write_text
-from unet3d.machine import Precision, ProcessRank
+from unet3d.machine import Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.oom_advice import format_oom_report
 from unet3d.model.build import count_parameters
@@ -34,6 +34,7 @@ from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import find_device, join_process_group, run_on_rank_zero
 from unet3d.training.lightning_internals import is_restoring
 from unet3d.training.module import SegmentationModule
+from unet3d.training.ranks import ProcessRank
 from unet3d.training.run_folder import Log, open_run_folder, write_records
 from unet3d.training.trainer import RunCallbacks
 
