@@ -94,9 +94,7 @@ def test_what_cannot_be_segmented_is_named(call, message):
     [
         ({"checkpoint": []}, "load needs a checkpoint"),
         ({"device": "tpu"}, "device must be auto, cpu, cuda, cuda:N or mps, got 'tpu'"),
-        ({"precision": "8"}, "precision must be one of"),
         ({"flip_axes": [3]}, "flip_axes must be .*a list of the axes 0, 1 and 2, got "),
-        ({"overlap": 1.0}, "overlap must be a number >= 0 and below 1, got 1.0"),
         ({"keep_largest_component": ["x"]}, "keep_largest_component must be some of the classes"),
     ],
 )

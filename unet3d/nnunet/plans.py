@@ -157,22 +157,17 @@ def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str
 def _describe_network(architecture: Mapping[str, Any], axes: Sequence[int]) -> list[str]:
     name = architecture["network_class_name"].rpartition(".")[2]
     options = architecture["arch_kwargs"]
-    norm, activation = (
-        table.get(str(options[key]).rpartition(".")[2])
-        for key, table in (("norm_op", NORMS), ("nonlin", ACTIVATIONS))
-    )
-    if name not in NETWORKS or norm is None or activation is None:
+    norm = NORMS.get(str(options["norm_op"]).rpartition(".")[2])
+    activation = ACTIVATIONS.get(str(options["nonlin"]).rpartition(".")[2])
+    odd = [key for key, value in SUPPORTED.items() if options.get(key, value) != value]
+    odd += [key for key, value in {"norm_op": norm, "nonlin": activation}.items() if value is None]
+    if name not in NETWORKS or odd:
+        described = ", ".join(f" with {key}={options[key]}" for key in odd)
         raise UsageError(
-            f"nnU-Net's {name} with {options['norm_op']} and {options['nonlin']} is not available "
-            "here: use PlainConvUNet or ResidualEncoderUNet with instance or batch norm, LeakyReLU "
-            "or ReLU"
+            f"nnU-Net's {name}{described} is not available here: use PlainConvUNet or "
+            "ResidualEncoderUNet with biases, instance or batch norm, LeakyReLU or ReLU, and no "
+            "dropout"
         )
-    for key, value in SUPPORTED.items():
-        if options.get(key, value) != value:
-            raise UsageError(
-                f"nnU-Net's {name} with {key}={options[key]} is not available here, only with "
-                f"{value}"
-            )
     strides = [[int(stride[axis]) for axis in axes] for stride in options["strides"]]
     kernels = [[int(kernel[axis]) for axis in axes] for kernel in options["kernel_sizes"]]
     decoder = list(options["n_conv_per_stage_decoder"])[::-1]  # nnU-Net: coarsest first
