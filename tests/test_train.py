@@ -31,17 +31,6 @@ def fit(run):
     run.trainer.fit(run.module, run.data)
 
 
-def test_a_file_named_like_a_keyword_of_lightning_is_resumed(unet3d, tmp_path):
-    assert unet3d("trainer.max_steps=1", "fold=none") == 0
-    content = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt", mmap=False)
-    content["state_dict"]["model.heads.0.bias"].fill_(50)
-    save_checkpoint(content, tmp_path / "last")
-    other = f"hydra.run.dir={tmp_path / 'other'}"
-    assert unet3d("trainer.max_steps=2", "fold=none", "resume=last", other) == 0
-    resumed = load_checkpoint(tmp_path / "other" / "checkpoints" / "last.ckpt")
-    assert resumed["state_dict"]["model.heads.0.bias"].min() > 45
-
-
 def test_a_signal_before_the_first_step_ends_a_run_at_once(unet3d, monkeypatch):
     from unet3d.commands import train as fit
 

@@ -14,7 +14,6 @@ from unet3d.doctor.inspect import (
     inspect_machine,
     inspect_run,
 )
-from unet3d.memory import oom_advice
 from unet3d.text import GIB
 from unet3d.training import preflight as machine_checks
 
@@ -68,32 +67,13 @@ def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
     assert describe_machine(torch.device("cuda"))["gpu"] == "NVIDIA Fake"
 
 
-@pytest.mark.slow
-def test_a_batch_that_does_not_fit_comes_with_one_that_does(inspect, gpu, monkeypatch):
-    # Each candidate is estimated, which takes seconds: one is enough here.
-    candidates = [{"data.batch_size": 3000}]
-    monkeypatch.setattr(oom_advice, "_list_candidates", lambda settings: candidates)
-    _, run, problems = inspect("data.batch_size=6000", "memory.if_too_large=error")
-    assert problems[0].is_fatal
-    assert "estimated to run out of memory" in problems[0].message
-    assert "estimated to fit:\n  data.batch_size=3000" in problems[0].message
-    assert 3000 <= run.largest_batch < run.batch_size
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "reason"),
-    [("auto", "no GPU found"), ("cpu", "trainer.accelerator=cpu")],
-)
-def test_a_cpu_its_precision_and_a_missing_compiler_are_reported_with_the_reason(
-    inspect, monkeypatch, accelerator, reason
-):
+def test_a_cpu_its_precision_and_a_missing_compiler_are_reported(inspect, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    _, run, problems = inspect(*SMALL, "precision=16", f"trainer.accelerator={accelerator}")
-    messages = [problem.message for problem in problems]
-    assert [m for m in messages if m.startswith(f"{reason}: training runs on")]
-    assert [m for m in messages if m.startswith("precision=16 runs as")]
-    assert [m for m in messages if m.startswith("no C++ compiler (install g++, or set CXX)")]
+    _, run, problems = inspect(*SMALL, "precision=16")
+    text = "\n".join(problem.message for problem in problems)
+    for start in ("no GPU found: training runs on", "precision=16 runs as", "no C++ compiler"):
+        assert f"\n{start}" in f"\n{text}"
     assert run.largest_batch is None
     assert 0 < run.peak < GIB
 
@@ -103,7 +83,6 @@ def test_a_cpu_its_precision_and_a_missing_compiler_are_reported_with_the_reason
     [
         (["precision=16-true", "trainer.accelerator=cpu"], "needs a GPU"),
         ([*SMALL, "trainer=torchrun"], "torchrun"),
-        (["model=dynunet", "pool=median"], "model=dynunet does not use pool=: remove it"),
     ],
 )
 def test_what_would_stop_the_run_comes_first_and_the_rest_is_still_reported(
