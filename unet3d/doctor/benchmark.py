@@ -79,8 +79,14 @@ def run_benchmark(
     """Measure all rows that fit into `seconds`; write the file after each."""
     deadline = time.monotonic() + seconds
     rows, skipped = list[dict[str, Any]](), list[str]()
-    result = {"schema": SCHEMA, "unet3d": __version__, "machine": machine}
-    result |= {"overrides": list(overrides), "rows": rows, "skipped": skipped}
+    result = {
+        "schema": SCHEMA,
+        "unet3d": __version__,
+        "machine": machine,
+        "overrides": list(overrides),
+        "rows": rows,
+        "skipped": skipped,
+    }
     strategies = [name for name in list_strategies(config) if name not in ("none", "blocks")]
     compared = [f"gradients, {name}" for name in strategies if name in COMPARED]
     for name in (*compared, "none", *strategies):
