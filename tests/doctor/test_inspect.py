@@ -62,7 +62,7 @@ def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
     assert message.endswith(": 60.0 GiB are free (nvidia-smi lists them)")
     assert not [problem for problem in problems if problem.is_fatal]
     text = format_doctor_report(machine, problems)
-    assert "name NVIDIA Fake, total 80.0 GiB, free 60.0 GiB, capability 9, 0" in text
+    assert "name NVIDIA Fake, total 80.0 GiB, free 60.0 GiB, held_by_others 20.0 GiB, " in text
     assert f"  - {message}" in text
     assert describe_machine(torch.device("cuda"))["gpu"] == "NVIDIA Fake"
 

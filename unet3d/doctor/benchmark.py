@@ -51,7 +51,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     software, facts = describe_software(), dict[str, Any]()
     if device.type == "cuda":
         gpu = list_gpus()[torch.cuda.current_device()]
-        facts = {"gpu": gpu.name, "capability": gpu.capability, "memory_bytes": gpu.total}
+        facts = {"gpu": gpu["name"], "capability": gpu["capability"], "memory_bytes": gpu["total"]}
     facts |= {name: software[name] for name in ("torch", "cuda", "cudnn")}
     facts |= {"triton": software["packages"]["triton"], "threads": torch.get_num_threads()}
     return {"device": device.type, **facts}

@@ -6,7 +6,7 @@ import shutil
 import sysconfig
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -109,30 +109,18 @@ def get_cudnn_version() -> str | None:
     return None if number is None else f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU that torch finds."""
+def list_gpus() -> list[dict[str, Any]]:
+    """Return the GPUs that torch finds; none if their driver is broken.
 
-    index: int
-    name: str
-    total: int
-    free: int
-    capability: tuple[int, int]
-
-    @property
-    def held_by_others(self) -> int:
-        """Return what others hold, ignoring the little that a driver and a screen take."""
-        used = self.total - self.free
-        return used if used > GIB else 0
-
-
-def list_gpus() -> list[Gpu]:
-    """Return the GPUs that torch finds; none if their driver is broken."""
+    Others hold what is in use but for the little that a driver and a screen take.
+    """
     gpus = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
-        gpus.append(Gpu(index, properties.name, total, free, (properties.major, properties.minor)))
+        gpu = {"index": index, "name": properties.name, "total": total, "free": free}
+        gpu["held_by_others"] = total - free if total - free > GIB else 0
+        gpus.append({**gpu, "capability": (properties.major, properties.minor)})
     return gpus
 
 
@@ -156,7 +144,7 @@ def inspect_machine(settings: TrainConfig, folder: Path) -> dict[str, Any]:
     return {
         "system": describe_system(),
         "software": describe_software(),
-        "gpus": [asdict(gpu) for gpu in list_gpus()],
+        "gpus": list_gpus(),
         "disks": {what: get_disk_space(path) for what, path in folders.items()},
     }
 
@@ -181,9 +169,9 @@ def inspect_run(
         cuda = device == "cuda"
         first = int(requested.partition(":")[2] or 0)  # of cuda:N
         run.available = get_available_bytes(torch.device(device))
-        for gpu in list_gpus()[first:][: run.processes] if cuda else []:
-            if gpu.held_by_others and run.available is not None:
-                run.available = min(run.available, gpu.free)
+        for gpu in machine["gpus"][first:][: run.processes] if cuda else []:
+            if gpu["held_by_others"] and run.available is not None:
+                run.available = min(run.available, gpu["free"])
         with collect_errors(problems):
             # auto is estimated for a GPU
             step = complete_step(replace(step, accelerator=device))
@@ -245,11 +233,12 @@ def find_performance_problems(
             )
     if device == "cuda":
         messages.append(describe_missing_triton(software))
-        for gpu in list_gpus():
-            held, total, free = map(format_bytes, (gpu.held_by_others, gpu.total, gpu.free))
-            if gpu.held_by_others:
+        for gpu in machine["gpus"]:
+            names = ("held_by_others", "total", "free")
+            held, total, free = (format_bytes(gpu[name]) for name in names)
+            if gpu["held_by_others"]:
                 messages.append(
-                    f"other processes hold {held} of GPU {gpu.index}'s {total}: {free} are free "
+                    f"other processes hold {held} of GPU {gpu['index']}'s {total}: {free} are free "
                     "(nvidia-smi lists them)"
                 )
     if precision.used != precision.requested:
