@@ -79,6 +79,6 @@ def test_gpu_utilization_is_queried_once_a_second_and_omitted_if_unknown(monkeyp
         speed._query_gpu(gpu, now)["speed/gpu_utilization_percent"] for now in (10.0, 10.5, 11.0)
     ]
     assert use == [40.0, 40.0, 60.0]
-    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 1 / 0)
     assert StepTimer(num_workers=0)._query_gpu(gpu, 10.0) == {}
     assert StepTimer(num_workers=0)._query_gpu(torch.device("cpu"), 10.0) == {}
