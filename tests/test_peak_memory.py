@@ -86,6 +86,13 @@ def test_the_driver_knows_the_process_where_its_bindings_are_installed(
     assert peak.get_process_bytes(torch.device("cuda", 0)) == nbytes
 
 
+def test_utilization_is_what_the_driver_samples_or_unknown(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 87)
+    assert peak.get_utilization(torch.device("cuda", 0)) == 87
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 1 / 0)
+    assert peak.get_utilization(torch.device("cuda", 0)) is None
+
+
 @pytest.mark.gpu
 def test_a_gpu_has_allocated_reserved_and_process_memory():
     gpu = torch.device("cuda", 0)

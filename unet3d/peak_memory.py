@@ -1,4 +1,4 @@
-"""Measure the peak memory of a piece of work, not that of the process's lifetime."""
+"""Measure the peak memory of a piece of work, and how busy a GPU is."""
 
 import os
 import time
@@ -106,3 +106,11 @@ def get_process_bytes(device: torch.device) -> int | None:
     except pynvml.NVMLError:
         return None
     return next((p.usedGpuMemory for p in processes if p.pid == os.getpid()), None)
+
+
+def get_utilization(device: torch.device) -> int | None:
+    """Return the percentage of the last sample (up to 1 s) in which a kernel was running."""
+    try:
+        return torch.cuda.utilization(device)
+    except Exception:  # no bindings, or a GPU that the driver does not sample
+        return None

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from unet3d import peak_memory
 from unet3d.machine import count_usable_cores
 from unet3d.training.loggers import log_values
 
@@ -25,14 +26,6 @@ ADVICE = {
     "augmenting": "augmentation=light or none",
 }
 """What makes a part of loading cheaper."""
-
-
-def get_utilization(device: torch.device) -> int | None:
-    """Return the percentage of the last sample (up to 1 s) in which a kernel was running."""
-    try:
-        return torch.cuda.utilization(device)
-    except Exception:  # no bindings, or a GPU that the driver does not sample
-        return None
 
 
 class StepTimer(Callback):
@@ -96,7 +89,7 @@ class StepTimer(Callback):
     def _query_gpu(self, device: torch.device, now: float) -> dict[str, float]:
         """Return the driver's utilization, queried once a second; it samples a few times."""
         if device.type == "cuda" and now - self.queried_at >= 1:
-            self.gpu_utilization, self.queried_at = get_utilization(device), now
+            self.gpu_utilization, self.queried_at = peak_memory.get_utilization(device), now
         if self.gpu_utilization is None:
             return {}
         return {"speed/gpu_utilization_percent": float(self.gpu_utilization)}
