@@ -14,8 +14,8 @@ from torch import Tensor
 from scripts.bench.pool import Case, measure
 from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
-from unet3d.doctor.benchmark import compare_gradients
 from unet3d.machine import get_cpu_model
+from unet3d.memory.benchmark import compare_gradients
 from unet3d.pool.argmax_codes import choose_code, encode
 from unet3d.pool.kernels import dispatch
 from unet3d.pool.layout import is_channels_last

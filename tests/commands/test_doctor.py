@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from unet3d.__main__ import main
-from unet3d.commands.doctor import format_doctor_report
-from unet3d.doctor.benchmark import describe_machine
-from unet3d.doctor.inspect import (
+from unet3d.commands.doctor import (
+    describe_machine,
     describe_missing_triton,
     describe_software,
+    format_doctor_report,
     inspect_machine,
     inspect_run,
 )

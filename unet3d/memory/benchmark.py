@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from unet3d import __version__
-from unet3d.doctor.inspect import describe_software, list_gpus
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import write_text
 from unet3d.machine import resolve_precision
@@ -44,27 +43,6 @@ MAX_ERROR_RATIO = 3.0
 
 Both have errors of about 1e-3 in float32: rounding changes which side of a ReLU a value is on.
 """
-
-
-def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Return the device and the versions of what runs on it; no names of users or folders."""
-    software, facts = describe_software(), dict[str, Any]()
-    if device.type == "cuda":
-        gpu = list_gpus()[torch.cuda.current_device()]
-        facts = {"gpu": gpu["name"], "capability": gpu["capability"], "memory_bytes": gpu["total"]}
-    facts |= {name: software[name] for name in ("torch", "cuda", "cudnn")}
-    facts |= {"triton": software["packages"]["triton"], "threads": torch.get_num_threads()}
-    return {"device": device.type, **facts}
-
-
-def make_file_name(machine: dict[str, Any]) -> str:
-    """Return a file name with the name of the device.
-
-    >>> make_file_name({"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3"})
-    'unet3d-benchmark-nvidia-h100-80gb-hbm3.json'
-    """
-    device = machine.get("gpu", machine["device"])
-    return f"unet3d-benchmark-{'-'.join(device.lower().split())}.json"
 
 
 def run_benchmark(
