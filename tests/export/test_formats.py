@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.config.helpers.configs import SHRUNK
+from unet3d.commands.export import compare_outputs
 from unet3d.config.compose import list_options
 from unet3d.errors import RunError
 from unet3d.export import formats
@@ -21,7 +22,6 @@ from unet3d.export.formats import (
     write_onnx,
     write_torch_export,
 )
-from unet3d.export.parity import compare_outputs
 from unet3d.inference.sliding_window import argmax_labels
 from unet3d.memory.step.build import build_network
 from unet3d.pool import export_modules
