@@ -1,22 +1,18 @@
-"""Files are the old or the new one, and a folder has one writer."""
+"""Files are the old or the new one."""
 
 import errno
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from unet3d.errors import RunError, UsageError
+from unet3d.errors import RunError
 from unet3d.files import (
-    LOCK,
     add_path_to_errors,
     atomic_write,
     create_folder,
     create_kernel_folder,
-    lock_folder,
     set_compiler_caches,
     write_text,
 )
@@ -63,37 +59,6 @@ def test_a_name_of_any_length_and_bytes_that_are_not_utf8_can_be_written(tmp_pat
         (draft / "a").touch()
     assert {path.name for path in tmp_path.iterdir()} == {name, name[::-1]}
     assert (tmp_path / name).read_text() == "caf\\udce9"
-
-
-def test_a_folder_in_use_is_refused_in_one_line_that_says_how_to_clear_it(tmp_path):
-    expected = rf"in use by process {os.getpid()} on .*, since 20.*delete {tmp_path / LOCK}\)$"
-    with lock_folder(tmp_path), pytest.raises(UsageError, match=expected), lock_folder(tmp_path):
-        pass
-    assert list(tmp_path.iterdir()) == []
-    with lock_folder(tmp_path):
-        pass
-
-
-def test_a_killed_process_holds_nothing_even_if_it_has_forked(tmp_path):
-    code = (
-        "import os, sys, time; from pathlib import Path; from unet3d.files import lock_folder\n"
-        "with lock_folder(Path(sys.argv[1])):\n"
-        "    if not os.fork():  # a data worker outlives its parent for seconds\n"
-        "        print('held', flush=True)\n"
-        "    time.sleep(30)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdout.readline() == b"held\n"
-        try:
-            with pytest.raises(UsageError, match=f"process {process.pid} "), lock_folder(tmp_path):
-                pass
-            process.kill()
-            process.wait()
-            with lock_folder(tmp_path):
-                pass
-        finally:
-            os.killpg(process.pid, 9)
 
 
 def test_kernels_lie_in_a_closed_folder_of_their_user(monkeypatch, tmp_path):
