@@ -1,5 +1,4 @@
 import json
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -107,18 +106,13 @@ def test_a_small_dev_shm_ends_the_doctor_with_code_1(tmp_path, monkeypatch, caps
     assert not list(tmp_path.iterdir())  # neither data nor a run is created
 
 
-@pytest.mark.parametrize(
-    ("version", "compiler", "headers", "message"),
-    [
-        ("3.9", "/usr/bin/gcc", True, None),
-        (None, "gcc", True, "not installed"),
-        ("3.9", None, False, r"a C compiler \(gcc, or CC=...\) and Python's headers"),
-    ],
-)
-def test_missing_requirements_of_triton_are_reported(version, compiler, headers, message):
-    software = {"packages": {"triton": version}, "triton_compiler": compiler}
-    found = describe_missing_triton(software | {"python_headers": headers})
-    assert found is None if message is None else re.search(message, found)
+def test_missing_requirements_of_triton_are_reported():
+    software = {"packages": {"triton": "3.9"}, "triton_compiler": None, "python_headers": False}
+    message = describe_missing_triton(software)
+    assert "a C compiler (gcc, or CC=...) and Python's headers" in message
+    complete = software | {"triton_compiler": "/usr/bin/gcc", "python_headers": True}
+    assert describe_missing_triton(complete) is None
+    assert "not installed" in describe_missing_triton(complete | {"packages": {"triton": None}})
 
 
 def test_what_is_installed_is_found_and_what_is_broken_or_missing_is_none(monkeypatch, tmp_path):
