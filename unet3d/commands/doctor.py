@@ -379,5 +379,5 @@ def make_file_name(machine: dict[str, Any]) -> str:
     >>> make_file_name({"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3"})
     'unet3d-benchmark-nvidia-h100-80gb-hbm3.json'
     """
-    device = machine.get("gpu", machine["device"])
+    device = machine.get("gpu") or machine["device"]
     return f"unet3d-benchmark-{'-'.join(device.lower().split())}.json"
