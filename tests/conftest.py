@@ -16,9 +16,7 @@ import pytest
 import torch
 from hydra._internal import config_loader_impl as hydra_loader
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides
-from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
 from unet3d.config.compose import compose_config
@@ -63,36 +61,17 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:2:16:8"  # torch's own; importing
 
 @pytest.fixture(scope="session", autouse=True)
 def compose_once():
-    """Let Hydra read, list and merge the same files once: it took a quarter of the tests' time."""
-    load, create = ConfigRepository.load_config, hydra_loader.create_defaults_list
+    """Let Hydra list and merge the same files once: it took a quarter of the tests' time."""
+    create = hydra_loader.create_defaults_list
     merge = ConfigLoaderImpl._compose_config_from_defaults_list
-    loaded: dict[tuple[str, int], ConfigResult | None] = {}
     lists: dict[str, DefaultsList] = {}  # kept, so that each list has its own id
     merged: dict[int, bytes] = {}  # pickled: the collector visits no objects of theirs
-
-    def list_folders(repo: Any) -> list[Path]:
-        return [Path(s.path) for s in repo.get_sources() if s.scheme() == "file"]
-
-    def load_or_reuse(repo: ConfigRepository, config_path: str) -> ConfigResult | None:
-        files = [folder / f"{config_path}.yaml" for folder in list_folders(repo)]
-        if found := next((file for file in files if file.is_file()), None):
-            key = (str(found), found.stat().st_mtime_ns)
-        elif config_path.startswith("hydra/"):
-            key = (config_path, 0)
-        else:
-            return load(repo, config_path)
-        if key not in loaded:
-            loaded[key] = load(repo, config_path)
-        return loaded[key]
 
     def create_or_reuse(
         repo: Any, config_name: str, overrides_list: list[Any], **options: bool
     ) -> DefaultsList:
-        files = [
-            (file, file.stat().st_mtime_ns)
-            for f in list_folders(repo)
-            for file in f.rglob("*.yaml")
-        ]
+        folders = [Path(s.path) for s in repo.get_sources() if s.scheme() == "file"]
+        files = [(f, f.stat().st_mtime_ns) for folder in folders for f in folder.rglob("*.yaml")]
         given = Overrides(repo=repo, overrides_list=overrides_list)
         groups = (given.override_choices, given.append_group_defaults, given.deletions)
         key = str((config_name, groups, options, files))
@@ -106,7 +85,6 @@ def compose_once():
         return pickle.loads(merged[id(defaults)])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigRepository, "load_config", load_or_reuse)
         patch.setattr(hydra_loader, "create_defaults_list", create_or_reuse)
         patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_or_copy)
         yield

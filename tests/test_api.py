@@ -19,11 +19,6 @@ def trained(tmp_path_factory, small):
     return unet3d.train([*small, *EVALUATED], folder=folder)
 
 
-def test_a_log_that_prints_is_printed_once(small, tmp_path, capsys):
-    unet3d.train(small, folder=tmp_path, log=print)
-    assert capsys.readouterr().out.count("UNet3D, ") == 1
-
-
 def test_a_missing_file_of_plans_or_folder_of_options_is_a_usage_error(small, tmp_path):
     with pytest.raises(UsageError, match="no file "):
         unet3d.train([*small, "experiment=none.json"])

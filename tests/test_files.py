@@ -1,22 +1,19 @@
-"""Files are the old or the new one, and a folder has one writer."""
+"""Files are the old or the new one."""
 
 import errno
-import json
 import os
-import subprocess
-import sys
+import stat
 from pathlib import Path
 
 import pytest
 
-from unet3d.errors import RunError, UsageError
+from unet3d.errors import RunError
 from unet3d.files import (
-    LOCK,
     add_path_to_errors,
     atomic_write,
     create_folder,
-    lock_folder,
-    read_json,
+    create_kernel_folder,
+    set_compiler_caches,
     write_text,
 )
 
@@ -35,16 +32,12 @@ def test_a_file_that_cannot_be_completed_keeps_its_old_content(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
 
 
-def test_errors_of_writing_get_the_name_of_their_file(tmp_path):
-    path = tmp_path / "a"
+def test_errors_of_writing_get_the_name_of_their_file_unless_they_explain_it(tmp_path):
     full = Path("/dev/full")
-    with pytest.raises(OSError, match="No space") as failed, add_path_to_errors(path):
+    with pytest.raises(OSError, match="No space") as failed, add_path_to_errors(tmp_path):
         full.write_text("a")
-    assert failed.value.filename == str(path)
-
-
-def test_an_error_that_explains_another_keeps_its_message(tmp_path):
-    with pytest.raises(RunError, match="explained"), add_path_to_errors(tmp_path / "a"):
+    assert failed.value.filename == str(tmp_path)
+    with pytest.raises(RunError, match="explained"), add_path_to_errors(tmp_path):
         raise RunError("explained") from OSError(errno.EIO, "Input/output error")
 
 
@@ -59,50 +52,21 @@ def test_a_text_replaces_a_file_and_is_written_to_a_device_or_a_link(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a", "link"}
 
 
-def test_bytes_that_are_not_utf8_are_written_as_escapes(tmp_path):
-    write_text(tmp_path / "a", "caf\udce9")
-    assert (tmp_path / "a").read_text() == "caf\\udce9"
-
-
 @pytest.mark.parametrize("name", [251 * "a" + ".txt", 127 * "é", 255 * "\udc80"])
-def test_a_name_of_any_length_can_be_written(tmp_path, name):
-    write_text(tmp_path / name, "1")
+def test_a_name_of_any_length_and_bytes_that_are_not_utf8_can_be_written(tmp_path, name):
+    write_text(tmp_path / name, "caf\udce9")
     with create_folder(tmp_path / name[::-1]) as draft:
         (draft / "a").touch()
     assert {path.name for path in tmp_path.iterdir()} == {name, name[::-1]}
+    assert (tmp_path / name).read_text() == "caf\\udce9"
 
 
-def test_json_may_begin_with_the_mark_that_windows_writes(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps({"a": [1]}), "utf-8-sig")
-    assert read_json(tmp_path / "a.json") == {"a": [1]}
-
-
-def test_a_folder_in_use_is_refused_in_one_line_that_says_how_to_clear_it(tmp_path):
-    expected = rf"in use by process {os.getpid()} on .*, since 20.*delete {tmp_path / LOCK}\)$"
-    with lock_folder(tmp_path), pytest.raises(UsageError, match=expected), lock_folder(tmp_path):
-        pass
-    assert list(tmp_path.iterdir()) == []
-    with lock_folder(tmp_path):
-        pass
-
-
-def test_a_killed_process_holds_nothing_even_if_it_has_forked(tmp_path):
-    code = (
-        "import os, sys, time; from pathlib import Path; from unet3d.files import lock_folder\n"
-        "with lock_folder(Path(sys.argv[1])):\n"
-        "    if not os.fork():  # a data worker outlives its parent for seconds\n"
-        "        print('held', flush=True)\n"
-        "    time.sleep(30)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdout.readline() == b"held\n"
-        try:
-            with pytest.raises(UsageError, match=f"process {process.pid} "), lock_folder(tmp_path):
-                pass
-            process.kill()
-            process.wait()
-            with lock_folder(tmp_path):
-                pass
-        finally:
-            os.killpg(process.pid, 9)
+def test_kernels_lie_in_a_closed_folder_of_their_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    environ = {"TRITON_CACHE_DIR": "/mine"}
+    set_compiler_caches(environ)
+    inductor = tmp_path / "unet3d" / "inductor"
+    assert environ == {"TRITON_CACHE_DIR": "/mine", "TORCHINDUCTOR_CACHE_DIR": str(inductor)}
+    assert stat.S_IMODE(inductor.stat().st_mode) == 0o700
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert create_kernel_folder("cpp") == tmp_path / f"unet3d-{os.geteuid()}" / "cpp"

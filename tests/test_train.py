@@ -31,17 +31,6 @@ def fit(run):
     run.trainer.fit(run.module, run.data)
 
 
-def test_a_file_named_like_a_keyword_of_lightning_is_resumed(unet3d, tmp_path):
-    assert unet3d("trainer.max_steps=1", "fold=none") == 0
-    content = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt", mmap=False)
-    content["state_dict"]["model.heads.0.bias"].fill_(50)
-    save_checkpoint(content, tmp_path / "last")
-    other = f"hydra.run.dir={tmp_path / 'other'}"
-    assert unet3d("trainer.max_steps=2", "fold=none", "resume=last", other) == 0
-    resumed = load_checkpoint(tmp_path / "other" / "checkpoints" / "last.ckpt")
-    assert resumed["state_dict"]["model.heads.0.bias"].min() > 45
-
-
 def test_a_signal_before_the_first_step_ends_a_run_at_once(unet3d, monkeypatch):
     from unet3d.commands import train as fit
 
@@ -51,17 +40,6 @@ def test_a_signal_before_the_first_step_ends_a_run_at_once(unet3d, monkeypatch):
 
     monkeypatch.setattr(fit, "build_training", send_signal)
     assert unet3d() == 143
-
-
-def test_a_run_killed_after_its_last_step_is_evaluated_when_resumed(unet3d, tmp_path, capsys):
-    assert unet3d("trainer.max_steps=2") == 0
-    (tmp_path / "run" / "report.json").unlink()
-    assert unet3d("trainer.max_steps=2", "evaluation.enabled=true", "resume=auto") == 0
-    assert "Dice, mean" in capsys.readouterr().out
-    report = read_report(tmp_path / "run")
-    assert (report["finished"], report["steps"]) == (True, 2)
-    assert report["evaluation"]["best_of"] == 1
-    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_a_signal_after_the_last_step_puts_the_evaluation_off(unet3d, monkeypatch, capsys):

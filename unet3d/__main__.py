@@ -9,9 +9,8 @@ from contextlib import nullcontext
 from difflib import get_close_matches
 
 from unet3d import __version__
-from unet3d.errors import Interrupted
+from unet3d.errors import Interrupted, SignalListener
 from unet3d.files import discard_output, write_output
-from unet3d.stop_signals import SignalListener
 
 COMMANDS = {
     "download": "download a task of the Medical Segmentation Decathlon",

@@ -14,10 +14,11 @@ from unet3d.config.keys import compose_api_config
 from unet3d.errors import UsageError
 from unet3d.evaluation.evaluate import EvaluationResult, run_evaluation
 from unet3d.evaluation.options import build_evaluation, read_config
-from unet3d.machine import read_process_rank, select_gpu
+from unet3d.machine import select_gpu
 from unet3d.nnunet.plans import expand_plans
 from unet3d.training.config import read_training
 from unet3d.training.preflight import count_local_processes
+from unet3d.training.ranks import read_process_rank
 from unet3d.training.results import TrainingResult
 from unet3d.training.run import join_run
 
@@ -110,24 +111,7 @@ def evaluate(
         workers: cases that are scored in parallel.
         allow_targets: not needed: metrics may be of any package.
     """
-    values = {
-        "predictions": predictions,
-        "references": references,
-        "checkpoint": checkpoint,
-        "output": output,
-        "images": images,
-        "classes": classes,
-        "regions": regions,
-        "annotated": annotated,
-        "group_by": group_by,
-        "ignore_label": ignore_label,
-        "tolerance_mm": tolerance_mm,
-        "missing_predictions": missing_predictions,
-        "draw_worst": draw_worst,
-        "workers": workers,
-        "allow_targets": allow_targets,
-    }
-    values = {key: to_plain(value) for key, value in values.items()}
+    values = {key: to_plain(value) for key, value in dict(locals()).items() if key != "metrics"}
     chosen = [f"metrics=[{','.join(metrics)}]"] if metrics else []
     required = ["predictions=null", "references=null", "output=null"]
     composed, _ = compose_api_config("evaluate", [*required, *chosen])

@@ -11,14 +11,13 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from unet3d.files import create_kernel_folder
+from unet3d.files import atomic_write, create_kernel_folder
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class CppKernels:
             file = create_kernel_folder("cpp") / name
             if not file.exists():
                 announce_compilation(file.parent)
-                self._compile(command, CPP_TYPES[dtype], file)
+                self.compile(command, CPP_TYPES[dtype], file)
             return ctypes.CDLL(str(file))
         except (OSError, subprocess.CalledProcessError) as error:  # OSError: no space, or noexec
             reason = getattr(error, "stderr", None) or str(error)
@@ -83,25 +82,23 @@ class CppKernels:
             )
             return None
 
-    def _compile(self, compiler: str, element: str, file: Path) -> None:
-        """Compile to a temporary file, then rename: other processes may compile the same file."""
-        with tempfile.TemporaryDirectory(dir=file.parent) as draft:
-            output = Path(draft) / "library.so"
-            self.compile(compiler, element, output)
-            output.replace(file)
+    def compile(self, compiler: str, element: str, file: Path) -> None:
+        """Compile for this processor and with several threads where that works.
 
-    def compile(self, compiler: str, element: str, output: Path) -> None:
-        """Compile to a file, for this processor and with several threads where that works."""
+        The file gets its name when it is complete: other processes may compile the same one.
+        """
         command = [compiler, "-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC"]
-        command += [f"-DELEMENT={element}", "-w", str(self.source), "-o", str(output)]
+        command += [f"-DELEMENT={element}", "-w", str(self.source)]
         native, openmp = ["-march=native"], ["-fopenmp"]
-        for flags in (native + openmp, openmp, native, []):
-            try:
-                subprocess.run([*command, *flags], check=True, capture_output=True, text=True)
-                break
-            except subprocess.CalledProcessError:
-                if not flags:
-                    raise
+        with atomic_write(file) as draft:
+            for flags in (native + openmp, openmp, native, []):
+                try:
+                    words = [*command, "-o", str(draft), *flags]
+                    subprocess.run(words, check=True, capture_output=True, text=True)
+                    break
+                except subprocess.CalledProcessError:
+                    if not flags:
+                        raise
         if "-fopenmp" not in flags:
             log.warning(
                 "%s has no OpenMP: the %s kernels use one thread; install g++ and set CXX",

@@ -1,6 +1,10 @@
-"""Define operators that cost eager tensors only a function call."""
+"""Define operators that cost eager tensors only a function call, and choose their kernels.
 
-from collections.abc import Callable, Iterable
+Tensors on the CPU can stand for tensors on a GPU, to count what a step would need there.
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from functools import update_wrapper
 from typing import Any
 
@@ -9,6 +13,8 @@ from torch import Tensor
 
 OPERATORS: dict[str, "CustomOp"] = {}
 """All operators by their qualified name."""
+
+_is_simulating_cuda = False
 
 
 class CustomOp:
@@ -59,3 +65,19 @@ def is_eager(args: Iterable[Any]) -> bool:
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return False
     return all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+
+
+@contextmanager
+def simulate_cuda() -> Generator[None]:
+    """Make CPU tensors stand for CUDA tensors within the body, which runs on fake tensors."""
+    global _is_simulating_cuda
+    previous, _is_simulating_cuda = _is_simulating_cuda, True
+    try:
+        yield
+    finally:
+        _is_simulating_cuda = previous
+
+
+def get_device_type(x: Tensor) -> str:
+    """Return the type of the device that a tensor is on, or stands for."""
+    return "cuda" if _is_simulating_cuda else x.device.type

@@ -1,12 +1,14 @@
-"""Exceptions with exit codes, and errors of others as one line."""
+"""Exceptions with exit codes, signals that raise one, and errors of others as one line."""
 
 from __future__ import annotations
 
 import errno
 import os
 import signal
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from types import FrameType
 
 from unet3d.text import escape_unprintable
 
@@ -39,6 +41,50 @@ class Interrupted(BaseException):
         super().__init__(signal.Signals(number).name)
         self.is_reported = False  # whether the user has been told
         self.exit_code = 130 if number == signal.SIGINT else 143
+
+
+@contextmanager
+def handle_stop_signals(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
+) -> Generator[None]:
+    """Handle stop signals in the body, but those that this process ignores, as under nohup.
+
+    Do nothing in other threads than the main one, which get no signals.
+    """
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+        previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in previous.items():
+            signal.signal(number, earlier)
+
+
+class SignalListener:
+    """Record signals; unless `defers_exit`, the first one also raises Interrupted.
+
+    Signals that follow it are ignored, but for a second Ctrl-C. Lightning's own handlers broadcast
+    within the handler, which deadlocks, and exit with status 0.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None  # the last signal received
+        self.defers_exit = False  # whether a callback ends the run at a good moment
+
+    @contextmanager
+    def listening(self) -> Generator[SignalListener]:
+        """Install the handlers for the duration of the context."""
+        with handle_stop_signals(self._handle):
+            yield self
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        is_first = self.received is None
+        second_ctrl_c = self.received == number == signal.SIGINT
+        self.received = number
+        if second_ctrl_c or (is_first and not self.defers_exit):
+            raise Interrupted(number)
 
 
 ADVICE = {

@@ -1,24 +1,17 @@
-"""Write files atomically, read JSON, lock a folder, and find the folder of compiled kernels."""
+"""Write files atomically, read JSON, lock a file, and find the folder of compiled kernels."""
 
 import json
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Generator, MutableMapping
-from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from unet3d.errors import UsageError
-
 TRAINING_FILES = ("report.json", "curves.json")
 """What training writes, and no evaluation."""
-
-LOCK, LOCK_OWNER = "run.lock", ".run.lock.owner"
-"""The lock of a folder, and the text that names the process which holds it."""
 
 CACHE_VARIABLES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 """Variables of compilers and their folders in ours."""
@@ -162,30 +155,6 @@ def lock_file(path: Path, timeout: float = -1) -> Generator[None]:
         finally:
             with suppress(OSError):  # Windows removes no open file
                 path.unlink()
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Generator[None]:
-    """Hold the lock of an existing folder; a UsageError names the process that holds it."""
-    from filelock import Timeout
-
-    path, owner = folder / LOCK, folder / LOCK_OWNER
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(lock_file(path, timeout=0))
-        except Timeout:
-            text = owner.read_text("utf-8") if owner.exists() else "another process"
-            raise UsageError(
-                f"{folder} is in use by {text}: wait until it has ended, or set another "
-                f"hydra.run.dir= (if that process is gone, delete {path})"
-            ) from None
-        started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        text = f"process {os.getpid()} on {socket.gethostname()}, since {started}"
-        owner.write_text(text, "utf-8")
-        try:
-            yield
-        finally:
-            owner.unlink(missing_ok=True)
 
 
 def create_kernel_folder(name: str) -> Path:

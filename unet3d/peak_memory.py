@@ -1,13 +1,18 @@
-"""Measure the peak memory of a piece of work, not that of the process's lifetime."""
+"""Measure the peak memory of a piece of work, and how busy a GPU is."""
 
+import os
 import time
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from unet3d import nvml
+try:
+    import pynvml  # ty: ignore[import-not-found]
+except ModuleNotFoundError:
+    pynvml: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,7 @@ class PeakMeter:
             return MemoryRecord(resident=read_resident_peak() if self.resets_resident else None)
         now = time.monotonic()
         if now - self.queried_at >= PROCESS_QUERY_SECONDS:
-            self.process_bytes, self.queried_at = nvml.get_process_bytes(device), now
+            self.process_bytes, self.queried_at = get_process_bytes(device), now
         return MemoryRecord(
             allocated=torch.cuda.max_memory_allocated(device),
             reserved=torch.cuda.max_memory_reserved(device),
@@ -84,3 +89,28 @@ def read_resident_peak() -> int | None:
     lines = STATUS.read_text("utf-8").splitlines() if STATUS.exists() else []
     peak = next((line for line in lines if line.startswith("VmHWM:")), None)
     return None if peak is None else int(peak.split()[1]) * 1024
+
+
+def get_process_bytes(device: torch.device) -> int | None:
+    """Return the bytes of this process on a GPU with its context, as NVIDIA's bindings know them.
+
+    None: they are not installed, or know nothing; containers may hide the id of a process.
+    """
+    if pynvml is None:
+        return None
+    try:
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(device).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return None
+    return next((p.usedGpuMemory for p in processes if p.pid == os.getpid()), None)
+
+
+def get_utilization(device: torch.device) -> int | None:
+    """Return the percentage of the last sample (up to 1 s) in which a kernel was running."""
+    try:
+        return torch.cuda.utilization(device)
+    except Exception:  # no bindings, or a GPU that the driver does not sample
+        return None

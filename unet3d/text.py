@@ -40,24 +40,6 @@ def escape_mathtext(text: str) -> str:
     return escape_unprintable(text, keep="\n").replace("$", r"\$")
 
 
-def is_name(value: Any) -> bool:
-    """Return whether a value can be the name of a class or a channel.
-
-    >>> is_name("left lung"), is_name(""), is_name("a" + chr(10) + "b")
-    (True, False, False)
-    """
-    return isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()
-
-
-def are_unique_names(values: Sequence[Any]) -> bool:
-    """Return whether values are names, at least one, all different.
-
-    >>> are_unique_names(["a", "b"]), are_unique_names(["a", "a"]), are_unique_names([])
-    (True, False, False)
-    """
-    return all(map(is_name, values)) and 0 < len(values) == len(set(values))
-
-
 def format_columns(rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """Align rows in columns: the first `left` columns to the left, the others to the right.
 

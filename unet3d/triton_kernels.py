@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from unet3d.custom_ops import get_device_type
 from unet3d.files import set_compiler_caches
-from unet3d.simulated_cuda import get_device_type
 
 log = logging.getLogger(__name__)
 

@@ -42,24 +42,6 @@ DEVICE = re.compile("auto|cpu|cuda(:[0-9]{1,3})?|mps")
 DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
 """Values of `device=` and, with Lightning's gpu for cuda, of `trainer.accelerator=`."""
 
-BACKENDS = ("torch", "onnx", "openvino")
-"""Values of `backend=`: what runs networks in inference."""
-
-NORMALIZATIONS = {
-    "zscore": ("ZScoreNormalization", False),
-    "zscore_nonzero": ("ZScoreNormalization", True),
-    "ct": ("CTNormalization", False),
-    "none": ("NoNormalization", False),
-}
-"""Values of `data.normalize=`, besides auto: nnU-Net's scheme, and whether it leaves out what its
-crop has removed."""
-
-CROPS = ("nonzero", "none")
-"""Values of `data.crop=`."""
-
-ORIENTATIONS = [sorted(a + b + c) for a in "LR" for b in "AP" for c in "IS"]
-"""The letters of each orientation of `data.orientation=`."""
-
 Triple = tuple[int, int, int]
 """One int per axis: D, H, W."""
 

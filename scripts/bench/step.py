@@ -26,9 +26,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.bench.results import ROOT, make_parser, write_results
+from unet3d.custom_ops import simulate_cuda
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.overlap import DiceCE
 from unet3d.machine import AUTOCAST_TYPES
+from unet3d.memory.any_network import enable_foreach
 from unet3d.memory.estimate import (
     BatchExtrapolation,
     MemoryEstimate,
@@ -41,7 +43,6 @@ from unet3d.memory.trace import Trace
 from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
-from unet3d.simulated_cuda import choose_foreach, simulate_cuda
 from unet3d.text import MIB
 
 PLAIN = "plain modules"
@@ -150,7 +151,7 @@ def build_step(
 def build_cuda_step(make: Factory, size: list[int], batch: int, precision: str) -> TrainingStep:
     """Build a step on fake CPU tensors with torch's choice of optimizer on CUDA."""
     step = build_step(make, size, batch, precision, "cpu")
-    choose_foreach(step.optimizer)
+    enable_foreach(step.optimizer)
     return step
 
 
@@ -280,7 +281,7 @@ def predict_residual() -> dict[str, Any]:
             step = build_cuda_step(make, size, 2, "16")
             parameters = step.model.parameters()
             step.optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.99, nesterov=True)
-            choose_foreach(step.optimizer)
+            enable_foreach(step.optimizer)
             return step
 
         peak = estimate_step(lambda: TrainOnlyStep(make_step()), cuda=True).peak

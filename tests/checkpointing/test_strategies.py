@@ -15,11 +15,11 @@ from torch import nn
 from unet3d.checkpointing.per_level import PerLevelStrategy, PlainModules
 from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.config.compose import compose_config, get_config_dir
+from unet3d.custom_ops import simulate_cuda
 from unet3d.errors import UsageError
 from unet3d.memory.from_config import estimate_memory
 from unet3d.model.fused import feature_maps, tiling
 from unet3d.model.unet import UNet3D
-from unet3d.simulated_cuda import simulate_cuda
 from unet3d.text import MIB
 from unet3d.training.config import read_training
 

@@ -1,6 +1,6 @@
 """Train a run that was built, as `unet3d train` does."""
 
-from unet3d.stop_signals import SignalListener
+from unet3d.errors import SignalListener
 from unet3d.training.run import explain_errors
 
 

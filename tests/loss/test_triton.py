@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from scripts.gpu.operations import OperationCounter
+from unet3d.custom_ops import simulate_cuda
 from unet3d.loss.overlap import DiceCE
-from unet3d.simulated_cuda import simulate_cuda
 
 
 @pytest.mark.slow

@@ -45,14 +45,15 @@ def run_two_steps(network, x):
     return results, network.state_dict()
 
 
-INSTANCE, BATCH = nn.InstanceNorm3d, nn.BatchNorm3d
-
-
 @pytest.mark.parametrize(
-    ("norm", "strategy"),
-    [(INSTANCE, "fused"), (BATCH, "lean"), (INSTANCE, "leanest"), (BATCH, "none")],
+    ("kind", "norm", "strategy"),
+    [
+        ("ResidualEncoderUNet", nn.InstanceNorm3d, "fused"),
+        ("ResidualEncoderUNet", nn.BatchNorm3d, "lean"),
+        ("PlainConvUNet", nn.InstanceNorm3d, "leanest"),
+        ("PlainConvUNet", nn.BatchNorm3d, "none"),
+    ],
 )
-@pytest.mark.parametrize("kind", ["ResidualEncoderUNet", "PlainConvUNet"])
 def test_a_step_has_the_results_of_nnunets_network(kind, norm, strategy):
     plain = make_network(kind, norm)
     fused = copy.deepcopy(plain)
@@ -82,7 +83,6 @@ def test_deep_supervision_is_switched_as_in_nnunet():
     ("options", "reason"),
     [
         ({"norm_op": None, "norm_op_kwargs": None}, "instance or batch norm"),
-        ({"dropout_op": nn.Dropout3d, "dropout_op_kwargs": {"p": 0.5}}, "convolution, norm"),
         ({"nonlin_first": True}, "convolution, norm"),
     ],
 )

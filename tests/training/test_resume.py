@@ -16,8 +16,7 @@ from tests.helpers.training import fit
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.commands.train import build_training
 from unet3d.config.compose import compose_config, list_options
-from unet3d.errors import Interrupted
-from unet3d.stop_signals import SignalListener
+from unet3d.errors import Interrupted, SignalListener
 from unet3d.training.checkpoints import resolve_start
 from unet3d.training.config import read_training
 

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from unet3d.__main__ import main
-from unet3d.files import LOCK, lock_folder
+from unet3d.training.run_folder import LOCK, lock_folder
 
 
 def read_all(folder):

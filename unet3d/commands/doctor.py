@@ -1,23 +1,62 @@
 """`unet3d doctor`: inspect this machine, and find what limits the configured run on it."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import os
+import platform
+import shutil
+import sysconfig
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.cuda.nccl
+from torch.utils import collect_env
 
 from unet3d import __version__
 from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.config.fields import number, read_settings
-from unet3d.doctor.benchmark import describe_machine, list_failures, make_file_name, run_benchmark
-from unet3d.doctor.inspect import inspect_machine, inspect_run
-from unet3d.files import write_output
-from unet3d.machine import resolve_device
-from unet3d.text import MIB, format_bytes
+from unet3d.cpp_kernels import find_compiler
+from unet3d.data.config import DataConfig
+from unet3d.errors import UsageError, summarize_error
+from unet3d.files import find_existing_dir, write_output
+from unet3d.machine import (
+    Precision,
+    count_usable_cores,
+    describe_missing_kernels,
+    get_available_bytes,
+    get_cpu_model,
+    get_memory_limit,
+    get_os_name,
+    has_fast_bf16,
+    read_meminfo,
+    resolve_device,
+    resolve_precision,
+)
+from unet3d.memory.benchmark import list_failures, run_benchmark
+from unet3d.memory.estimate import UntraceableError, get_device_bytes
+from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_memory, resolve_strategy
+from unet3d.memory.oom_advice import format_oom_warning
+from unet3d.memory.step.build import complete_step
+from unet3d.planning.suggest import find_largest_batch
+from unet3d.text import GIB, MIB, format_bytes
 from unet3d.training.config import TrainConfig, read_training
-from unet3d.training.preflight import Problem
+from unet3d.training.preflight import (
+    SHM,
+    Problem,
+    check_writable,
+    count_local_processes,
+    find_problems,
+)
+from unet3d.training.ranks import read_process_rank
+
+PACKAGES = (
+    *("lightning", "hydra-core", "monai", "tensorboard", "nibabel", "numpy", "scipy", "matplotlib"),
+    *("triton",),
+)
 
 KEYS = ("benchmark", "seconds", "format", "output", "trainer.accelerator")
 """Keys that leave open which job a benchmark measures."""
@@ -44,7 +83,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         return measure_and_save_benchmark(settings)
     machine = inspect_machine(settings.training, folder)
     run, problems = inspect_run(settings.training, folder, machine)
-    content: dict[str, Any] = {"unet3d": __version__, **asdict(machine), "run": asdict(run)}
+    content: dict[str, Any] = {"unet3d": __version__, **machine, "run": asdict(run)}
     if settings.format == "json":  # bytes; null if unknown
         content["problems"] = [asdict(problem) for problem in problems]
         write_output(json.dumps(content, indent=1), settings.output)
@@ -106,3 +145,239 @@ def format_fact(fact: Any) -> str:
     if isinstance(fact, int) and fact >= MIB:
         return format_bytes(fact)
     return "-" if fact in (None, "") else str(fact)
+
+
+def find_program(command: str | None) -> str | None:
+    """Return the path of a command's program; None if it is not found."""
+    return None if command is None else shutil.which(command.split()[0])
+
+
+def get_disk_space(folder: Path) -> dict[str, Any]:
+    """Return total and free bytes of the file system where a folder is or would be created."""
+    usage = shutil.disk_usage(find_existing_dir(folder))
+    return {"folder": str(folder), "total": usage.total, "free": usage.free}
+
+
+def describe_system() -> dict[str, Any]:
+    """Return resources of this machine, in bytes unless they are counts; None: unknown."""
+    return {
+        "name": get_os_name(),
+        "cpu_model": get_cpu_model(),
+        "cores": count_usable_cores(),  # that this process may use
+        "threads": torch.get_num_threads(),
+        "fast_bf16": has_fast_bf16(),
+        "ram": read_meminfo().get("MemTotal"),
+        "ram_free": get_available_bytes(torch.device("cpu")),
+        "ram_limit": get_memory_limit(),  # of a container or batch job
+        "shm": get_disk_space(SHM) if SHM.is_dir() else None,
+    }
+
+
+def describe_software() -> dict[str, Any]:
+    """Return versions and paths of programs on this machine; None: missing."""
+    has_nccl = torch.distributed.is_nccl_available()
+    triton_compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    installed = {package.name.lower(): package.version for package in distributions()}
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,  # that torch is built for
+        "rocm": torch.version.hip,
+        "cudnn": get_cudnn_version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
+        "driver": collect_env.get_nvidia_driver_version(collect_env.run),
+        "cpu_compiler": find_program(find_compiler()),
+        "triton_compiler": find_program(triton_compiler),  # builds its launchers
+        "python_headers": (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file(),
+        "packages": {name: installed.get(name) for name in PACKAGES},
+    }
+
+
+def get_cudnn_version() -> str | None:
+    """Return cuDNN's version with dots: 91002 is 9.10.2; None if torch does not take it."""
+    try:
+        number = torch.backends.cudnn.version()
+    except RuntimeError:
+        return None
+    return None if number is None else f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
+
+
+def list_gpus() -> list[dict[str, Any]]:
+    """Return the GPUs that torch finds; none if their driver is broken.
+
+    Others hold what is in use but for the little that a driver and a screen take.
+    """
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        gpu = {"index": index, "name": properties.name, "total": total, "free": free}
+        gpu["held_by_others"] = total - free if total - free > GIB else 0
+        gpus.append({**gpu, "capability": (properties.major, properties.minor)})
+    return gpus
+
+
+@dataclass(kw_only=True)
+class RunEstimate:
+    """What the configured run would be on this machine; None: unknown."""
+
+    overrides: list[str]
+    device: str | None = None
+    processes: int | None = None
+    precision: Precision | None = None
+    peak: int | None = None  # estimated bytes of a step
+    available: int | None = None  # bytes of the device
+    batch_size: int
+    largest_batch: int | None = None  # estimated to fit in a GPU
+
+
+def inspect_machine(settings: TrainConfig, folder: Path) -> dict[str, Any]:
+    """Inspect hardware, software, and the disks that the run would write to."""
+    folders = {"runs": folder, "preprocessed volumes": settings.data.cache}
+    return {
+        "system": describe_system(),
+        "software": describe_software(),
+        "gpus": list_gpus(),
+        "disks": {what: get_disk_space(path) for what, path in folders.items()},
+    }
+
+
+def inspect_run(
+    settings: TrainConfig, folder: Path, machine: Mapping[str, Any]
+) -> tuple[RunEstimate, list[Problem]]:
+    """Return the run, and what limits it; what stops it comes first."""
+    run = RunEstimate(
+        overrides=list(settings.composition.overrides), batch_size=settings.data.batch_size
+    )
+    problems = list[Problem]()
+    step, requested = settings.step, settings.step.accelerator
+    with collect_errors(problems):
+        run.device = resolve_device(requested)
+        run.precision = resolve_precision(step.precision, run.device)
+    with collect_errors(problems):
+        read_process_rank(settings.trainer.launch)
+        run.processes = count_local_processes(settings)
+    device, precision = run.device, run.precision
+    if device is not None and precision is not None:
+        cuda = device == "cuda"
+        first = int(requested.partition(":")[2] or 0)  # of cuda:N
+        run.available = get_available_bytes(torch.device(device))
+        for gpu in machine["gpus"][first:][: run.processes] if cuda else []:
+            if gpu["held_by_others"] and run.available is not None:
+                run.available = min(run.available, gpu["free"])
+        with collect_errors(problems):
+            # auto is estimated for a GPU
+            step = complete_step(replace(step, accelerator=device))
+            step = resolve_strategy(step, precision, cuda=cuda)
+            problems += find_problems(
+                replace(settings, step=step),
+                precision,
+                device=device,
+                processes=run.processes or 1,
+                folder=folder,
+                is_fused=step.strategy in FUSED_STRATEGIES,
+            )
+            run.peak = get_device_bytes(estimate_memory(step, validates=False))
+            if run.available is not None:
+                lines = format_oom_warning(estimate_memory(step), step, run.available)
+                is_fatal = settings.memory.if_too_large == "error"
+                problems += [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []
+                largest = find_largest_batch(step, run.available) if cuda else None
+                run.largest_batch = None if largest is None else largest[0]
+        problems += find_performance_problems(
+            settings.data, precision, device, machine, requested=requested
+        )
+    return run, sorted(problems, key=lambda problem: not problem.is_fatal)
+
+
+@contextmanager
+def collect_errors(problems: list[Problem]) -> Generator[None]:
+    """Add an error to the problems and continue: it would stop the run, too."""
+    try:
+        yield
+    except UntraceableError as reason:
+        problems.append(Problem(str(reason)))
+    except Exception as error:
+        name = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        problems.append(Problem(f"{name}{summarize_error(error)}", is_fatal=True))
+
+
+def find_performance_problems(
+    data: DataConfig,
+    precision: Precision,
+    device: str,
+    machine: Mapping[str, Any],
+    *,
+    requested: str,
+) -> list[Problem]:
+    """Return what would make a run slower or smaller than it could be.
+
+    `requested` is the user's trainer.accelerator, which is auto by default.
+    """
+    cores, software = machine["system"]["cores"], machine["software"]
+    messages = [describe_missing_kernels(device)]
+    if device == "cpu":
+        reason = "trainer.accelerator=cpu" if requested == "cpu" else "no GPU found"
+        messages.append(f"{reason}: training runs on {cores} CPU cores")
+        if software["cpu_compiler"] is None:
+            messages.append(
+                "no C++ compiler (install g++, or set CXX): pooling layers and fused blocks run in "
+                "plain PyTorch, slowly"
+            )
+    if device == "cuda":
+        messages.append(describe_missing_triton(software))
+        for gpu in machine["gpus"]:
+            names = ("held_by_others", "total", "free")
+            held, total, free = (format_bytes(gpu[name]) for name in names)
+            if gpu["held_by_others"]:
+                messages.append(
+                    f"other processes hold {held} of GPU {gpu['index']}'s {total}: {free} are free "
+                    "(nvidia-smi lists them)"
+                )
+    if precision.used != precision.requested:
+        messages.append(
+            f"precision={precision.requested} runs as {precision.used}: {precision.reason}"
+        )
+    if data.num_workers > cores:
+        messages.append(
+            f"data.num_workers={data.num_workers} exceeds the {cores} available cores: lower it to "
+            f"{cores}"
+        )
+    problems = [Problem(message) for message in messages if message is not None]
+    cache = check_writable(data.cache)
+    return problems if cache is None else [*problems, cache]
+
+
+def describe_missing_triton(software: Mapping[str, Any]) -> str | None:
+    """Say what the GPU kernels of pooling layers and fused blocks need; None: nothing."""
+    installed = software["packages"]["triton"]
+    if installed is None:
+        return (
+            "Triton is not installed: pooling layers and fused blocks run slowly, in plain torch; "
+            "install triton"
+        )
+    missing = [] if software["triton_compiler"] else ["a C compiler (gcc, or CC=...)"]
+    missing += [] if software["python_headers"] else ["Python's headers (python3-dev)"]
+    names = " and ".join(missing)
+    return f"Triton {installed} compiles kernels on first use: install {names}" if names else None
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Return the device and the versions of what runs on it; no names of users or folders."""
+    software, facts = describe_software(), dict[str, Any]()
+    if device.type == "cuda":
+        gpu = list_gpus()[torch.cuda.current_device()]
+        facts = {"gpu": gpu["name"], "capability": gpu["capability"], "memory_bytes": gpu["total"]}
+    facts |= {name: software[name] for name in ("torch", "cuda", "cudnn")}
+    facts |= {"triton": software["packages"]["triton"], "threads": torch.get_num_threads()}
+    return {"device": device.type, **facts}
+
+
+def make_file_name(machine: dict[str, Any]) -> str:
+    """Return a file name with the name of the device.
+
+    >>> make_file_name({"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3"})
+    'unet3d-benchmark-nvidia-h100-80gb-hbm3.json'
+    """
+    device = machine.get("gpu") or machine["device"]
+    return f"unet3d-benchmark-{'-'.join(device.lower().split())}.json"

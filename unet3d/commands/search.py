@@ -22,6 +22,7 @@ from unet3d.config.fields import integer, number, read, read_settings
 from unet3d.errors import (
     DoesNotFitError,
     RunError,
+    SignalListener,
     UsageError,
     explain_missing_packages,
     summarize_error,
@@ -31,7 +32,6 @@ from unet3d.memory.estimate import get_device_bytes
 from unet3d.memory.from_config import estimate_memory
 from unet3d.memory.step.config import StepConfig
 from unet3d.report.run_report import write_report
-from unet3d.stop_signals import SignalListener
 from unet3d.text import GIB, format_bytes, format_columns, pluralize
 from unet3d.training.callbacks.trials import PrunedTrialError, TrialReport
 from unet3d.training.config import TrainConfig, read_training

@@ -13,11 +13,10 @@ import torch
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.data.dataset import build_layout, resolve_dataset
-from unet3d.errors import DoesNotFitError, RunError, UsageError
-from unet3d.machine import ProcessRank, read_process_rank, resolve_precision
+from unet3d.errors import DoesNotFitError, RunError, SignalListener, UsageError
+from unet3d.machine import resolve_precision
 from unet3d.memory.step.build import build_network
 from unet3d.report.run_report import format_report_table
-from unet3d.stop_signals import SignalListener
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.checkpoints import resolve_start
 from unet3d.training.config import TrainConfig, read_training
@@ -34,6 +33,7 @@ from unet3d.training.preflight import (
     initialize_head_bias,
     prepare_kernels,
 )
+from unet3d.training.ranks import ProcessRank, read_process_rank
 from unet3d.training.results import (
     TrainingResult,
     build_report,

@@ -22,7 +22,22 @@ from unet3d.config.fields import (
 )
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.errors import UsageError
-from unet3d.types import CROPS, NORMALIZATIONS, ORIENTATIONS, Triple
+from unet3d.types import Triple
+
+NORMALIZATIONS = {
+    "zscore": ("ZScoreNormalization", False),
+    "zscore_nonzero": ("ZScoreNormalization", True),
+    "ct": ("CTNormalization", False),
+    "none": ("NoNormalization", False),
+}
+"""Values of `data.normalize=`, besides auto: nnU-Net's scheme, and whether it leaves out what its
+crop has removed."""
+
+CROPS = ("nonzero", "none")
+"""Values of `data.crop=`."""
+
+ORIENTATIONS = [sorted(a + b + c) for a in "LR" for b in "AP" for c in "IS"]
+"""The letters of each orientation of `data.orientation=`."""
 
 LABELS = list_of(integer(">= 0"), "a list of labels")
 ONE_OR_MORE = one_or_list_of(integer(">= 0"))

@@ -95,34 +95,18 @@ def _copy_module(source: Path, target: Path, pipeline: Path) -> None:
 
 def make_monai_metadata(pipeline: Mapping[str, Any]) -> dict[str, Any]:
     """Return configs/metadata.json, as MONAI's model zoo has it."""
-
-    def describe(format: str, names: Sequence[str]) -> dict[str, Any]:
-        return {
-            "type": "image",
-            "format": format,
-            "num_channels": len(names),
-            "channel_def": dict(enumerate(names)),
-            "is_patch_data": True,
-            "spatial_shape": pipeline["patch_size"],
-            "dtype": "float32",
-        }
-
-    return {
-        "version": "1.0.0",
-        "changelog": {"1.0.0": f"exported by unet3d {pipeline['unet3d']}"},
-        "monai_version": version("monai"),
-        "pytorch_version": torch.__version__.partition("+")[0],
-        "numpy_version": version("numpy"),
-        "required_packages_version": {name: version(name) for name in ("nibabel", "scipy")},
-        "task": f"segmentation of {', '.join(pipeline['outputs'])}",
-        "description": "a 3D network that segments volumes; docs/README.md describes it",
-        "authors": "",
-        "copyright": "",
-        "network_data_format": {
-            "inputs": {"image": describe("magnitude", pipeline["channels"])},
-            "outputs": {"pred": describe("segmentation", pipeline["outputs"])},
-        },
-    }
+    metadata = read_json(SCRIPTS / "metadata.json")
+    metadata["changelog"] = {"1.0.0": f"exported by unet3d {pipeline['unet3d']}"}
+    metadata["task"] = f"segmentation of {', '.join(pipeline['outputs'])}"
+    metadata |= {f"{name}_version": version(name) for name in ("monai", "numpy")}
+    metadata["pytorch_version"] = torch.__version__.partition("+")[0]
+    metadata["required_packages_version"] = {n: version(n) for n in ("nibabel", "scipy")}
+    data = metadata["network_data_format"]
+    image, prediction = data["inputs"]["image"], data["outputs"]["pred"]
+    for part, names in ((image, pipeline["channels"]), (prediction, pipeline["outputs"])):
+        part |= {"num_channels": len(names), "channel_def": dict(enumerate(names))}
+        part["spatial_shape"] = pipeline["patch_size"]
+    return metadata
 
 
 def _write_json(content: Any, path: Path) -> None:

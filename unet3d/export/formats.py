@@ -61,14 +61,8 @@ def export_program(network: nn.Module, shape: Sequence[int]) -> ExportedProgram:
     """
     example = torch.zeros(2, *shape)  # a batch of 1 would be specialized
     dynamic = ({0: Dim("batch", min=1)},)
-    with suppress_output():
-        try:
-            program = torch.export.export(network, (example,), dynamic_shapes=dynamic)
-        except Exception as error:  # torch raises many kinds
-            raise RunError(
-                f"{type(network).__name__} cannot be traced by torch.export: "
-                f"{find_root_cause(error)}"
-            ) from error
+    with explain_failure(f"{type(network).__name__} cannot be traced by torch.export"):
+        program = torch.export.export(network, (example,), dynamic_shapes=dynamic)
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             operator = node.target
@@ -94,21 +88,16 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, Any]
 
     The metadata becomes model properties, each as JSON. Weights over 1.5 GiB go to `<name>.data`.
     """
-    with suppress_output():
-        try:
-            exported = torch.onnx.export(
-                program,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
-                dynamic_shapes=({0: "batch"},),
-                opset_version=OPSET,
-                verbose=False,
-            )
-        except Exception as error:
-            raise RunError(
-                f"torch {torch.__version__} with onnxscript {version('onnxscript')} cannot convert "
-                f"this network to ONNX: {find_root_cause(error)}"
-            ) from error
+    versions = f"torch {torch.__version__} with onnxscript {version('onnxscript')}"
+    with explain_failure(f"{versions} cannot convert this network to ONNX"):
+        exported = torch.onnx.export(
+            program,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=({0: "batch"},),
+            opset_version=OPSET,
+            verbose=False,
+        )
     assert exported is not None
     model, graph = exported.model, exported.model.graph
     values = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
@@ -163,15 +152,9 @@ class OpenVinoSession:
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "PERFORMANCE_HINT": "LATENCY",
         }
-        try:
-            with suppress_output():
-                self.model: Any = core.compile_model(
-                    openvino.convert_model(program), "CPU", options
-                )
-        except Exception as error:
-            raise RunError(
-                f"openvino {version('openvino')} cannot run this network: {find_root_cause(error)}"
-            ) from error
+        with explain_failure(f"openvino {version('openvino')} cannot run this network"):
+            model = openvino.convert_model(program)
+            self.model: Any = core.compile_model(model, "CPU", options)
 
     def __call__(self, batch: Tensor) -> Tensor:
         """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
@@ -215,8 +198,15 @@ def suppress_output() -> Generator[None]:
         logging.disable(previous_level)
 
 
-def find_root_cause(error: BaseException) -> str:
-    """Return the first line of the original error, which exporters wrap in pages of advice."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {summarize_error(error)}"
+@contextmanager
+def explain_failure(problem: str) -> Generator[None]:
+    """Raise a RunError of one line: exporters wrap the original error in pages of advice."""
+    try:
+        with suppress_output():
+            yield
+    except Exception as error:  # of many kinds
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = f"{type(cause).__name__}: {summarize_error(cause)}"
+        raise RunError(f"{problem}: {reason}") from error

@@ -20,7 +20,6 @@ from unet3d.inference.ensemble import Ensemble
 from unet3d.inference.networks import resolve_computation
 from unet3d.inference.predictor import Predictor
 from unet3d.text import GIB
-from unet3d.types import BACKENDS
 
 
 def _are_axes(value: Any) -> bool:
@@ -29,7 +28,7 @@ def _are_axes(value: Any) -> bool:
 
 
 OVERLAP, BATCH_SIZE = number(">= 0", "below 1"), integer(">= 1")
-LEVEL, BACKEND = number(">= 0", "below 1"), one_of(BACKENDS)
+LEVEL, BACKEND = number(">= 0", "below 1"), one_of(("torch", "onnx", "openvino"))
 AXES = word_or(True, word_or(False, Kind("a list of the axes 0, 1 and 2", _are_axes, tuple), ()))
 ONE_OR_MORE = one_or_list_of(TEXT)
 CLASSES = word_or(

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unet3d.data.config import NORMALIZATIONS
 from unet3d.data.formats.volumes import list_volumes, read_orientation
 from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.data.layouts.nnunet import NnUnet
 from unet3d.errors import UsageError
-from unet3d.model.foreign_weights import get_nnunet_axes
-from unet3d.types import NORMALIZATIONS
+from unet3d.model.pretrained import get_axes_of_nnunet
 
 NETWORKS = {"PlainConvUNet": "unet_nnunet", "ResidualEncoderUNet": "unet_resenc"}
 NORMS = {"InstanceNorm3d": "instance", "BatchNorm3d": "batch"}
@@ -81,7 +81,7 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
     sizes = _get_configuration(plans, configuration, path)
     homes = [os.environ.get("nnUNet_raw"), path.absolute().parents[2] / "nnUNet_raw"]  # noqa: SIM112
     try:
-        axes = get_nnunet_axes(plans)
+        axes = get_axes_of_nnunet(plans)
         folders = [Path(home, plans["dataset_name"]) for home in homes if home]
         root = root or next((raw for raw in folders if (raw / "imagesTr").is_dir()), None)
         schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))
@@ -157,22 +157,17 @@ def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str
 def _describe_network(architecture: Mapping[str, Any], axes: Sequence[int]) -> list[str]:
     name = architecture["network_class_name"].rpartition(".")[2]
     options = architecture["arch_kwargs"]
-    norm, activation = (
-        table.get(str(options[key]).rpartition(".")[2])
-        for key, table in (("norm_op", NORMS), ("nonlin", ACTIVATIONS))
-    )
-    if name not in NETWORKS or norm is None or activation is None:
+    norm = NORMS.get(str(options["norm_op"]).rpartition(".")[2])
+    activation = ACTIVATIONS.get(str(options["nonlin"]).rpartition(".")[2])
+    odd = [key for key, value in SUPPORTED.items() if options.get(key, value) != value]
+    odd += [key for key, value in {"norm_op": norm, "nonlin": activation}.items() if value is None]
+    if name not in NETWORKS or odd:
+        described = ", ".join(f" with {key}={options[key]}" for key in odd)
         raise UsageError(
-            f"nnU-Net's {name} with {options['norm_op']} and {options['nonlin']} is not available "
-            "here: use PlainConvUNet or ResidualEncoderUNet with instance or batch norm, LeakyReLU "
-            "or ReLU"
+            f"nnU-Net's {name}{described} is not available here: use PlainConvUNet or "
+            "ResidualEncoderUNet with biases, instance or batch norm, LeakyReLU or ReLU, and no "
+            "dropout"
         )
-    for key, value in SUPPORTED.items():
-        if options.get(key, value) != value:
-            raise UsageError(
-                f"nnU-Net's {name} with {key}={options[key]} is not available here, only with "
-                f"{value}"
-            )
     strides = [[int(stride[axis]) for axis in axes] for stride in options["strides"]]
     kernels = [[int(kernel[axis]) for axis in axes] for kernel in options["kernel_sizes"]]
     decoder = list(options["n_conv_per_stage_decoder"])[::-1]  # nnU-Net: coarsest first

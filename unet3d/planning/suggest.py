@@ -20,10 +20,10 @@ from unet3d.memory.estimate import (
     get_process_bytes,
 )
 from unet3d.memory.from_config import check_step_size, estimate_memory
+from unet3d.memory.parallel import map_in_processes
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
 from unet3d.memory.trace import Trace
-from unet3d.parallel import map_in_processes
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import GIB, format_bytes
 from unet3d.types import Triple

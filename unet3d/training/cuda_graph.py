@@ -15,10 +15,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from unet3d.errors import summarize_error
-from unet3d.machine import ProcessRank
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import find_cuda_graph_obstacle
 from unet3d.peak_memory import MemoryRecord
+from unet3d.training.ranks import ProcessRank
 
 log = logging.getLogger(__name__)
 

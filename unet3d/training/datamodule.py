@@ -26,11 +26,11 @@ from unet3d.data.loading.worker_errors import WorkerCaseTracker
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
-from unet3d.machine import ProcessRank
 from unet3d.metric.dice import Dice
 from unet3d.text import join_first, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.distributed import rank_zero_first
+from unet3d.training.ranks import ProcessRank
 
 
 class VolumeDataModule(pl.LightningDataModule):

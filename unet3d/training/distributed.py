@@ -33,12 +33,14 @@ from unet3d.errors import (
     DoesNotFitError,
     Interrupted,
     RunError,
+    SignalListener,
     UsageError,
+    handle_stop_signals,
     summarize_error,
 )
-from unet3d.machine import ProcessRank, count_usable_cores, resolve_device
-from unet3d.stop_signals import SignalListener, let_signals_end_process
+from unet3d.machine import count_usable_cores, resolve_device
 from unet3d.training.config import TrainConfig
+from unet3d.training.ranks import ProcessRank
 
 POLL_SECONDS = 0.05
 
@@ -174,7 +176,7 @@ def join_process_group(
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
     try:
-        with let_signals_end_process():  # it could not handle them until all ranks have joined
+        with handle_stop_signals(signal.SIG_DFL):  # Python's wait until all ranks have joined
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 rank=process.rank,

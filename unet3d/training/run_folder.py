@@ -1,16 +1,21 @@
 """The folder of a run: it belongs to one command at a time, and to one run at all times."""
 
 import os
+import socket
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
 from unet3d.config.compose import Composition
 from unet3d.errors import UsageError
-from unet3d.files import LOCK, LOCK_OWNER, TRAINING_FILES, lock_folder, write_text
+from unet3d.files import TRAINING_FILES, lock_file, write_text
 
 Log = Callable[[str], None]
+
+LOCK, LOCK_OWNER = "run.lock", ".run.lock.owner"
+"""The lock of a folder, and the text that names the process which holds it."""
 
 TRAINING_MARKERS = ("checkpoints/*.ckpt", *TRAINING_FILES)
 """What training has written, and no search."""
@@ -62,6 +67,30 @@ def create_locked_folder(
                 renamed.rename(where)
                 log(f"the earlier run is in {folder} again")
             raise
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Generator[None]:
+    """Hold the lock of an existing folder; a UsageError names the process that holds it."""
+    from filelock import Timeout
+
+    path, owner = folder / LOCK, folder / LOCK_OWNER
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock_file(path, timeout=0))
+        except Timeout:
+            text = owner.read_text("utf-8") if owner.exists() else "another process"
+            raise UsageError(
+                f"{folder} is in use by {text}: wait until it has ended, or set another "
+                f"hydra.run.dir= (if that process is gone, delete {path})"
+            ) from None
+        started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        text = f"process {os.getpid()} on {socket.gethostname()}, since {started}"
+        owner.write_text(text, "utf-8")
+        try:
+            yield
+        finally:
+            owner.unlink(missing_ok=True)
 
 
 def has_any(folder: Path, patterns: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from unet3d import nvml
+from unet3d import peak_memory
 from unet3d.commands.train import build_training
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.training.callbacks import step_records
@@ -65,12 +65,12 @@ def test_the_message_names_the_slow_part_and_what_to_try(total, waiting, parts, 
 
 def test_gpu_utilization_is_queried_once_a_second_and_omitted_if_unknown(monkeypatch):
     samples, gpu = iter([40, 60]), torch.device("cuda")
-    monkeypatch.setattr(nvml, "get_utilization", lambda device: next(samples))
+    monkeypatch.setattr(peak_memory, "get_utilization", lambda device: next(samples))
     speed = StepTimer(num_workers=0)
     use = [
         speed._query_gpu(gpu, now)["speed/gpu_utilization_percent"] for now in (10.0, 10.5, 11.0)
     ]
     assert use == [40.0, 40.0, 60.0]
-    monkeypatch.setattr(nvml, "get_utilization", lambda device: None)
+    monkeypatch.setattr(peak_memory, "get_utilization", lambda device: None)
     assert StepTimer(num_workers=0)._query_gpu(gpu, 10.0) == {}
     assert StepTimer(num_workers=0)._query_gpu(torch.device("cpu"), 10.0) == {}

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from unet3d.simulated_cuda import get_device_type
+from unet3d.custom_ops import get_device_type
 
 TILE_BYTES = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
 """Size of a tile's input and output for one volume, which makes memory affine in the batch size.

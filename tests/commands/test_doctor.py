@@ -1,22 +1,18 @@
 import json
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from unet3d.__main__ import main
-from unet3d.commands.doctor import format_doctor_report
-from unet3d.doctor.benchmark import describe_machine
-from unet3d.doctor.inspect import (
-    Software,
+from unet3d.commands.doctor import (
+    describe_machine,
     describe_missing_triton,
-    get_driver_version,
-    get_package_version,
+    describe_software,
+    format_doctor_report,
     inspect_machine,
     inspect_run,
 )
-from unet3d.memory import oom_advice
 from unet3d.text import GIB
 from unet3d.training import preflight as machine_checks
 
@@ -49,14 +45,14 @@ def inspect(composed, tmp_path):
 
     def inspect_with(*overrides):
         settings = composed(*overrides, base=[])
-        report = inspect_machine(settings, tmp_path)
-        return report, *inspect_run(settings, tmp_path, report)
+        machine = inspect_machine(settings, tmp_path)
+        return machine, *inspect_run(settings, tmp_path, machine)
 
     return inspect_with
 
 
 def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
-    report, run, problems = inspect(*SMALL, "precision=16")
+    machine, run, problems = inspect(*SMALL, "precision=16")
     assert (run.device, run.precision.used) == ("cuda", "16")
     assert run.available == 60 * GIB
     assert run.largest_batch > 100 * run.batch_size
@@ -64,38 +60,19 @@ def test_the_largest_batch_leaves_out_what_others_hold_of_a_gpu(inspect, gpu):
     assert message.startswith("other processes hold 20.0 GiB of GPU 0's 80.0 GiB")
     assert message.endswith(": 60.0 GiB are free (nvidia-smi lists them)")
     assert not [problem for problem in problems if problem.is_fatal]
-    text = format_doctor_report(asdict(report), problems)
-    assert "name NVIDIA Fake, total 80.0 GiB, free 60.0 GiB, capability 9, 0" in text
+    text = format_doctor_report(machine, problems)
+    assert "name NVIDIA Fake, total 80.0 GiB, free 60.0 GiB, held_by_others 20.0 GiB, " in text
     assert f"  - {message}" in text
     assert describe_machine(torch.device("cuda"))["gpu"] == "NVIDIA Fake"
 
 
-@pytest.mark.slow
-def test_a_batch_that_does_not_fit_comes_with_one_that_does(inspect, gpu, monkeypatch):
-    # Each candidate is estimated, which takes seconds: one is enough here.
-    candidates = [{"data.batch_size": 3000}]
-    monkeypatch.setattr(oom_advice, "_list_candidates", lambda settings: candidates)
-    _, run, problems = inspect("data.batch_size=6000", "memory.if_too_large=error")
-    assert problems[0].is_fatal
-    assert "estimated to run out of memory" in problems[0].message
-    assert "estimated to fit:\n  data.batch_size=3000" in problems[0].message
-    assert 3000 <= run.largest_batch < run.batch_size
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "reason"),
-    [("auto", "no GPU found"), ("cpu", "trainer.accelerator=cpu")],
-)
-def test_a_cpu_its_precision_and_a_missing_compiler_are_reported_with_the_reason(
-    inspect, monkeypatch, accelerator, reason
-):
+def test_a_cpu_its_precision_and_a_missing_compiler_are_reported(inspect, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    _, run, problems = inspect(*SMALL, "precision=16", f"trainer.accelerator={accelerator}")
-    messages = [problem.message for problem in problems]
-    assert [m for m in messages if m.startswith(f"{reason}: training runs on")]
-    assert [m for m in messages if m.startswith("precision=16 runs as")]
-    assert [m for m in messages if m.startswith("no C++ compiler (install g++, or set CXX)")]
+    _, run, problems = inspect(*SMALL, "precision=16")
+    text = "\n".join(problem.message for problem in problems)
+    for start in ("no GPU found: training runs on", "precision=16 runs as", "no C++ compiler"):
+        assert f"\n{start}" in f"\n{text}"
     assert run.largest_batch is None
     assert 0 < run.peak < GIB
 
@@ -105,7 +82,6 @@ def test_a_cpu_its_precision_and_a_missing_compiler_are_reported_with_the_reason
     [
         (["precision=16-true", "trainer.accelerator=cpu"], "needs a GPU"),
         ([*SMALL, "trainer=torchrun"], "torchrun"),
-        (["model=dynunet", "pool=median"], "model=dynunet does not use pool=: remove it"),
     ],
 )
 def test_what_would_stop_the_run_comes_first_and_the_rest_is_still_reported(
@@ -131,28 +107,26 @@ def test_a_small_dev_shm_ends_the_doctor_with_code_1(tmp_path, monkeypatch, caps
 
 
 def test_missing_requirements_of_triton_are_reported():
-    def describe(installed, compiler, headers):
-        packages = {"triton": installed}
-        return describe_missing_triton(
-            Software(packages=packages, triton_compiler=compiler, python_headers=headers)
-        )
-
-    assert describe("3.9", "/usr/bin/gcc", True) is None
-    assert "not installed" in describe(None, "gcc", True)
-    message = describe("3.9", None, False)
+    software = {"packages": {"triton": "3.9"}, "triton_compiler": None, "python_headers": False}
+    message = describe_missing_triton(software)
     assert "a C compiler (gcc, or CC=...) and Python's headers" in message
+    complete = software | {"triton_compiler": "/usr/bin/gcc", "python_headers": True}
+    assert describe_missing_triton(complete) is None
+    assert "not installed" in describe_missing_triton(complete | {"packages": {"triton": None}})
 
 
 def test_what_is_installed_is_found_and_what_is_broken_or_missing_is_none(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 580.65.06\necho 580.65.06\n")
+    program.write_text(
+        "#!/bin/sh\necho '| NVIDIA-SMI 580.65   Driver Version: 580.65.06   CUDA |'\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    found = Software()
-    assert (found.cudnn, found.driver) == ("9.10.2", "580.65.06")
-    assert found.cpu_compiler
-    assert found.packages["numpy"]
+    found = describe_software()
+    assert (found["cudnn"], found["driver"]) == ("9.10.2", "580.65.06")
+    assert found["cpu_compiler"]
+    assert found["packages"]["numpy"]
 
     def fail():
         raise RuntimeError("cuDNN version incompatibility")
@@ -161,7 +135,6 @@ def test_what_is_installed_is_found_and_what_is_broken_or_missing_is_none(monkey
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    missing = Software(packages={})
-    assert missing.cudnn is missing.cpu_compiler is missing.triton_compiler is None
-    assert get_driver_version() is None
-    assert get_package_version("no-such-package") is None
+    missing = describe_software()
+    for name in ("cudnn", "cpu_compiler", "triton_compiler", "driver"):
+        assert missing[name] is None

@@ -7,7 +7,7 @@ import torch
 
 from unet3d.__main__ import main
 from unet3d.commands import doctor
-from unet3d.doctor import benchmark
+from unet3d.memory import benchmark
 
 TINY = [
     *("data.patch_size=[8,8,8]", "model.depth=2", "model.width=4", "data.batch_size=1"),

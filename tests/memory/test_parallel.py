@@ -4,10 +4,10 @@ import pickle
 import pytest
 import torch
 
-from unet3d import parallel
 from unet3d.errors import UsageError
+from unet3d.memory import parallel
 from unet3d.memory.from_config import estimate_memory
-from unet3d.parallel import map_in_processes
+from unet3d.memory.parallel import map_in_processes
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from tests.contract.helpers.datasets import save
-from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.export.parity import (
+from unet3d.commands.export import (
     NUM_PATCHES,
     compare_outputs,
     load_sample_patches,
     select_varied_patches,
 )
+from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.inference.sliding_window import argmax_labels
 
 
