@@ -15,8 +15,8 @@ from torch import Tensor
 from scripts.bench.pool import Case, measure
 from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
-from unet3d.doctor.benchmark import compare_gradients
 from unet3d.machine import get_cpu_model
+from unet3d.memory.benchmark import compare_gradients
 from unet3d.pool.argmax_codes import allocate_outputs
 from unet3d.pool.kernels import plain, select_kernels
 from unet3d.pool.operators import choose_saved

@@ -24,7 +24,7 @@ from unet3d.export.formats import (
 )
 from unet3d.inference.sliding_window import argmax_labels
 from unet3d.memory.step.build import build_network
-from unet3d.pool import export_modules
+from unet3d.pool import median as median_module
 from unet3d.pool.approx_median import ApproxMedianPool3d
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
@@ -98,7 +98,7 @@ class Poolings(nn.Module):
 
 @pytest.mark.slow
 def test_every_kind_of_pooling_has_equal_outputs_in_both_formats(tmp_path, monkeypatch):
-    monkeypatch.setattr(export_modules, "MAX_COMPARED", 5)  # of long graphs, which are slow
+    monkeypatch.setattr(median_module, "MAX_COMPARED", 5)  # of long graphs, which are slow
     pools = Poolings()
     graph = export_program(to_plain_operators(pools), (2, 7, 8, 9))
     batches = (torch.randn(1, 2, 7, 8, 9), torch.randn(2, 2, 7, 8, 9).relu().round(decimals=1))
@@ -135,5 +135,5 @@ def test_files_have_plain_names_and_the_metadata_and_no_local_paths(tmp_path):
 
 
 def test_a_custom_operator_is_an_error_that_names_it():
-    with pytest.raises(RunError, match=r"unet3d\.median_pool3d"):
+    with pytest.raises(RunError, match=r"unet3d\.pool3d"):
         export_program(nn.Sequential(MedianPool3d(2)), (1, 4, 4, 4))

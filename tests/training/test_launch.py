@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.stop_signals import SignalListener
+from unet3d.errors import SignalListener
 from unet3d.training import distributed
 from unet3d.training.distributed import start_ranks, wait_for_ranks
 

@@ -27,6 +27,7 @@ from unet3d.memory.from_config import (
     resolve_fused,
     scale_patch,
 )
+from unet3d.memory.parallel import map_in_processes
 from unet3d.memory.report import (
     estimate_to_dict,
     format_layers,
@@ -41,7 +42,6 @@ from unet3d.memory.report import (
 )
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.trace import Trace
-from unet3d.parallel import map_in_processes
 from unet3d.peak_memory import MemoryRecord
 from unet3d.training.config import TrainConfig, read_training
 from unet3d.types import PRECISIONS, Triple

@@ -30,11 +30,10 @@ from unet3d.errors import UsageError
 from unet3d.evaluation.evaluate import CasePair, Evaluation
 from unet3d.files import TRAINING_FILES
 from unet3d.metric.scores import SCORES, ClassMetric, LogitMetric
-from unet3d.text import are_unique_names
 
 CLASSES = Kind(
     "unique names, background first, as in classes=[background,liver]",
-    lambda v: NAMES.accepts(v) and len(v) > 1 and are_unique_names(NAMES.convert(v)),
+    lambda v: NAMES.accepts(v) and 1 < len(v) == len(set(NAMES.convert(v))),
     NAMES.convert,
 )
 LABELS = one_or_list_of(integer(), "an int, a list of ints, or null")

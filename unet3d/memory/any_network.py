@@ -12,10 +12,9 @@ from torch.utils._pytree import tree_leaves
 from unet3d.errors import UsageError
 from unet3d.machine import AUTOCAST_TYPES
 from unet3d.memory.estimate import MemoryEstimate, Step, estimate_step, find_fitting_batch
-from unet3d.memory.fake_tensors import copy_as_fake
+from unet3d.memory.fake_tensors import copy_as_fake, enable_foreach
 from unet3d.memory.report import format_peaks, plot_timeline
 from unet3d.memory.trace import Trace
-from unet3d.simulated_cuda import choose_foreach
 from unet3d.text import GIB
 from unet3d.types import DEVICE, find_precision
 
@@ -66,7 +65,7 @@ def estimate_memory(
             fake = copy_as_fake(model).train()
             made = optimizer(p for p in fake.parameters() if p.requires_grad)
             if kind != "cpu":
-                choose_foreach(made)
+                enable_foreach(made)
             shape = (batch, *input_shape[1:])
             return ModelStep(fake, shape, loss or sum_means, made, AUTOCAST_TYPES.get(name))
 

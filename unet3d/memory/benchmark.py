@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from unet3d import __version__
-from unet3d.doctor.inspect import Software, list_gpus
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import write_text
 from unet3d.machine import resolve_precision
@@ -50,33 +49,6 @@ Both have errors of about 1e-3 in float32: rounding changes which side of a ReLU
 """
 
 
-def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Return the device and the versions of what runs on it; no names of users or folders."""
-    software = Software()
-    gpu = list_gpus()[torch.cuda.current_device()] if device.type == "cuda" else None
-    return {
-        "device": device.type,
-        "gpu": None if gpu is None else gpu.name,
-        "capability": None if gpu is None else gpu.capability,
-        "memory_bytes": None if gpu is None else gpu.total,
-        "torch": software.torch,
-        "cuda": software.cuda,
-        "cudnn": software.cudnn,
-        "triton": software.packages.get("triton"),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def make_file_name(machine: dict[str, Any]) -> str:
-    """Return a file name with the name of the device.
-
-    >>> make_file_name({"gpu": "NVIDIA H100 80GB HBM3", "device": "cuda"})
-    'unet3d-benchmark-nvidia-h100-80gb-hbm3.json'
-    """
-    device = machine["gpu"] or machine["device"]
-    return f"unet3d-benchmark-{'-'.join(device.lower().split())}.json"
-
-
 def run_benchmark(
     config: StepConfig,
     machine: dict[str, Any],
@@ -88,30 +60,39 @@ def run_benchmark(
 ) -> dict[str, Any]:
     """Measure all rows that fit into `seconds`; write the file after each."""
     deadline = time.monotonic() + seconds
-    device = torch.device(machine["device"])
-    result: dict[str, Any] = {"schema": SCHEMA, "unet3d": __version__, "machine": machine}
-    result |= {"overrides": list(overrides), "rows": [], "skipped": []}
+    rows, skipped = list[dict[str, Any]](), list[str]()
+    result = {
+        "schema": SCHEMA,
+        "unet3d": __version__,
+        "machine": machine,
+        "overrides": list(overrides),
+        "rows": rows,
+        "skipped": skipped,
+    }
     strategies = [name for name in list_strategies(config) if name not in ("none", "blocks")]
     compared = [f"gradients, {name}" for name in strategies if name in COMPARED]
     for name in (*compared, "none", *strategies):
-        if result["rows"] and time.monotonic() > deadline:
-            result["skipped"].append(name)
-            continue
-        started = time.monotonic()
-        try:
-            if name in compared:
-                row = compare_gradients(config, name.removeprefix("gradients, "), device)
-            else:
-                row = measure_strategy(config.with_strategy(name), device)
-        except (RuntimeError, UsageError) as error:  # a kernel may not run here: that is a result
-            row = {"error": f"{type(error).__name__}: {summarize_error(error)}"}
-        row = {"name": name, **row, "seconds": round(time.monotonic() - started, 1)}
-        result["rows"].append(row)
+        if rows and time.monotonic() > deadline:
+            skipped.append(name)
+        else:
+            rows.append(measure_row(name, config, torch.device(machine["device"])))
+            log(format_row(rows[-1]))
         write_text(file, json.dumps(result, indent=1) + "\n")
-        log(format_row(row))
-        free_memory()
-    write_text(file, json.dumps(result, indent=1) + "\n")  # with what was skipped
     return result
+
+
+def measure_row(name: str, config: StepConfig, device: torch.device) -> dict[str, Any]:
+    """Measure a strategy, or compare its gradients; an error is a result, too."""
+    started = time.monotonic()
+    try:
+        if name.startswith("gradients, "):
+            row = compare_gradients(config, name.removeprefix("gradients, "), device)
+        else:
+            row = measure_strategy(config.with_strategy(name), device)
+    except (RuntimeError, UsageError) as error:  # a kernel may not run here
+        row = {"error": f"{type(error).__name__}: {summarize_error(error)}"}
+    free_memory()
+    return {"name": name, **row, "seconds": round(time.monotonic() - started, 1)}
 
 
 def compare_gradients(config: StepConfig, strategy: str, device: torch.device) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unet3d.custom_ops import OPERATORS
+from unet3d.custom_ops import OPERATORS, simulate_cuda
 from unet3d.memory.autocast import use_cuda_autocast_rules
 from unet3d.memory.cuda_libraries import follow_cudnn
-from unet3d.simulated_cuda import simulate_cuda
 
 aten = torch.ops.aten
 
@@ -28,6 +27,13 @@ def simulate_cuda_step() -> Generator[None]:
     """Run a step on fake CPU tensors with the dtypes and operators that it has on CUDA."""
     with simulate_cuda(), use_cuda_autocast_rules():
         yield
+
+
+def enable_foreach(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer of CPU tensors update them together, as torch does by default on CUDA."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
 
 
 def copy_as_fake(model: nn.Module) -> nn.Module:

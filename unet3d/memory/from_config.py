@@ -14,10 +14,10 @@ from unet3d.data.dataset import get_network_sizes
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import Precision, get_available_bytes, resolve_precision
 from unet3d.memory.estimate import MemoryEstimate, estimate_step, get_process_bytes
+from unet3d.memory.parallel import map_in_processes
 from unet3d.memory.step.build import build_network, complete_step
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory, measure_phases
-from unet3d.parallel import map_in_processes
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import GIB, format_bytes
 from unet3d.types import HasRetention

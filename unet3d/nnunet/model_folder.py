@@ -16,7 +16,7 @@ from unet3d.data.dataset import get_region_labels
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.inference.ensemble import TrainedNetwork
-from unet3d.model.nnunet_weights import describe_architecture, permute_axes, to_nnunet_weights
+from unet3d.model.foreign_weights import describe_architecture, permute_axes, to_nnunet_weights
 
 CONFIGURATION = "3d_fullres"
 CHECKPOINT = Path("fold_0") / "checkpoint_final.pth"

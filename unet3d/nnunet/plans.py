@@ -17,7 +17,7 @@ from unet3d.data.formats.volumes import list_volumes, read_orientation
 from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.data.layouts.nnunet import NnUnet
 from unet3d.errors import UsageError
-from unet3d.model.pretrained import get_axes_of_nnunet
+from unet3d.model.foreign_weights import get_nnunet_axes
 
 NETWORKS = {"PlainConvUNet": "unet_nnunet", "ResidualEncoderUNet": "unet_resenc"}
 NORMS = {"InstanceNorm3d": "instance", "BatchNorm3d": "batch"}
@@ -81,7 +81,7 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
     sizes = _get_configuration(plans, configuration, path)
     homes = [os.environ.get("nnUNet_raw"), path.absolute().parents[2] / "nnUNet_raw"]  # noqa: SIM112
     try:
-        axes = get_axes_of_nnunet(plans)
+        axes = get_nnunet_axes(plans)
         folders = [Path(home, plans["dataset_name"]) for home in homes if home]
         root = root or next((raw for raw in folders if (raw / "imagesTr").is_dir()), None)
         schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))

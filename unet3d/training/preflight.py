@@ -22,13 +22,7 @@ from unet3d.data.dataset import get_network_sizes
 from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.errors import DoesNotFitError, UsageError, summarize_error
 from unet3d.files import find_existing_dir
-from unet3d.machine import (
-    Precision,
-    ProcessRank,
-    count_usable_cores,
-    describe_missing_kernels,
-    resolve_device,
-)
+from unet3d.machine import Precision, count_usable_cores, describe_missing_kernels, resolve_device
 from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
 from unet3d.memory.estimate import MemoryEstimate, UntraceableError, list_launches
 from unet3d.memory.fake_tensors import copy_as_fake
@@ -45,6 +39,7 @@ from unet3d.memory.step.training_step import make_step_factory
 from unet3d.model.weights import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
 from unet3d.text import GIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig
+from unet3d.training.ranks import ProcessRank
 from unet3d.training.run_folder import Log
 from unet3d.triton_kernels import compile_kernels
 from unet3d.types import HasHeads, HasRetention

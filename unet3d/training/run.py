@@ -15,19 +15,26 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from unet3d.data.layouts.splits import describe_groups
 from unet3d.data.loading.worker_errors import end_workers_on_error, explain_worker_error
-from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError, summarize_error
+from unet3d.errors import (
+    DoesNotFitError,
+    Interrupted,
+    RunError,
+    SignalListener,
+    UsageError,
+    summarize_error,
+)
 from unet3d.files import write_text
-from unet3d.machine import Precision, ProcessRank
+from unet3d.machine import Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.oom_advice import format_oom_report
 from unet3d.model.weights import count_parameters
-from unet3d.stop_signals import SignalListener
 from unet3d.training.checkpoints import AtomicCheckpointIO
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import find_device, join_process_group, run_on_rank_zero
 from unet3d.training.lightning_internals import is_restoring
 from unet3d.training.module import SegmentationModule
+from unet3d.training.ranks import ProcessRank
 from unet3d.training.run_folder import Log, open_run_folder, write_records
 from unet3d.training.trainer import RunCallbacks
 

@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy
 
 from unet3d.data.dataset import ResolvedDataset, build_layout, resolve_dataset
-from unet3d.errors import UsageError
+from unet3d.errors import SignalListener, UsageError
 from unet3d.evaluation.options import build_metrics, select_class_metrics
 from unet3d.machine import TRUE_HALF_TYPES, Precision
 from unet3d.memory.estimate import MemoryEstimate
@@ -24,7 +24,6 @@ from unet3d.memory.from_config import make_figure_title
 from unet3d.metric.dice import Dice
 from unet3d.model.weights import cast_to_half
 from unet3d.report.comparison import HIDDEN_KEYS
-from unet3d.stop_signals import SignalListener
 from unet3d.training.callbacks.dashboard import Dashboard
 from unet3d.training.callbacks.progress import ProgressBar, ProgressLines
 from unet3d.training.callbacks.resume_state import ResumeState

@@ -14,7 +14,7 @@ from unet3d.checkpointing.offload import OffloadActivations
 from unet3d.data.dataset import get_network_sizes
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.machine import AUTOCAST_TYPES, TRUE_HALF_TYPES, Precision
-from unet3d.memory.fake_tensors import copy_as_fake
+from unet3d.memory.fake_tensors import copy_as_fake, enable_foreach
 from unet3d.memory.step.build import (
     build_network,
     complete_step,
@@ -24,7 +24,6 @@ from unet3d.memory.step.build import (
 from unet3d.memory.step.config import StepConfig
 from unet3d.model.weights import WeightAverage, cast_to_half
 from unet3d.peak_memory import MemoryRecord, PeakMeter
-from unet3d.simulated_cuda import choose_foreach
 
 REPEATING_OPTIMIZERS = tuple(
     getattr(torch.optim, name)
@@ -221,7 +220,7 @@ def make_step_factory(
         parameters = group_parameters(model, config.head_warmup, config.lr_factors)
         optimizer = make_optimizer_factory(config.optimizer, precision)(parameters)
         if cuda:
-            choose_foreach(optimizer)
+            enable_foreach(optimizer)
         data, windows = config.data, config.windows
         channels, _ = get_network_sizes(data)
         return TrainingStep(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from unet3d.simulated_cuda import get_device_type
+from unet3d.custom_ops import get_device_type
 
 aten = torch.ops.aten
 

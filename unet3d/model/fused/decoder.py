@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unet3d.custom_ops import get_device_type
 from unet3d.model.blocks import Interpolate
 from unet3d.model.fused import operators
 from unet3d.model.fused.conv_ops import cast_bias, cast_weight
@@ -16,7 +17,6 @@ from unet3d.model.fused.feature_maps import FeatureMap, LazyActivation, restore_
 from unet3d.model.fused.layers import GradientBuffer, Layers
 from unet3d.model.fused.node import Block
 from unet3d.model.fused.tiling import MapLayout
-from unet3d.simulated_cuda import get_device_type
 
 aten = torch.ops.aten
 

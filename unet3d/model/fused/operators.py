@@ -15,10 +15,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from unet3d.custom_ops import custom_op
+from unet3d.custom_ops import custom_op, get_device_type
 from unet3d.model.fused.kernels import cpu, cuda
 from unet3d.model.fused.tiling import merge_moments
-from unet3d.simulated_cuda import get_device_type
 
 CHUNK = 2**21
 """Elements of a map that plain PyTorch holds in float32 at once."""

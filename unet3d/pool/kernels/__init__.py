@@ -8,8 +8,8 @@ from types import ModuleType
 
 from torch import Tensor
 
+from unet3d.custom_ops import get_device_type
 from unet3d.pool.kernels import cpu, plain
-from unet3d.simulated_cuda import get_device_type
 
 
 def select_kernels(x: Tensor) -> ModuleType:

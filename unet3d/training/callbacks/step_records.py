@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from unet3d import nvml
+from unet3d import peak_memory
 from unet3d.machine import count_usable_cores
 from unet3d.peak_memory import MemoryRecord, PeakMeter
 from unet3d.report.figures import Curve
@@ -188,7 +188,7 @@ class StepTimer(Callback):
     def _query_gpu(self, device: torch.device, now: float) -> dict[str, float]:
         """Return the driver's utilization, queried once a second; it samples a few times."""
         if device.type == "cuda" and now - self.queried_at >= 1:
-            self.gpu_utilization, self.queried_at = nvml.get_utilization(device), now
+            self.gpu_utilization, self.queried_at = peak_memory.get_utilization(device), now
         if self.gpu_utilization is None:
             return {}
         return {"speed/gpu_utilization_percent": float(self.gpu_utilization)}

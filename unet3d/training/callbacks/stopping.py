@@ -9,8 +9,7 @@ from typing import Any, Literal
 from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.callbacks import Callback, Timer
 
-from unet3d.errors import Interrupted, UsageError
-from unet3d.stop_signals import SignalListener
+from unet3d.errors import Interrupted, SignalListener, UsageError
 from unet3d.training.lightning_internals import (
     disable_signal_handlers,
     is_optimizer_step,
