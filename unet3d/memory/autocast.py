@@ -1,34 +1,48 @@
 """Apply CUDA's autocast rules to CPU tensors, so that a step on fake CPU tensors has GPU dtypes.
 
 The devices cast different operations: CUDA runs every interpolation, group norm, softmax and sum in
-float32, a CPU in half precision. CUDA's lists are read from a header in torch's wheel.
+float32, a CPU in half precision. The lists are those of ATen/autocast_mode.h in torch's wheel; a
+test compares them.
 """
 
-import re
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+FP32 = frozenset(
+    """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
+    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm
+    rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
+    cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss
+    margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
+    multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
+    upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
+    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
+    upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
+    upsample_bicubic2d _upsample_bicubic2d_aa""".split()
+)
+"""Operations whose arguments are cast to float32."""
+
+FP32_BY_DTYPE = frozenset(
+    """prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
+    linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList""".split()
+)
+"""Operations that compute in float32 unless the caller passes a dtype."""
+
+PROMOTED = frozenset(
+    """addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot
+    scatter_add""".split()
+)
+"""Operations whose arguments are cast to the widest dtype among them."""
 
 HALF = (torch.float16, torch.bfloat16)
 CPU = torch._C.DispatchKey.AutocastCPU
-
-
-@cache
-def read_operations(macro: str) -> frozenset[str]:
-    """Return the operations, with their overloads, that a macro of the header lists."""
-    body = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*\n)", HEADER.read_text("utf-8"))
-    assert body is not None
-    entries = re.findall(r"_\(([^()]+)\)", body[1])
-    return frozenset(".".join(part.strip() for part in entry.split(",")) for entry in entries)
 
 
 @contextmanager
@@ -47,16 +61,13 @@ def use_cuda_autocast_rules() -> Generator[None]:
 
 def _kernels() -> Iterator[tuple[str, Any]]:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    float32 = read_operations("AT_FORALL_FP32")
-    float32_unless_chosen = read_operations("AT_FORALL_FP32_SET_OPT_DTYPE")  # by an argument dtype
-    widest = read_operations("AT_FORALL_PROMOTE")  # of their arguments' dtypes
     for full in torch._C._dispatch_get_all_op_names():
         namespace, _, name = full.partition("::")
         if namespace != "aten":
             continue
-        if name in float32 or name in widest:
-            yield name, _cast_arguments(_get_operation(name), promotes=name in widest)
-        elif name in float32_unless_chosen:
+        if name in FP32 or name in PROMOTED:
+            yield name, _cast_arguments(_get_operation(name), promotes=name in PROMOTED)
+        elif name in FP32_BY_DTYPE:
             yield name, _run_in_float32(_get_operation(name))
         elif has(full, "AutocastCPU") and not has(full, "AutocastCUDA") and "conv" not in name:
             yield name, torch.library.fallthrough_kernel
