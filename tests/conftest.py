@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from unet3d.config.compose import compose_config
 from unet3d.data.layouts.synthetic import Synthetic
-from unet3d.training.config import TrainConfig, read_training
+from unet3d.training.config import TrainConfig, parse_train_config
 
 Compose = Callable[..., TrainConfig]
 
@@ -139,7 +139,7 @@ def composed(small: list[str]) -> Compose:
     """Compose and parse train.yaml with overrides, as `unet3d train` does."""
 
     def compose_settings(*overrides: str, base: Sequence[str] = small) -> TrainConfig:
-        return read_training(compose_config([*base, *overrides], "train"))
+        return parse_train_config(compose_config([*base, *overrides], "train"))
 
     return compose_settings
 

@@ -42,7 +42,9 @@ def test_merged_records_have_the_larger_figure_of_each_kind():
 
 def test_the_driver_is_asked_for_the_process_once_a_second(monkeypatch):
     queries, seconds = [], [0.0]
-    monkeypatch.setattr(peak, "get_process_bytes", lambda device: queries.append(1) or len(queries))
+    monkeypatch.setattr(
+        peak, "query_process_bytes", lambda device: queries.append(1) or len(queries)
+    )
     monkeypatch.setattr(peak.time, "monotonic", lambda: seconds[0])
     for name in ("max_memory_allocated", "max_memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, lambda device: 0)
@@ -83,7 +85,7 @@ def test_the_driver_knows_the_process_where_its_bindings_are_installed(
     properties = SimpleNamespace(uuid=uuid)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(peak, "pynvml", bindings)
-    assert peak.get_process_bytes(torch.device("cuda", 0)) == nbytes
+    assert peak.query_process_bytes(torch.device("cuda", 0)) == nbytes
 
 
 def test_utilization_is_what_the_driver_samples_or_unknown(monkeypatch):

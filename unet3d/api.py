@@ -16,7 +16,7 @@ from unet3d.evaluation.evaluate import EvaluationResult, run_evaluation
 from unet3d.evaluation.options import build_evaluation, read_config
 from unet3d.machine import select_gpu
 from unet3d.nnunet.plans import expand_plans
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 from unet3d.training.preflight import count_local_processes
 from unet3d.training.ranks import read_process_rank
 from unet3d.training.results import TrainingResult
@@ -53,7 +53,7 @@ def train(
         given = expand_plans(given, log)
     directory = None if config_dir is None else Path(config_dir).expanduser()
     composed, run_folder = compose_api_config("train", given, directory)
-    settings = read_training(composed)
+    settings = parse_train_config(composed)
     select_gpu(settings.step.accelerator)
     process = read_process_rank(settings.trainer.launch)
     if count_local_processes(settings, process) > 1:

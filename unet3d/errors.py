@@ -47,9 +47,9 @@ class Interrupted(BaseException):
 def handle_stop_signals(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers,
 ) -> Generator[None]:
-    """Handle stop signals in the body, but those that this process ignores, as under nohup.
+    """Install a handler for the stop signals, except those that the process ignores (nohup).
 
-    Do nothing in other threads than the main one, which get no signals.
+    Only the main thread receives signals: in any other, nothing is installed.
     """
     previous = {}
     if threading.current_thread() is threading.main_thread():
@@ -99,7 +99,7 @@ if hasattr(errno, "EDQUOT"):  # Windows has neither
     ADVICE[errno.EDQUOT] = "free space in your quota there, or choose another folder"
     ADVICE[errno.ESTALE] = "mount its file system again, then run the command again"
 
-NO_MEMORY = (
+OUT_OF_MEMORY_MESSAGES = (
     *("allocate memory", "std::bad_alloc", "CUDA out of memory", "Unable to allocate"),
     *("Storage size calculation overflowed", "array is too big"),
     "numel: integer multiplication overflow",
@@ -110,7 +110,7 @@ NO_MEMORY = (
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory cannot be had; torch is not imported for it."""
     is_named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
-    return is_named or any(sign in str(error) for sign in NO_MEMORY)
+    return is_named or any(sign in str(error) for sign in OUT_OF_MEMORY_MESSAGES)
 
 
 def describe_os_error(error: OSError, path: str | os.PathLike[str] | None = None) -> str:

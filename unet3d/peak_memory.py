@@ -76,7 +76,7 @@ class PeakMeter:
             return MemoryRecord(resident=read_resident_peak() if self.resets_resident else None)
         now = time.monotonic()
         if now - self.queried_at >= PROCESS_QUERY_SECONDS:
-            self.process_bytes, self.queried_at = get_process_bytes(device), now
+            self.process_bytes, self.queried_at = query_process_bytes(device), now
         return MemoryRecord(
             allocated=torch.cuda.max_memory_allocated(device),
             reserved=torch.cuda.max_memory_reserved(device),
@@ -91,7 +91,7 @@ def read_resident_peak() -> int | None:
     return None if peak is None else int(peak.split()[1]) * 1024
 
 
-def get_process_bytes(device: torch.device) -> int | None:
+def query_process_bytes(device: torch.device) -> int | None:
     """Return the bytes of this process on a GPU with its context, as NVIDIA's bindings know them.
 
     None: they are not installed, or know nothing; containers may hide the id of a process.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from unet3d.commands.export import export
-from unet3d.config.fields import DEVICE_KIND, PRECISION, Kind
+from unet3d.config.fields import DEVICE_KIND, PRECISION, OptionType
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
@@ -182,7 +182,7 @@ def load(
     if not paths:
         raise UsageError("load needs a checkpoint or a run folder")
 
-    def parse(kind: Kind, name: str, value: Any) -> Any:
+    def parse(kind: OptionType, name: str, value: Any) -> Any:
         return None if value is None else kind.parse(value, name)
 
     axes = None if flip_axes is None else list(flip_axes)

@@ -21,7 +21,7 @@ from unet3d.pool.argmax_codes import allocate_outputs
 from unet3d.pool.kernels import plain, select_kernels
 from unet3d.pool.operators import choose_saved
 from unet3d.pool.windows import PoolWindows
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 TAU = 0.1
 POOLS = ("median", "max", "avg", "approx_median")
@@ -87,7 +87,7 @@ def check_gradients(context: Context, strategy: str) -> dict[str, Any]:
     """Compare a whole step's loss and gradients with those of plain modules."""
     words = ["model=unet_small" if context.cuda else "model=unet_tiny", "data.num_classes=5"]
     words += ["data.patch_size=[32,32,32]", f"trainer.accelerator={context.accelerator}"]
-    settings = read_training(compose_config(words, "train"))
+    settings = parse_train_config(compose_config(words, "train"))
     row = compare_gradients(settings.step, strategy, context.device)
     return row | {"good": row["ok"]}
 

@@ -26,8 +26,8 @@ from scripts.gpu.steps import (
 )
 from unet3d.config.compose import compose_config
 from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.from_config import estimate_memory
-from unet3d.training.config import read_training
+from unet3d.memory.from_config import estimate_configured_step
+from unet3d.training.config import parse_train_config
 
 Estimator = Callable[[], MemoryEstimate]
 
@@ -54,7 +54,7 @@ def list_estimators(parts: dict[str, Any]) -> dict[tuple[str, str], Estimator]:
 
 
 def estimate_config(words: list[str]) -> MemoryEstimate:
-    return estimate_memory(read_training(compose_config(words, "train")).step)
+    return estimate_configured_step(parse_train_config(compose_config(words, "train")).step)
 
 
 def assume_gpu(parts: dict[str, Any]) -> AbstractContextManager:

@@ -22,7 +22,7 @@ from unet3d.config.compose import compose_config
 from unet3d.machine import Precision
 from unet3d.memory.from_config import resolve_strategy
 from unet3d.memory.step.training_step import make_step_factory
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 ACHIEVED_BANDWIDTH = 0.8
 """Fraction of the memory bandwidth that a kernel which only copies reaches."""
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help="settings of `unet3d train`")
     parser.add_argument("--gpu", choices=GPUS, default="h100")
     options = parser.parse_args(arguments)
-    settings = read_training(compose_config(options.overrides, "train"))
+    settings = parse_train_config(compose_config(options.overrides, "train"))
     precision = Precision(settings.step.precision, settings.step.precision)
     step = resolve_strategy(settings.step, precision, cuda=True)
     operations = count_operations(make_step_factory(step, precision, cuda=True))

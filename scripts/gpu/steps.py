@@ -22,7 +22,7 @@ from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
 from unet3d.machine import CUDA_CONTEXT_BYTES, resolve_precision
 from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate, search_largest_batch
-from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_memory
+from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_configured_step
 from unet3d.memory.step.training_step import (
     NullListener,
     TrainingStep,
@@ -31,7 +31,7 @@ from unet3d.memory.step.training_step import (
 )
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 GRID = {
     "precision": ("16", "32", "bf16", "16-true"),
@@ -75,8 +75,8 @@ def predict(context: Context) -> dict[str, Row]:
 def compare_configuration(context: Context, overrides: list[str]) -> dict[str, Any]:
     """Compare one configuration; on a CPU, errors mean nothing."""
     words = [*overrides, "data.num_classes=5", f"trainer.accelerator={context.accelerator}"]
-    settings = read_training(compose_config(words, "train"))
-    predicted = estimate_memory(settings.step)
+    settings = parse_train_config(compose_config(words, "train"))
+    predicted = estimate_configured_step(settings.step)
     context.free_memory()
     before = torch.cuda.memory_allocated() if context.cuda else 0
     step = build_configured_step(context, words)
@@ -90,7 +90,7 @@ def compare_configuration(context: Context, overrides: list[str]) -> dict[str, A
 
 def build_configured_step(context: Context, words: list[str]) -> TrainingStep:
     """Build the step of a config on the device."""
-    config, device = read_training(compose_config(words, "train")).step, context.device.type
+    config, device = parse_train_config(compose_config(words, "train")).step, context.device.type
     precision = resolve_precision(config.precision, device)
     return make_step_factory(config, precision, cuda=context.cuda, device=device)()
 
@@ -233,7 +233,7 @@ def forum(context: Context) -> dict[str, Row]:
 def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
     """Measure a step of experiment=forum_<name>: pure fp16 with SGD."""
     words = [f"experiment=forum_{name}"]
-    predicted = estimate_memory(read_training(compose_config(words, "train")).step)
+    predicted = estimate_configured_step(parse_train_config(compose_config(words, "train")).step)
     context.free_memory()
     step = build_configured_step(context, words)
     return describe_peaks(measure_peaks(context, step), predicted) | time_step(context, step)

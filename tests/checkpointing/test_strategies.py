@@ -17,11 +17,11 @@ from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.custom_ops import simulate_cuda
 from unet3d.errors import UsageError
-from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.from_config import estimate_configured_step
 from unet3d.model.fused import feature_maps, tiling
 from unet3d.model.unet import UNet3D
 from unet3d.text import MIB
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 
 def build_strategy(name):
@@ -100,8 +100,8 @@ def test_offloading_leaves_little_of_any_network_on_a_gpu():
 
     def estimate_kept_activations(*overrides):
         words = ["model=dynunet", "model.filters=[32,32,32]", "data.patch_size=[64,64,64]"]
-        settings = read_training(compose_config([*words, *overrides], "memory"))
-        return estimate_memory(settings.step).kinds["saved activations"]
+        settings = parse_train_config(compose_config([*words, *overrides], "memory"))
+        return estimate_configured_step(settings.step).kinds["saved activations"]
 
     assert estimate_kept_activations("checkpointing=offload") < estimate_kept_activations() / 3
 

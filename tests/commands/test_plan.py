@@ -9,9 +9,9 @@ from tests.data.helpers.datasets import make_image, make_label, save_volume, wri
 from unet3d.__main__ import main
 from unet3d.config.keys import compose_api_config
 from unet3d.machine import CUDA_CONTEXT_BYTES
-from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.from_config import estimate_configured_step
 from unet3d.text import GIB
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def test_a_constant_nonzero_border_is_planned_as_background(tmp_path, monkeypatc
 def test_a_plan_is_estimated_to_fit_the_budget(plan, tmp_path):
     assert plan("budget_gib=0.611", "data.spacing_mm=[0.5,0.5,1]") == 0
     planned, _ = compose_api_config("train", ["experiment=planned"])
-    peak = estimate_memory(read_training(planned).step).peak
+    peak = estimate_configured_step(parse_train_config(planned).step).peak
     assert 0 < peak.reserved <= 0.611 * GIB - CUDA_CONTEXT_BYTES
     assert prod(experiment(tmp_path)["data"]["patch_size"]) < 32**3
 

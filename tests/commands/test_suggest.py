@@ -6,9 +6,9 @@ import yaml
 from unet3d.__main__ import main
 from unet3d.config.compose import compose_config
 from unet3d.machine import CUDA_CONTEXT_BYTES
-from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.from_config import estimate_configured_step
 from unet3d.text import GIB
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +32,8 @@ def test_a_plan_is_the_first_suggestion_for_the_same_data_budget_and_network(
     suggest, decathlon_folder, tmp_path
 ):
     words = [*NETWORK, "data=decathlon", f"data.root={decathlon_folder}"]
-    fused = read_training(compose_config([*words, "data.batch_size=2"], "train"))
-    needed = estimate_memory(fused.step).peak.reserved + CUDA_CONTEXT_BYTES
+    fused = parse_train_config(compose_config([*words, "data.batch_size=2"], "train"))
+    needed = estimate_configured_step(fused.step).peak.reserved + CUDA_CONTEXT_BYTES
     for budget, strategy in ((needed, "fused"), (needed - 1, "skips")):  # fused fits one then
         words += [f"budget_gib={budget / GIB}"]
         first, *_ = suggest(*words)

@@ -17,19 +17,19 @@ from unet3d.config.compose import compose_config, format_overrides
 from unet3d.config.fields import read_settings
 from unet3d.errors import UsageError
 from unet3d.evaluation import options
-from unet3d.model.config import read_network, read_saved_network
+from unet3d.model.config import parse_network_config, parse_saved_network
 from unet3d.text import GIB
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 PARSERS = {
     "evaluate": options.read_config,
     "export": lambda c: read_settings(ExportConfig, c.config),
-    "lr": lambda c: read_settings(LRConfig, c.config, training=read_training(c)),
-    "memory": lambda c: read_settings(MemoryConfig, c.config, training=read_training(c)),
+    "lr": lambda c: read_settings(LRConfig, c.config, training=parse_train_config(c)),
+    "memory": lambda c: read_settings(MemoryConfig, c.config, training=parse_train_config(c)),
     "plan": plan.read_config,
     "predict": lambda c: read_settings(PredictConfig, c.config),
-    "suggest": lambda c: read_settings(SuggestConfig, c.config, training=read_training(c)),
-    "train": read_training,
+    "suggest": lambda c: read_settings(SuggestConfig, c.config, training=parse_train_config(c)),
+    "train": parse_train_config,
 }
 
 
@@ -160,7 +160,7 @@ def test_a_preset_has_nnunets_network_and_the_memory_that_it_needs():
 
 def test_settings_do_not_change_with_the_config_that_they_were_read_from():
     composed = with_values("train", {})
-    settings = read_training(composed)
+    settings = parse_train_config(composed)
     composed.config.optimizer.lr = 7
     composed.config.augmentation.scale = [0, 9]
     assert settings.step.optimizer.arguments["lr"] == 3e-3
@@ -175,13 +175,13 @@ def test_names_of_a_precision_are_one_experiment():
 
 
 def test_a_dataset_without_a_root_has_no_layout():
-    settings = read_training(compose_config(["data=nnunet"], "memory"))
+    settings = parse_train_config(compose_config(["data=nnunet"], "memory"))
     assert (settings.data.root, settings.data.layout) == (None, None)
     assert settings.resolved["data"]["layout"] == "???"
 
 
 def read_step(*overrides):
-    return read_training(compose_config(overrides, "train")).step
+    return parse_train_config(compose_config(overrides, "train")).step
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_change_leaves_the_rest_as_it_was_and_can_be_undone():
 
 def compose_network(*overrides):
     composed = compose_config(overrides, "train")
-    return read_network(composed.config, composed.composition)
+    return parse_network_config(composed.config, composed.composition)
 
 
 def test_channels_and_outputs_that_the_config_leaves_open_are_bound_in_a_copy():
@@ -246,8 +246,8 @@ def test_a_saved_network_is_allowed_what_the_caller_allows():
         "allow_targets": ["argparse"],
     }
     with pytest.raises(UsageError, match=r"model\._target_ names argparse\.Namespace"):
-        read_saved_network(saved, [])
+        parse_saved_network(saved, [])
     with pytest.raises(UsageError, match=r"pool\._target_ names posix\.getcwd"):
-        read_saved_network({**saved, "pool": {"_target_": "posix.getcwd"}}, ["argparse"])
+        parse_saved_network({**saved, "pool": {"_target_": "posix.getcwd"}}, ["argparse"])
     for allowed in (["argparse"], None):
-        assert vars(read_saved_network(saved, allowed).model()) == {}
+        assert vars(parse_saved_network(saved, allowed).model()) == {}

@@ -5,7 +5,7 @@ import pytest
 from unet3d.config.instantiate import read_factory
 from unet3d.config.keys import compose_api_config
 from unet3d.errors import UsageError
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_an_option_may_configure_hydra_loggers_and_the_trainer(compose, tmp_path
     assert config.data.root == "/scans"
     composed, folder = compose_api_config("train", ["experiment=x"], tmp_path / "conf")
     assert folder == tmp_path / "runs"
-    assert read_training(composed).trainer.factory.arguments["profiler"] == "simple"
+    assert parse_train_config(composed).trainer.factory.arguments["profiler"] == "simple"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from tests.config.helpers.configs import with_values
 from tests.data.helpers.cases import noise, write_case
 from unet3d.data.case import DatasetDescription, Finding, InvalidDatasetError
-from unet3d.data.config import read_data
+from unet3d.data.config import parse_data_config
 from unet3d.data.dataset import (
     ValidCases,
     build_layout,
@@ -27,7 +27,7 @@ REGIONS = {"whole": (1, 2), "core": (2,)}
 def parse(**values):
     """Parse the group `data` with other values."""
     data = {f"data.{key}": value for key, value in (UNKNOWN | values).items()}
-    return read_data(with_values("train", data).config)
+    return parse_data_config(with_values("train", data).config)
 
 
 def describe(channels=("MRI",), classes=("background", "a", "b"), **others):

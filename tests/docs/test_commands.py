@@ -259,7 +259,7 @@ def reader(small, tmp_path, monkeypatch, decathlon_folder, plans, capsys):  # no
     (tmp_path / "nnUNet_preprocessed" / planned).symlink_to(plans.parent)
     splits = plans.with_name("splits_final.json")
     splits.write_text(json.dumps(2 * json.loads(splits.read_text())))  # a page trains fold 1
-    trace = estimate.trace_step
+    trace = estimate.estimate_resolved_step
 
     def trace_once(step, precision, **options):
         key = f"{step} {precision} {options}"
@@ -267,7 +267,7 @@ def reader(small, tmp_path, monkeypatch, decathlon_folder, plans, capsys):  # no
             TRACES[key] = trace(step, precision, **options)
         return TRACES[key]
 
-    monkeypatch.setattr(estimate, "trace_step", trace_once)
+    monkeypatch.setattr(estimate, "estimate_resolved_step", trace_once)
     # Figures take a seventh of the time, savings several estimates; no page quotes them.
     monkeypatch.setattr(run_page, "to_svg", lambda figure: "")
     alone = lambda *settings: (estimate.estimate_memory(*settings), [])  # noqa: E731

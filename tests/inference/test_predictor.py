@@ -11,7 +11,7 @@ from tests.inference.conftest import build_predictor
 from unet3d.errors import DoesNotFitError
 from unet3d.inference import postprocess
 from unet3d.inference import predictor as predictor_module
-from unet3d.inference.predictor import HEAP
+from unet3d.inference.predictor import HEAP_ALLOWANCE
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_memory_for_finding_components_is_part_of_the_estimate(predictor, write_
     (task,) = write_scans(shape=(400, 8, 8))
     predictor.window_bytes = 0
     voxels = 400 * 8 * 8
-    held = 4 * voxels + voxels + HEAP  # the image in float32, and its labels
+    held = 4 * voxels + voxels + HEAP_ALLOWANCE  # the image in float32, and its labels
     predictor.largest_component_labels = [1]
     assert predictor.prepare(task).max_ram == held + voxels * postprocess.BYTES_PER_VOXEL
 

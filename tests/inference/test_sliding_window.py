@@ -23,7 +23,7 @@ from unet3d.inference.sliding_window import (
     list_flips,
     segment,
 )
-from unet3d.inference.window_order import WindowSchedule, compute_window_starts
+from unet3d.inference.window_order import WindowOrder, compute_window_starts
 
 CPU = torch.device("cpu")
 PATCH = (8, 10, 8)
@@ -31,7 +31,7 @@ SIZE = (20, 17, 9)
 
 
 def make_schedule(size=SIZE, patch=PATCH, overlap=0.5, **options):
-    return WindowSchedule(size=size, patch=patch, overlap=overlap, **options)
+    return WindowOrder(size=size, patch=patch, overlap=overlap, **options)
 
 
 def assemble(schedule, image, networks, background=None):

@@ -9,17 +9,17 @@ import torch
 from unet3d.__main__ import main
 from unet3d.commands.memory import list_changes
 from unet3d.config.compose import compose_config
-from unet3d.memory.from_config import estimate_memory, estimate_with_savings, measure_step
+from unet3d.memory.from_config import estimate_configured_step, estimate_with_savings, measure_step
 from unet3d.memory.report import compute_kinds_over_time, format_measured, plot_layers
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 
 @pytest.fixture(scope="module")
 def forum():
-    return estimate_memory(
-        read_training(
+    return estimate_configured_step(
+        parse_train_config(
             compose_config(["experiment=forum_small", "memory.estimate=false"], "train")
         ).step
     )
@@ -41,7 +41,7 @@ def test_the_peak_includes_workspaces_and_most_activations_are_at_full_resolutio
 
 def test_gradients_are_freed_before_the_next_forward(composed):
     words = "model.width=32", "data.patch_size=[8,8,8]", "data.batch_size=1"
-    estimate = estimate_memory(composed(*words).step)
+    estimate = estimate_configured_step(composed(*words).step)
 
     def count_gradient_bytes(phase):
         (*_, start) = (p.start for p in estimate.trace.phases if p.phase == phase)
@@ -56,7 +56,7 @@ def test_savings_are_ranked_by_size(composed):
     words = ["data.patch_size=[32,32,32]", "model.width=32", "model.depth=2"]
     request = composed("trainer.accelerator=auto", *words)
     estimate, savings = estimate_with_savings(request.step)
-    assert estimate.peak == estimate_memory(request.step).peak
+    assert estimate.peak == estimate_configured_step(request.step).peak
     strategies = {f"checkpointing={name}" for name in ("skips", "lean", "leanest")}
     assert {override for override, _ in savings} == strategies | {"precision=bf16"}
     assert savings[0][1] >= savings[1][1] > 0
@@ -155,7 +155,7 @@ def test_the_estimate_is_near_the_measurement_on_a_gpu(composed):
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated()
     measured = max(record.allocated for record in measure_step(step).values())
-    assert estimate_memory(step).allocated == pytest.approx(measured - before, rel=0.05)
+    assert estimate_configured_step(step).allocated == pytest.approx(measured - before, rel=0.05)
 
 
 @pytest.mark.parametrize("command", [["memory"], ["suggest", "budget_gib=8"]])

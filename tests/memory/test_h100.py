@@ -9,8 +9,8 @@ from scripts.gpu.reestimate import assume_gpu, list_estimators
 from scripts.gpu.report import BENCHMARKS
 from scripts.gpu.steps import describe_errors
 from unet3d.config.compose import compose_config
-from unet3d.memory.from_config import estimate_memory
-from unet3d.training.config import read_training
+from unet3d.memory.from_config import estimate_configured_step
+from unet3d.training.config import parse_train_config
 
 PARTS = json.loads((BENCHMARKS / "nvidia-h100-80gb-hbm3.json").read_text())["parts"]
 FLOAT32 = "precision=32 checkpointing=fused model=unet_nnunet"
@@ -60,9 +60,9 @@ RUN = (
     ],
 )
 def test_runs_with_lightning_have_the_estimated_peak(row, override, reserved_error):
-    settings = read_training(compose_config([*RUN, override], "train"))
+    settings = parse_train_config(compose_config([*RUN, override], "train"))
     with assume_gpu(PARTS):
-        peak = estimate_memory(settings.step).peak
+        peak = estimate_configured_step(settings.step).peak
     measured = PARTS["lightning"]["rows"][row]["peak"]
     assert peak.allocated == pytest.approx(measured["allocated"], rel=0.001)
     error = 100 * (peak.reserved / measured["reserved"] - 1)

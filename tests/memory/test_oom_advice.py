@@ -9,7 +9,7 @@ from unet3d.config.compose import format_overrides
 from unet3d.errors import DoesNotFitError
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory import oom_advice
-from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.from_config import estimate_configured_step
 from unet3d.memory.oom_advice import check_memory, find_fixes, format_oom_report
 from unet3d.text import GIB
 from unet3d.training.module import SegmentationModule
@@ -20,7 +20,7 @@ def test_a_run_estimated_to_run_out_of_memory_is_warned_of_with_fixes_that_fit(
 ):
     words = ("model.width=16", "model.depth=2", "data.patch_size=[32,32,32]")
     step, device = composed(*words, "trainer.accelerator=auto").step, torch.device("cuda")
-    estimate = estimate_memory(step)
+    estimate = estimate_configured_step(step)
     needed = estimate.peak.reserved + CUDA_CONTEXT_BYTES
 
     def check(available, if_too_large):

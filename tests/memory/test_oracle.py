@@ -21,7 +21,7 @@ from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.overlap import DiceCE
 from unet3d.machine import Precision
 from unet3d.memory.step.training_step import TrainingStep, make_step_factory
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 Join = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -82,7 +82,7 @@ def mark_larger_networks(case: tuple[str, ...]) -> Any:
 
 
 def make_factory(*words: str) -> Callable[[], TrainingStep]:
-    settings = read_training(compose_config([*SMALL, *words], "train"))
+    settings = parse_train_config(compose_config([*SMALL, *words], "train"))
     return make_step_factory(settings.step, Precision("32", "32"), cuda=False)
 
 

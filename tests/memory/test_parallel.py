@@ -6,7 +6,7 @@ import torch
 
 from unet3d.errors import UsageError
 from unet3d.memory import parallel
-from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.from_config import estimate_configured_step
 from unet3d.memory.parallel import map_in_processes
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
@@ -47,7 +47,9 @@ def test_everything_runs_in_this_process_where_forks_cannot_differentiate(monkey
 
 
 def test_an_estimate_can_be_sent_to_another_process(composed):
-    estimate = estimate_memory(composed("model.depth=2", "model.width=4", "precision=16").step)
+    estimate = estimate_configured_step(
+        composed("model.depth=2", "model.width=4", "precision=16").step
+    )
     received = pickle.loads(pickle.dumps(estimate))
     assert received.peak == estimate.peak
     assert (received.kinds, received.layers) == (estimate.kinds, estimate.layers)

@@ -4,7 +4,7 @@ from unet3d.errors import UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES, Precision
 from unet3d.memory import from_config
 from unet3d.memory.from_config import (
-    estimate_memory,
+    estimate_configured_step,
     list_leaner_strategies,
     list_strategies,
     resolve_strategy,
@@ -20,7 +20,7 @@ def resolve(settings):
 
 def test_auto_selects_the_first_strategy_that_is_estimated_to_fit(composed, monkeypatch):
     overrides = ["data.patch_size=[64,64,64]", "model.width=16"]
-    lean = estimate_memory(composed(*overrides, "checkpointing=lean").step).peak.allocated
+    lean = estimate_configured_step(composed(*overrides, "checkpointing=lean").step).peak.allocated
     sizes = {"fused": 2**40, "lean": CUDA_CONTEXT_BYTES + lean, "leanest": 0}
     for strategy, available in sizes.items():
         monkeypatch.setattr(from_config, "get_available_bytes", lambda device, n=available: n)
@@ -32,7 +32,7 @@ def test_auto_selects_the_first_strategy_that_is_estimated_to_fit(composed, monk
 def test_auto_without_a_gpu_to_plan_for_names_the_choices(composed):
     settings = composed("checkpointing=auto", "trainer.accelerator=auto")
     with pytest.raises(UsageError, match=r"this machine has no GPU: .*fused, skips, lean, leanest"):
-        estimate_memory(settings.step)
+        estimate_configured_step(settings.step)
 
 
 def test_a_network_without_fused_blocks_runs_as_plain_modules_and_others_as_configured(composed):
@@ -68,7 +68,7 @@ def test_auto_selects_the_largest_tiles_that_fit_a_gpu(
     composed, monkeypatch, tile_mib, extra_bytes
 ):
     overrides = ["data.patch_size=[64,64,64]", "model.width=32", "trainer.accelerator=gpu"]
-    peak = estimate_memory(composed(*overrides, "checkpointing=fused").step).peak.reserved
+    peak = estimate_configured_step(composed(*overrides, "checkpointing=fused").step).peak.reserved
     available = CUDA_CONTEXT_BYTES + peak + extra_bytes
     monkeypatch.setattr(from_config, "get_available_bytes", lambda device: available)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

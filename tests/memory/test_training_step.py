@@ -3,7 +3,7 @@ from functools import partial
 import pytest
 import torch
 
-from unet3d.memory.from_config import estimate_memory, estimate_with_savings
+from unet3d.memory.from_config import estimate_configured_step, estimate_with_savings
 from unet3d.memory.step import training_step
 from unet3d.memory.step.training_step import REPEATING_OPTIMIZERS, TrainingStep
 from unet3d.text import MIB
@@ -24,7 +24,7 @@ def test_a_few_windows_of_a_volume_have_the_peak_of_all_of_them(composed, monkey
     settings = composed(*SMALL, *overrides)
 
     def estimate_validation():
-        estimate = estimate_memory(settings.step, [40, 24, 56])
+        estimate = estimate_configured_step(settings.step, [40, 24, 56])
         return estimate.phases["validation"], len(estimate.trace.events)
 
     peak_of_few, events_of_few = estimate_validation()
@@ -38,7 +38,7 @@ def test_cuda_graphs_keep_their_batch_and_have_a_memory_pool_of_their_own(compos
     words = (*SMALL, "data.patch_size=[64,64,64]", "precision=16", "trainer.accelerator=gpu")
     words += ("checkpointing=none", "model.convs_per_level=1")
     eager, recorded, accumulated, several = (
-        estimate_memory(composed(*words, *options).step)
+        estimate_configured_step(composed(*words, *options).step)
         for options in (
             (),
             ("trainer.cuda_graph=true",),
@@ -55,7 +55,7 @@ def test_cuda_graphs_keep_their_batch_and_have_a_memory_pool_of_their_own(compos
 
 def test_a_compiled_step_takes_at_most_what_plain_modules_take(composed):
     words = (*SMALL, "data.patch_size=[16,16,16]", "precision=16")
-    plain = estimate_memory(composed(*words, "checkpointing=none").step)
+    plain = estimate_configured_step(composed(*words, "checkpointing=none").step)
     compiled, savings = estimate_with_savings(composed(*words, "compile=true").step)
     assert compiled.peak == plain.peak
     assert savings[0][0] == "compile=false"
@@ -69,9 +69,9 @@ SELDOM = [pytest.param(o, marks=pytest.mark.slow) for o in REPEATING_OPTIMIZERS 
 def test_a_repeated_step_allocates_what_the_second_step_allocates(composed, monkeypatch, optimizer):
     words = (*SMALL, "precision=16", "data.patch_size=[16,16,16]")
     set_optimizer(monkeypatch, optimizer)
-    repeated = estimate_memory(composed(*words).step)
+    repeated = estimate_configured_step(composed(*words).step)
     monkeypatch.setattr(TrainingStep, "repeats", False)
-    traced = estimate_memory(composed(*words).step)
+    traced = estimate_configured_step(composed(*words).step)
     assert repeated.trace.events == traced.trace.events
     sizes = [[block.nbytes for block in e.trace.blocks] for e in (repeated, traced)]
     assert sizes[0] == sizes[1]
@@ -83,5 +83,5 @@ def test_an_optimizer_that_replaces_its_state_is_traced_twice(composed, monkeypa
     set_optimizer(monkeypatch, torch.optim.ASGD)
     traces, train = [], TrainingStep.train
     monkeypatch.setattr(TrainingStep, "train", lambda *args: traces.append(train(*args)))
-    estimate_memory(composed(*SMALL, "data.patch_size=[16,16,16]").step)
+    estimate_configured_step(composed(*SMALL, "data.patch_size=[16,16,16]").step)
     assert len(traces) == 2

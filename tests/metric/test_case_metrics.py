@@ -9,7 +9,7 @@ from unet3d.errors import UsageError
 from unet3d.loss.skeleton_recall import skeletonize
 from unet3d.metric import case_scores
 from unet3d.metric.calibration import CalibrationError
-from unet3d.metric.case_scores import CaseScores, ValidationHD95
+from unet3d.metric.case_scores import CaseMetricAccumulator, ValidationHD95
 from unet3d.metric.class_metrics import CenterlineDice, LesionScores, VolumeError, find_skeleton
 from unet3d.types import IGNORE_LABEL
 
@@ -112,7 +112,7 @@ def test_regions_are_calibrated_one_by_one():
 
 def test_scores_of_cases_are_means_over_those_that_have_a_class():
     metrics = [VolumeError(), CalibrationError()]
-    scores = CaseScores(metrics, {"a": [1], "b": [2]}, {"x": SPACING, "y": SPACING})
+    scores = CaseMetricAccumulator(metrics, {"a": [1], "b": [2]}, {"x": SPACING, "y": SPACING})
     a = torch.tensor([[[1, 1, 0, 0]]], dtype=torch.uint8)
     for case, labels, predicted in (("x", a, torch.ones_like(a)), ("y", a, a)):
         observe = scores.begin(labels)

@@ -14,7 +14,7 @@ from unet3d.model.weights import (
     compute_sigmoid_bias,
     compute_softmax_bias,
     count_parameters,
-    find_heads,
+    find_head_names,
     set_bias,
 )
 
@@ -56,7 +56,7 @@ RESIZED = nn.Sequential(nn.Conv3d(1, 3, 1), nn.Conv3d(3, 3, 1), nn.Upsample(scal
     ids=["two outputs", "a resized output", "no bias"],
 )
 def test_the_heads_of_a_network_are_its_last_convolutions_with_a_bias(model, heads):
-    assert find_heads(model, torch.zeros(1, 1, 4, 4, 4), 3) == heads
+    assert find_head_names(model, torch.zeros(1, 1, 4, 4, 4), 3) == heads
 
 
 def test_every_head_of_deep_supervision_gets_the_bias():

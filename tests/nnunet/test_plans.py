@@ -10,7 +10,7 @@ from tests.contract.test_nnunet import NAME, plans  # noqa: F401  (a fixture)
 from unet3d.config.compose import compose_config
 from unet3d.errors import UsageError
 from unet3d.nnunet.plans import expand_plans, read_plans
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def path(plans):  # noqa: F811
 
 def read_settings(path, *overrides):
     words = [*read_plans(path, "3d_fullres", None), *overrides]
-    return read_training(compose_config(words, "train"))
+    return parse_train_config(compose_config(words, "train"))
 
 
 def change(path, **values):
@@ -83,7 +83,7 @@ def test_a_configuration_inherits_and_the_command_line_wins(path):
     words = ["data.batch_size=7", f"experiment={path}:3d_lowres", "data.root=/elsewhere"]
     with pytest.raises(UsageError, match="/elsewhere"):
         expand_plans(words, lines.append)
-    data = read_training(compose_config(expand_plans(words[:2], lines.append), "train")).data
+    data = parse_train_config(compose_config(expand_plans(words[:2], lines.append), "train")).data
     assert (data.batch_size, data.patch_size, data.spacing_mm) == (7, (12, 16, 8), (4, 2, 6))
     assert lines[0] == f"{path} stands for:"
 

@@ -5,7 +5,7 @@ from unet3d.__main__ import main
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import BatchExtrapolation, find_fitting_batch
-from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.from_config import estimate_configured_step
 from unet3d.planning import suggest
 from unet3d.planning.suggest import count_flops
 from unet3d.text import GIB
@@ -20,7 +20,9 @@ def step(composed):
 @pytest.mark.parametrize("precision", ["32", "16"])
 def test_two_traces_determine_every_batch_size(step, precision):
     def estimate(batch):
-        return estimate_memory(step.vary({"precision": precision, "data.batch_size": batch}))
+        return estimate_configured_step(
+            step.vary({"precision": precision, "data.batch_size": batch})
+        )
 
     extrapolation = BatchExtrapolation(estimate(2), estimate(3))
     assert extrapolation.affine
@@ -29,7 +31,7 @@ def test_two_traces_determine_every_batch_size(step, precision):
 
 
 def test_a_search_limited_to_a_batch_of_two_tries_one_where_two_do_not_fit(step):
-    peaks = [estimate_memory(step.vary({"data.batch_size": n})).peak for n in (1, 2)]
+    peaks = [estimate_configured_step(step.vary({"data.batch_size": n})).peak for n in (1, 2)]
     for peak, limit, expected in (
         (peaks[1], 2, (2, peaks[1])),
         (peaks[1], 1, (1, peaks[0])),
@@ -42,7 +44,9 @@ def test_a_search_limited_to_a_batch_of_two_tries_one_where_two_do_not_fit(step)
 
 def test_a_batch_that_cannot_be_extrapolated_is_an_error_that_says_what_to_do(step):
     def estimate(batch):
-        return estimate_memory(step.vary({"checkpointing": "lean" if batch == 3 else "none"}))
+        return estimate_configured_step(
+            step.vary({"checkpointing": "lean" if batch == 3 else "none"})
+        )
 
     with pytest.raises(UsageError, match="differently at batch sizes 2 and 3; try sizes one by on"):
         find_fitting_batch(estimate, GIB)

@@ -3,7 +3,7 @@ import pytest
 
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint
 from unet3d.planning.dataset_summary import (
-    compute_class_volumes,
+    compute_volume_fractions,
     summarize_dataset,
 )
 
@@ -28,7 +28,7 @@ def fingerprints():
 
 
 def test_a_case_without_voxels_has_class_volumes_of_0():
-    assert not compute_class_volumes([make_fingerprint({})], CLASSES).any()
+    assert not compute_volume_fractions([make_fingerprint({})], CLASSES).any()
 
 
 def test_a_summary_counts_the_cases_of_each_class(fingerprints):

@@ -2,7 +2,7 @@ import pytest
 
 from unet3d.errors import DoesNotFitError
 from unet3d.machine import CUDA_CONTEXT_BYTES
-from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.from_config import estimate_configured_step
 from unet3d.peak_memory import MemoryRecord
 from unet3d.planning import experiment
 from unet3d.planning.experiment import describe_step_time, explain_limits, plan_schedule
@@ -69,8 +69,8 @@ def test_a_plan_explains_what_limits_patch_and_batch(
     composed, small, overrides, changes, patch, batch
 ):
     base = [w for w in small if not w.startswith(("data.patch_size", "data.batch_size"))]
-    is_given = composed(*overrides, base=base).composition.is_overridden
-    lines = explain_limits(make_plan(**changes), is_given)
+    is_overridden = composed(*overrides, base=base).composition.is_overridden
+    lines = explain_limits(make_plan(**changes), is_overridden)
     assert lines[0].startswith(f"patch size: {patch}")
     assert lines[1].startswith(f"batch size: {batch}")
 
@@ -110,7 +110,7 @@ def test_the_strategy_with_the_least_work_that_fits_a_batch_of_two_is_chosen(
 ):
     """Or a batch of one, where that is configured."""
     planned = network.vary({"checkpointing": strategy, "data.batch_size": batch_size})
-    budget = estimate_memory(planned).peak.reserved + CUDA_CONTEXT_BYTES
+    budget = estimate_configured_step(planned).peak.reserved + CUDA_CONTEXT_BYTES
     chosen, largest, peak = choose_strategy(network, STRATEGIES, budget, limit)
     assert (chosen, largest) == ({"checkpointing": strategy}, batch_size)
     assert peak.reserved + CUDA_CONTEXT_BYTES == budget
@@ -119,7 +119,7 @@ def test_the_strategy_with_the_least_work_that_fits_a_batch_of_two_is_chosen(
 def test_tiles_are_as_large_as_the_budget_allows(network):
     planned = network.vary({"checkpointing": "lean", "data.batch_size": 2})
     tiles = {"checkpointing.tile_mib": 256}
-    peak = estimate_memory(planned.vary(tiles)).peak
+    peak = estimate_configured_step(planned.vary(tiles)).peak
     budget, smaller = peak.reserved + CUDA_CONTEXT_BYTES, MemoryRecord(reserved=1)
     assert enlarge_tiles(planned, smaller, budget) == (tiles, peak)
     assert enlarge_tiles(planned, smaller, budget - 1) == ({}, smaller)

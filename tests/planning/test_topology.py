@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts.bench.nnunet_planner import plan_levels_with_nnunet, plan_with_nnunet
-from unet3d.planning.planner import limit_batch
+from unet3d.planning.planner import compute_max_batch_size
 from unet3d.planning.topology import (
     choose_initial_patch,
     choose_target_spacing,
@@ -65,7 +65,9 @@ def test_spacing_median_initial_patch_and_batch_equal_nnunets():
             assert (patch, levels) == (theirs.patch, theirs.levels)
             compared += 1
         assert plan_levels(theirs.spacing_mm, patch) == levels
-        assert limit_batch(theirs.patch, theirs.median, len(shapes)) == min(32, theirs.batch)
+        assert compute_max_batch_size(theirs.patch, theirs.median, len(shapes)) == min(
+            32, theirs.batch
+        )
         coarse += max(spacing) < 0.9 * max(
             choose_target_spacing(spacings, [(9, 9, 9)] * len(shapes))
         )

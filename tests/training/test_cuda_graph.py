@@ -7,7 +7,7 @@ import torch
 from tests.training.helpers.operation_recorder import PEAK, OperationRecorder
 from unet3d.commands import train as command
 from unet3d.memory.step.training_step import find_cuda_graph_obstacle
-from unet3d.training.cuda_graph import WARMUP_BATCHES, CudaGraphs, RecordedPass
+from unet3d.training.cuda_graph import WARMUP_BATCHES, CudaGraphs, GraphedPass
 
 OPTIONS = ("fold=0", "model=unet_tiny", "trainer.max_steps=7", "data.patches_per_case=8")
 
@@ -53,7 +53,7 @@ def test_replayed_steps_equal_eager_steps_bit_for_bit(composed, tmp_path, monkey
     recorder = OperationRecorder()
     eager = train(composed, tmp_path / "a", monkeypatch, *overrides)
     replayed = train(composed, tmp_path / "b", monkeypatch, *overrides, recorder=recorder)
-    assert replayed.module.recorded_pass.recording is not None
+    assert replayed.module.graphed_pass.recording is not None
     assert_equal(replayed, eager)
 
 
@@ -87,7 +87,7 @@ def test_a_step_that_cannot_be_recorded_is_launched_as_before(
 
     recorder = OperationRecorder()
     run = train(composed, tmp_path / "a", monkeypatch, recorder=recorder, callbacks=[ReadLoss()])
-    assert run.module.recorded_pass.recording is None
+    assert run.module.graphed_pass.recording is None
     (line,) = [r.getMessage() for r in caplog.records if "trainer.cuda_graph" in r.getMessage()]
     assert line.endswith("runs without: operation not permitted when stream is capturing")
     assert_equal(run, train(composed, tmp_path / "b", monkeypatch))
@@ -96,7 +96,7 @@ def test_a_step_that_cannot_be_recorded_is_launched_as_before(
 def test_a_batch_of_another_size_is_not_replayed():
     torch.manual_seed(0)
     model = torch.nn.Conv3d(1, 2, 1)
-    recorded = RecordedPass(model, lambda x, y: (x * y[:, None]).mean(), OperationRecorder())
+    recorded = GraphedPass(model, lambda x, y: (x * y[:, None]).mean(), OperationRecorder())
     batches = [(torch.randn(n, 1, 2, 2, 2), torch.ones(n, 2, 2, 2)) for n in (2, 2, 2, 2, 2, 1)]
     for image, label in batches:
         loss, outputs = recorded(image, label)
@@ -153,7 +153,7 @@ def test_what_cannot_be_recorded_is_known_before(composed, overrides, several_pr
 def test_a_run_says_why_it_does_not_record(composed, tmp_path):
     run = command.build_training(composed("trainer.cuda_graph=true"), tmp_path)
     assert "trainer.cuda_graph=true has no effect: a cpu device has no CUDA graphs" in run.notes
-    assert run.module.recorded_pass is None
+    assert run.module.graphed_pass is None
 
 
 @pytest.mark.gpu
@@ -163,5 +163,5 @@ def test_on_a_gpu_replayed_steps_equal_eager_steps(composed, tmp_path, monkeypat
         train(composed, tmp_path / str(n), monkeypatch, *options, recorder=graphs, validate=True)
         for n, graphs in enumerate((None, CudaGraphs(torch.device("cuda", 0))))
     )
-    assert replayed.module.recorded_pass.recording is not None
+    assert replayed.module.graphed_pass.recording is not None
     assert_equal(replayed, eager)

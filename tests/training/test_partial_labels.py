@@ -41,7 +41,7 @@ def build(composed, partial, tmp_path):
 
 def test_what_a_case_does_not_annotate_has_a_label_of_its_own(build):
     run = build()
-    assert run.module.unknown_classes == {FIRST: (2,), SECOND: (1,)}
+    assert run.module.unannotated_classes == {FIRST: (2,), SECOND: (1,)}
     seen = {}
     for batch in run.data.train_loader:
         for case, label in zip(batch["case"], batch["label"], strict=True):

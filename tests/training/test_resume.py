@@ -18,7 +18,7 @@ from unet3d.commands.train import build_training
 from unet3d.config.compose import compose_config, list_options
 from unet3d.errors import Interrupted, SignalListener
 from unet3d.training.checkpoints import resolve_start
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +114,7 @@ def uninterrupted(tmp_path_factory, small):
     def run(*options):
         if options not in results:
             folder = tmp_path_factory.mktemp("uninterrupted")
-            request = read_training(compose_config([*small, *LONG, *options], "train"))
+            request = parse_train_config(compose_config([*small, *LONG, *options], "train"))
             _, done = train(request, folder)
             assert done
             results[options] = read_results(folder)

@@ -20,7 +20,7 @@ from unet3d.data.checks import (
     find_assumptions,
     read_image_headers,
 )
-from unet3d.data.config import DataConfig, read_data
+from unet3d.data.config import DataConfig, parse_data_config
 from unet3d.data.dataset import build_layout, choose_split, resolve_dataset
 from unet3d.data.layouts.splits import describe_groups
 from unet3d.data.preprocessing.cache import count_parallel_jobs
@@ -56,7 +56,7 @@ class DatasetCheckResult:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Check everything, then print the findings."""
-    settings = read_settings(CheckConfig, composed.config, data=read_data(composed.config))
+    settings = read_settings(CheckConfig, composed.config, data=parse_data_config(composed.config))
     with show_progress("cases") as progress:
         report = check_dataset(
             settings.data,

@@ -38,12 +38,12 @@ from unet3d.machine import (
 )
 from unet3d.memory.benchmark import list_failures, run_benchmark
 from unet3d.memory.estimate import UntraceableError, get_device_bytes
-from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_memory, resolve_strategy
+from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_configured_step, resolve_strategy
 from unet3d.memory.oom_advice import format_oom_warning
 from unet3d.memory.step.build import complete_step
 from unet3d.planning.suggest import find_largest_batch
 from unet3d.text import GIB, MIB, format_bytes
-from unet3d.training.config import TrainConfig, read_training
+from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.preflight import (
     SHM,
     Problem,
@@ -78,7 +78,7 @@ class DoctorConfig:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the report; return 1 if something would certainly stop the run."""
-    settings = read_settings(DoctorConfig, composed.config, training=read_training(composed))
+    settings = read_settings(DoctorConfig, composed.config, training=parse_train_config(composed))
     if settings.benchmark:
         return measure_and_save_benchmark(settings)
     machine = inspect_machine(settings.training, folder)
@@ -98,7 +98,7 @@ def measure_and_save_benchmark(settings: DoctorConfig) -> int:
     device = resolve_device(training.step.accelerator)
     words = training.composition.overrides
     if device == "cuda" and all(word.partition("=")[0] in KEYS for word in words):
-        training = read_training(compose_config(BENCHMARK_JOB, "doctor"))
+        training = parse_train_config(compose_config(BENCHMARK_JOB, "doctor"))
     machine = describe_machine(torch.device(device))
     file = settings.output or Path(make_file_name(machine))
     result = run_benchmark(
@@ -205,7 +205,7 @@ def get_cudnn_version() -> str | None:
 def list_gpus() -> list[dict[str, Any]]:
     """Return the GPUs that torch finds; none if their driver is broken.
 
-    Others hold what is in use but for the little that a driver and a screen take.
+    Memory in use belongs to other processes, apart from a little for the driver and a display.
     """
     gpus = []
     for index in range(torch.cuda.device_count()):
@@ -277,9 +277,9 @@ def inspect_run(
                 folder=folder,
                 is_fused=step.strategy in FUSED_STRATEGIES,
             )
-            run.peak = get_device_bytes(estimate_memory(step, validates=False))
+            run.peak = get_device_bytes(estimate_configured_step(step, validates=False))
             if run.available is not None:
-                lines = format_oom_warning(estimate_memory(step), step, run.available)
+                lines = format_oom_warning(estimate_configured_step(step), step, run.available)
                 is_fatal = settings.memory.if_too_large == "error"
                 problems += [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []
                 largest = find_largest_batch(step, run.available) if cuda else None

@@ -15,7 +15,7 @@ from unet3d.files import write_figure, write_output
 from unet3d.report.figures import LRCurve
 from unet3d.text import format_columns
 from unet3d.training.callbacks.trials import LRRangeTest
-from unet3d.training.config import TrainConfig, read_training
+from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.run import explain_errors
 
 MIN_STEPS = 20
@@ -44,7 +44,7 @@ class LRConfig:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train with a rising rate, and print the loss and a suggestion."""
-    settings = read_settings(LRConfig, composed.config, training=read_training(composed))
+    settings = read_settings(LRConfig, composed.config, training=parse_train_config(composed))
     curve = try_learning_rates(settings)
     if settings.format == "json":
         write_output(json.dumps(curve.to_dict()), settings.output)

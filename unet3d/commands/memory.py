@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from unet3d.config.compose import ComposedConfig, format_overrides, list_options
-from unet3d.config.fields import Kind, one_of, read_settings
+from unet3d.config.fields import OptionType, one_of, read_settings
 from unet3d.errors import UsageError
 from unet3d.files import write_figure, write_output
 from unet3d.memory.cuda_libraries import assume_cudnn
 from unet3d.memory.estimate import MemoryEstimate, Step, estimate_step
 from unet3d.memory.from_config import (
-    estimate_memory,
+    estimate_configured_step,
     estimate_with_savings,
     make_figure_title,
     measure_step,
@@ -43,14 +43,14 @@ from unet3d.memory.report import (
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.trace import Trace
 from unet3d.peak_memory import MemoryRecord
-from unet3d.training.config import TrainConfig, read_training
+from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.types import PRECISIONS, Triple
 
 VARIABLE_SETTINGS = (
     *("resolution", "batch", "padding", "kernel"),
     *("channels", "pool", "precision", "checkpointing"),
 )
-VERSION = Kind(  # YAML takes it for a number: 9.10 would be 9.1
+VERSION = OptionType(  # YAML takes it for a number: 9.10 would be 9.1
     "a version with three parts, such as 9.10.2",
     lambda v: isinstance(v, str) and bool(re.match(r"\d+\.\d+", v)),
 )
@@ -83,7 +83,7 @@ class MemoryConfig:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print one estimate, or those of a varied setting."""
-    settings = read_settings(MemoryConfig, composed.config, training=read_training(composed))
+    settings = read_settings(MemoryConfig, composed.config, training=parse_train_config(composed))
     with assume_cudnn(settings.cudnn):
         if settings.vary is None:
             print_estimate(settings)
@@ -154,7 +154,7 @@ def estimate_variants(config: StepConfig, vary: str, *, measure: bool) -> Iterat
         try:
             changed = config.vary(changes)
             measured = reduce(or_, measure_step(changed).values()) if measure else None
-            return label, estimate_memory(changed), measured
+            return label, estimate_configured_step(changed), measured
         except UsageError as reason:
             return label, reason, None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from unet3d.config.compose import ComposedConfig, compose_config, format_overrides
-from unet3d.config.fields import Kind, convert_option, is_text, one_of, read, read_settings
+from unet3d.config.fields import OptionType, convert_option, is_text, one_of, read, read_settings
 from unet3d.data.preprocessing.channels import get_plane_names
 from unet3d.errors import UsageError
 from unet3d.files import write_text
@@ -27,12 +27,12 @@ from unet3d.planning.planner import (
 )
 from unet3d.planning.suggest import BUDGET, get_budget_bytes
 from unet3d.text import format_bytes
-from unet3d.training.config import TrainConfig, read_training
+from unet3d.training.config import TrainConfig, parse_train_config
 
 PRESET_GIB = {"resenc_m": 8.5, "resenc_l": 21.1, "resenc_xl": 34.1}
 """GPU memory that nnU-Net's documentation states for its presets: 9.1, 22.7 and 36.6 GB."""
 
-NAME = Kind(
+NAME = OptionType(
     "letters, digits, - and _",
     lambda value: is_text(value) and re.fullmatch(r"[A-Za-z0-9_-]+", str(value)) is not None,
     str,
@@ -65,25 +65,27 @@ def read_config(composed: ComposedConfig) -> PlanConfig:
         budget = PRESET_GIB[preset]
     else:
         raise UsageError("budget_gib must be given: GPU memory in GiB, or auto")
-    return read_settings(PlanConfig, config, training=read_training(composed), budget_gib=budget)
+    return read_settings(
+        PlanConfig, config, training=parse_train_config(composed), budget_gib=budget
+    )
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Inspect the data, search, and write the experiment with a figure of the dataset."""
     settings = read_config(composed)
-    training, is_given = settings.training, settings.training.composition.is_overridden
+    training, is_overridden = settings.training, settings.training.composition.is_overridden
     step, fold = training.step, training.fold
     path = Path("conf") / "experiment" / f"{settings.name}.yaml"
     if path.exists() and not settings.overwrite:
         raise UsageError(f"{path} exists: choose another name=, or set overwrite=true")
     budget = get_budget_bytes(settings.budget_gib)
-    dataset = inspect_dataset(training.data, fold, is_given)
+    dataset = inspect_dataset(training.data, fold, is_overridden)
     axes = get_plane_names(training.data.orientation)
     summary = summarize_dataset(dataset.fingerprints, dataset.classes, axes)
     print(*(f"skipped: {reason}" for reason in dataset.skipped), summary, sep="\n")
-    plan = make_plan(step, dataset, budget, is_given)
-    lines = [*summarize_plan(plan, budget), *explain_limits(plan, is_given)]
-    if values := find_constant_border(dataset, is_given):
+    plan = make_plan(step, dataset, budget, is_overridden)
+    lines = [*summarize_plan(plan, budget), *explain_limits(plan, is_overridden)]
+    if values := find_constant_border(dataset, is_overridden):
         span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in values))
         lines += [
             f"volumes have a constant border ({span}): the plan sets data.background=auto, so that",

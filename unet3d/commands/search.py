@@ -29,12 +29,12 @@ from unet3d.errors import (
 )
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import get_device_bytes
-from unet3d.memory.from_config import estimate_memory
+from unet3d.memory.from_config import estimate_configured_step
 from unet3d.memory.step.config import StepConfig
 from unet3d.report.run_report import write_report
 from unet3d.text import GIB, format_bytes, format_columns, pluralize
-from unet3d.training.callbacks.trials import PrunedTrialError, TrialReport
-from unet3d.training.config import TrainConfig, read_training
+from unet3d.training.callbacks.trials import PrunedTrialError, PruningCallback
+from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.run_folder import TRAINING_MARKERS, open_run_folder, write_records
 from unet3d.training.trainer import check_search_monitor
 
@@ -66,13 +66,13 @@ class SearchConfig:
         """Return the settings of a trial with these values, which goes on where it was stopped."""
         own = [f"{key}={value}" for key, value in values.items()]
         composed = compose_config([*self.overrides, *own], "train")
-        return replace(read_training(composed), resume="auto")
+        return replace(parse_train_config(composed), resume="auto")
 
 
 def read_config(composed: ComposedConfig) -> SearchConfig:
     """Read the config, and refuse what no trial could train with or log."""
     config = composed.config
-    training = read_training(composed)
+    training = parse_train_config(composed)
     if training.trainer.several_processes:
         raise UsageError("search trains each trial in one process: set trainer.devices=1")
     if training.fold is None:
@@ -194,7 +194,7 @@ def run_trial(
             if needed / GIB > settings.budget_gib:
                 print(f"not trained: a step is estimated to need {format_bytes(needed)}")
                 return "PRUNED"  # Optuna takes it for the worst
-        callback = TrialReport(report, monitor=settings.monitor)
+        callback = PruningCallback(report, monitor=settings.monitor)
         with SignalListener().listening() as signals:
             train(run_settings, folder, signals, callbacks=[callback], log=print)
         if not get_results(study, trial):
@@ -211,7 +211,7 @@ def run_trial(
 
 def estimate_run_bytes(step: StepConfig) -> int:
     """Return the bytes that a run is estimated to need of its device."""
-    estimate = estimate_memory(step, validates=False)
+    estimate = estimate_configured_step(step, validates=False)
     if step.accelerator == "cpu":
         return estimate.peak.allocated or 0
     return get_device_bytes(estimate) + CUDA_CONTEXT_BYTES

@@ -21,7 +21,7 @@ from unet3d.config.fields import (
 from unet3d.files import write_output
 from unet3d.memory.from_config import list_strategies, scale_patch
 from unet3d.memory.report import format_mib
-from unet3d.planning.planner import find_batch_limit
+from unet3d.planning.planner import make_batch_limit
 from unet3d.planning.suggest import (
     BUDGET,
     Changes,
@@ -30,7 +30,7 @@ from unet3d.planning.suggest import (
     search_configs,
 )
 from unet3d.text import GIB, format_columns
-from unet3d.training.config import TrainConfig, read_training
+from unet3d.training.config import TrainConfig, parse_train_config
 
 PATCHES = one_or_list_of(number("above 0", "<= 4"), "fractions of data.patch_size in 0..4")
 
@@ -53,13 +53,13 @@ class SuggestConfig:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Try every combination and print the best."""
-    settings = read_settings(SuggestConfig, composed.config, training=read_training(composed))
+    settings = read_settings(SuggestConfig, composed.config, training=parse_train_config(composed))
     budget = get_budget_bytes(settings.budget_gib)
-    step, is_given = settings.training.step, composed.composition.is_overridden
+    step, is_overridden = settings.training.step, composed.composition.is_overridden
     combinations, candidates = list_combinations(settings), []
     limit = None
-    if not is_given("data.batch_size"):
-        limit = find_batch_limit(step.data, settings.training.fold, is_given)
+    if not is_overridden("data.batch_size"):
+        limit = make_batch_limit(step.data, settings.training.fold, is_overridden)
     searched = search_configs(step, combinations, budget, limit)
     for n, (changes, candidate) in enumerate(searched, start=1):
         if candidate is not None:
@@ -96,13 +96,13 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 def list_combinations(settings: SuggestConfig) -> list[Changes]:
     """Return precision x strategy x patch, except for what the command line sets."""
-    step, is_given = settings.training.step, settings.training.composition.is_overridden
+    step, is_overridden = settings.training.step, settings.training.composition.is_overridden
     axes: dict[str, Sequence[Any]] = {}
-    if not is_given("precision"):
+    if not is_overridden("precision"):
         axes["precision"] = settings.precisions
-    if not is_given("checkpointing"):
+    if not is_overridden("checkpointing"):
         axes["checkpointing"] = settings.strategies or list_strategies(step)
-    if not is_given("data.patch_size"):
+    if not is_overridden("data.patch_size"):
         sizes = [scale_patch(step.data.patch_size, f) for f in settings.patches]
         axes["data.patch_size"] = list(dict.fromkeys(sizes))
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]

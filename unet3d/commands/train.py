@@ -19,7 +19,7 @@ from unet3d.memory.step.build import build_network
 from unet3d.report.run_report import format_report_table
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.checkpoints import resolve_start
-from unet3d.training.config import TrainConfig, read_training
+from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.cuda_graph import choose_graphs
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import find_device, launch_ranks, leave_process_group
@@ -64,7 +64,7 @@ ALREADY_FINISHED = (
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train in one process or several."""
-    settings, composition = read_training(composed), composed.composition
+    settings, composition = parse_train_config(composed), composed.composition
     process = read_process_rank(settings.trainer.launch)
     if process.world_size > 1 and composition.folder_has_time:
         raise UsageError(
@@ -100,7 +100,7 @@ def build_training(
     settings = replace(settings, step=step)
     data = VolumeDataModule(settings, layout, dataset, device=device, process=process)
 
-    # Network, loss, optimizer, callbacks and trainer: what options get wrong is said now.
+    # Network, loss, optimizer, callbacks and trainer: invalid options fail before data is read.
     seed_run(settings)
     config = make_config_record(settings)
     limits = StoppingLimits(

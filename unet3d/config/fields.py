@@ -28,7 +28,7 @@ Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptionType:
     """What an option may be: in words, as a test, and how it is stored."""
 
     words: str
@@ -46,9 +46,10 @@ class Kind:
 def read_settings(
     settings: type[Settings], config: DictConfig, prefix: str = "", **given: Any
 ) -> Settings:
-    """Build a settings class from the keys with the names of its fields; `given` ones are not read.
+    """Build a settings class, each field from the key of its name.
 
-    A text in the annotation of a field names another key; fields with defaults are not read.
+    A text in the annotation of a field names another key. Fields that are `given`, and fields with
+    a default, are not read.
     """
     hints = get_type_hints(settings, include_extras=True)
     for field in fields(settings):  # ty: ignore[invalid-argument-type]
@@ -75,7 +76,7 @@ def convert_option(config: DictConfig, prefix: str, name: str, hint: Any) -> Any
     value = read(config, key)
     if not types:
         return one_of(words).parse(value, key)
-    kind = next((note for note in notes if isinstance(note, Kind)), None) or KINDS[types[0]]
+    kind = next((note for note in notes if isinstance(note, OptionType)), None) or KINDS[types[0]]
     if value in words or (value is None and NoneType in parts and not kind.gives_none):
         return value
     return replace(kind, words=" or ".join([kind.words, *words])).parse(value, key)
@@ -100,7 +101,7 @@ def is_text(value: Any) -> bool:
 COMPARISONS = {">=": operator.ge, "above": operator.gt, "below": operator.lt, "<=": operator.le}
 
 
-def number(*bounds: str) -> Kind:
+def number(*bounds: str) -> OptionType:
     """Return the numbers within bounds.
 
     >>> number("above 0", "below 1").words
@@ -111,28 +112,28 @@ def number(*bounds: str) -> Kind:
     def accepts(value: Any) -> bool:
         return is_number(value) and all(compare(value, limit) for compare, limit in limits)
 
-    return Kind(f"a number {' and '.join(bounds)}", accepts, float)
+    return OptionType(f"a number {' and '.join(bounds)}", accepts, float)
 
 
-def integer(*bounds: str) -> Kind:
+def integer(*bounds: str) -> OptionType:
     """Return the ints within bounds."""
     within = number(*bounds).accepts
     words = f"an int {' and '.join(bounds)}"
-    return Kind(words, lambda value: type(value) is int and within(value))
+    return OptionType(words, lambda value: type(value) is int and within(value))
 
 
-def one_of(choices: Sequence[str]) -> Kind:
+def one_of(choices: Sequence[str]) -> OptionType:
     """Return a few words."""
-    return Kind(f"one of {', '.join(choices)}", lambda value: value in choices)
+    return OptionType(f"one of {', '.join(choices)}", lambda value: value in choices)
 
 
-def word_or(word: str | bool | None, kind: Kind, stored: Any = None) -> Kind:
+def word_or(word: str | bool | None, kind: OptionType, stored: Any = None) -> OptionType:
     """Return a kind of values, or a word, which stands for what is stored."""
 
     def is_word(value: Any) -> bool:
         return type(value) is type(word) and value == word
 
-    return Kind(
+    return OptionType(
         f"{to_yaml_literal(word)} or {kind.words}",
         lambda value: is_word(value) or kind.accepts(value),
         lambda value: stored if is_word(value) else kind.convert(value),
@@ -140,7 +141,7 @@ def word_or(word: str | bool | None, kind: Kind, stored: Any = None) -> Kind:
     )
 
 
-def list_of(kind: Kind, words: str = "", length: int | None = None) -> Kind:
+def list_of(kind: OptionType, words: str = "", length: int | None = None) -> OptionType:
     """Return lists of `length` values, or of one or more; they are stored as tuples."""
 
     def accepts(value: Any) -> bool:
@@ -148,22 +149,22 @@ def list_of(kind: Kind, words: str = "", length: int | None = None) -> Kind:
         return has_length and all(map(kind.accepts, value))
 
     words = words or f"a list of {kind.words}"
-    return Kind(words, accepts, lambda value: tuple(map(kind.convert, value)))
+    return OptionType(words, accepts, lambda value: tuple(map(kind.convert, value)))
 
 
-def one_or_list_of(kind: Kind, words: str = "") -> Kind:
+def one_or_list_of(kind: OptionType, words: str = "") -> OptionType:
     """Return single values and lists of one or more; both are stored as tuples."""
     several = list_of(kind, words)
-    return Kind(
+    return OptionType(
         words,
         lambda value: several.accepts(value) or kind.accepts(value),
         lambda value: several.convert(value if isinstance(value, list) else [value]),
     )
 
 
-def mapping_of(kind: Kind, words: str) -> Kind:
+def mapping_of(kind: OptionType, words: str) -> OptionType:
     """Return mappings from one or more names to values."""
-    return Kind(
+    return OptionType(
         words,
         lambda v: isinstance(v, dict) and bool(v) and all(map(kind.accepts, v.values())),
         lambda value: {str(k): kind.convert(v) for k, v in value.items()},
@@ -205,44 +206,44 @@ def _expand_patterns(value: Any) -> tuple[Path, ...]:
     return tuple(paths)
 
 
-BOOL = Kind("true or false", lambda value: isinstance(value, bool))
-TEXT = Kind("text", is_text, str)
-PATH = Kind("a path", is_text, lambda value: Path(str(value)))
-PATHS = Kind(
+BOOL = OptionType("true or false", lambda value: isinstance(value, bool))
+TEXT = OptionType("text", is_text, str)
+PATH = OptionType("a path", is_text, lambda value: Path(str(value)))
+PATHS = OptionType(
     "a path or a list of paths",
     lambda value: bool(value) and all(map(is_text, _list_paths(value))),
     _expand_patterns,
 )
-NAMES = Kind(
+NAMES = OptionType(
     "a list of names",
     lambda value: isinstance(value, list) and all(map(is_text, value)),
     lambda value: tuple(map(str, value)),
 )
-LABEL = Kind("a label", lambda value: type(value) is int)
+LABEL = OptionType("a label", lambda value: type(value) is int)
 REGIONS = mapping_of(one_or_list_of(LABEL), "names with their labels, as in {whole:[1,2],core:[2]}")
 PATTERNS = mapping_of(one_or_list_of(TEXT), "patterns of case names")
-ANNOTATED = Kind(
+ANNOTATED = OptionType(
     "patterns of case names with the classes that they annotate, as in {liver_*:[liver]}, or a "
     "JSON file of these",
     lambda value: PATTERNS.accepts(value) or (isinstance(value, str) and bool(value)),
 )
-DURATION = Kind(
+DURATION = OptionType(
     "DD:HH:MM:SS above zero, as in 00:01:30:00",
     lambda v: re.fullmatch(r"\d+(:\d+){3}", str(v)) is not None and _to_seconds(str(v)) > 0,
     _to_seconds,
 )
-PRECISION = Kind(
+PRECISION = OptionType(
     f"one of {', '.join(PRECISIONS)}",
     lambda value: find_precision(value) is not None,
     find_precision,
 )
-DEVICE_KIND = Kind(
+DEVICE_KIND = OptionType(
     DEVICE_NAMES, lambda value: isinstance(value, str) and bool(DEVICE.fullmatch(value))
 )
-SKIP = Kind("one of error, skip", lambda value: value in ("error", "skip"), "skip".__eq__)
+SKIP = OptionType("one of error, skip", lambda value: value in ("error", "skip"), "skip".__eq__)
 """What to do about something: whether to skip it."""
 
-KINDS: dict[Any, Kind] = {
+KINDS: dict[Any, OptionType] = {
     bool: BOOL,
     str: TEXT,
     Path: PATH,

@@ -1,7 +1,7 @@
 """Classes that only some cases have annotated, as in partly labeled data sets that are merged.
 
-Where a case has no label, a class that it does not annotate may be: its background gets a label of
-its own, below IGNORE_LABEL, for each set of classes that cases do not annotate.
+Background of such a case may belong to a class that was not annotated in it. It gets a label of its
+own below IGNORE_LABEL, one for each set of classes that cases do not annotate.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -29,8 +29,8 @@ class Annotations:
     classes: tuple[str, ...]
 
     @cached_property
-    def unknown_classes(self) -> dict[int, tuple[int, ...]]:
-        """Return the classes that voxels with a label may be of, besides the background."""
+    def unannotated_classes(self) -> dict[int, tuple[int, ...]]:
+        """Return the classes that may be hidden behind each of these labels of the background."""
         sets = filter(None, dict.fromkeys(self.unknown.values()))
         numbers = {name: label for label, name in enumerate(self.classes, start=1)}
         return {
@@ -38,20 +38,22 @@ class Annotations:
             for n, names in enumerate(sets, start=1)
         }
 
-    def find_unknown(self, case: str) -> tuple[str, ...]:
+    def find_unannotated(self, case: str) -> tuple[str, ...]:
         """Return the classes that a case does not annotate."""
         pattern = self._find_pattern(case)
         return () if pattern is None else self.unknown[pattern]
 
     def get_background_label(self, case: str) -> int:
         """Return the label of voxels that a case does not label."""
-        unknown = tuple(self.classes.index(name) + 1 for name in self.find_unknown(case))
-        labels = (label for label, classes in self.unknown_classes.items() if classes == unknown)
+        unknown = tuple(self.classes.index(name) + 1 for name in self.find_unannotated(case))
+        labels = (
+            label for label, classes in self.unannotated_classes.items() if classes == unknown
+        )
         return next(labels, 0)
 
     def find_contradictions(self, case: str, labels: Set[int]) -> list[str]:
         """Return a problem for each label that a case has, although it does not annotate it."""
-        unknown, pattern = self.find_unknown(case), self._find_pattern(case)
+        unknown, pattern = self.find_unannotated(case), self._find_pattern(case)
         return [
             f"has the label {label} ({name}), which {self.key} does not list for {pattern}"
             for label, name in enumerate(self.classes, 1)

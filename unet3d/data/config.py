@@ -10,7 +10,7 @@ from unet3d.config.fields import (
     ANNOTATED,
     REGIONS,
     SKIP,
-    Kind,
+    OptionType,
     integer,
     is_number,
     list_of,
@@ -41,22 +41,22 @@ ORIENTATIONS = [sorted(a + b + c) for a in "LR" for b in "AP" for c in "IS"]
 
 LABELS = list_of(integer(">= 0"), "a list of labels")
 ONE_OR_MORE = one_or_list_of(integer(">= 0"))
-IGNORED = Kind(
+IGNORED = OptionType(
     "an int >= 0 or a list of these",
     lambda value: value == [] or ONE_OR_MORE.accepts(value),
     ONE_OR_MORE.convert,
 )
-ORIENTATION = Kind(
+ORIENTATION = OptionType(
     "one of L R, one of P A and one of I S, such as RAS",
     lambda value: isinstance(value, str) and sorted(value) in ORIENTATIONS,
 )
 SPACING = list_of(number("above 0"), "three numbers above 0", length=3)
 BACKGROUND = one_or_list_of(
-    Kind("a number or auto", lambda value: value == "auto" or is_number(value)),
+    OptionType("a number or auto", lambda value: value == "auto" or is_number(value)),
     "a number, auto, or a list with one of these per channel",
 )
 METHODS = one_or_list_of(one_of(tuple(NORMALIZATIONS)))
-NORMALIZE = Kind(
+NORMALIZE = OptionType(
     f"auto, {', '.join(NORMALIZATIONS)}, or a list with one per channel",
     lambda value: value in ("auto", ["auto"]) or METHODS.accepts(value),
     METHODS.convert,
@@ -75,7 +75,7 @@ class DataConfig:
     region_labels: Annotated[tuple[int, ...] | None, LABELS]  # that predictions have in regions
     ignore_labels: Annotated[tuple[int, ...] | None, IGNORED, "ignore_label"]
     annotated: Annotated[Any | None, ANNOTATED]  # None: every case annotates all classes
-    unknown_classes: Mapping[int, tuple[int, ...]]  # by label; known once the dataset is
+    unannotated_classes: Mapping[int, tuple[int, ...]]  # by label; known once the dataset is
     splits: Path | None
     group_by: str | None
     skip_invalid_cases: Annotated[bool, SKIP, "invalid_cases"]
@@ -96,8 +96,8 @@ class DataConfig:
             raise UsageError("data.annotated cannot be combined with data.regions")
 
 
-def read_data(config: Config) -> DataConfig:
+def parse_data_config(config: Config) -> DataConfig:
     """Read the group `data`."""
     root = read(config, "data.root")
     layout = None if root is None else read_factory(config, "data.layout")
-    return read_settings(DataConfig, config, "data.", layout=layout, unknown_classes={})
+    return read_settings(DataConfig, config, "data.", layout=layout, unannotated_classes={})

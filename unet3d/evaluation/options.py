@@ -13,7 +13,7 @@ from unet3d.config.fields import (
     PATHS,
     REGIONS,
     SKIP,
-    Kind,
+    OptionType,
     integer,
     mapping_of,
     number,
@@ -31,14 +31,14 @@ from unet3d.evaluation.evaluate import CasePair, Evaluation
 from unet3d.files import TRAINING_FILES
 from unet3d.metric.scores import SCORES, ClassMetric, LogitMetric
 
-CLASSES = Kind(
+CLASSES = OptionType(
     "unique names, background first, as in classes=[background,liver]",
     lambda v: NAMES.accepts(v) and 1 < len(v) == len(set(NAMES.convert(v))),
     NAMES.convert,
 )
 LABELS = one_or_list_of(integer(), "an int, a list of ints, or null")
 DISTANCES = mapping_of(number(">= 0"), "a distance of each class")
-TOLERANCE = Kind(
+TOLERANCE = OptionType(
     "a distance in mm, or one of each class, 0 or more",
     lambda value: DISTANCES.accepts(value) or number(">= 0").accepts(value),
     lambda value: DISTANCES.convert(value) if isinstance(value, dict) else float(value),
@@ -97,7 +97,8 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
         for finding in annotations.find_unmatched_patterns(case_names):
             raise UsageError(finding.message)
         pairs = [
-            replace(pair, unknown=frozenset(annotations.find_unknown(pair.name))) for pair in pairs
+            replace(pair, unknown=frozenset(annotations.find_unannotated(pair.name)))
+            for pair in pairs
         ]
     if settings.group_by is not None:
         groups = read_groups(settings.group_by, case_names, "group_by")

@@ -19,7 +19,7 @@ from unet3d.export.bundle import (
     is_on_hub,
     read_bundle,
 )
-from unet3d.model.config import read_saved_network
+from unet3d.model.config import parse_saved_network
 from unet3d.types import Triple
 
 
@@ -153,7 +153,7 @@ def load_member(
     weights, prefix = extract_weights(path, content), "model."
     state = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
     try:
-        network = read_saved_network(metadata["config"], allow_targets).build()
+        network = parse_saved_network(metadata["config"], allow_targets).build()
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     mismatch = find_mismatch(network.state_dict(), state)

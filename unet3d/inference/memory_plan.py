@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from math import prod
 
-from unet3d.inference.window_order import Span, WindowSchedule, compute_window_starts
+from unet3d.inference.window_order import Span, WindowOrder, compute_window_starts
 from unet3d.types import Triple
 
-FLOAT = 4
+FLOAT32_BYTES = 4
 """Bytes of a float32."""
 
 
@@ -16,7 +16,7 @@ FLOAT = 4
 class VolumeToSegment:
     """A volume and the networks to segment it with."""
 
-    schedule: WindowSchedule  # all windows of the preprocessed volume, in any order of its axes
+    schedule: WindowOrder  # all windows of the preprocessed volume, in any order of its axes
     box: Triple  # size of the same region at the file's resolution
     channels: int
     classes: int  # channels of the logits
@@ -36,7 +36,7 @@ class Budget:
 class Slab:
     """A schedule of its own, and the columns that it writes."""
 
-    schedule: WindowSchedule
+    schedule: WindowOrder
     columns: Span
 
 
@@ -115,7 +115,7 @@ def _split_into_slabs(
         yield Slab(replace(volume.schedule, order=order, columns=columns), (start, stop))
 
 
-def _estimate_sums(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
+def _estimate_sums(volume: VolumeToSegment, schedule: WindowOrder) -> int:
     """Return the bytes of active tiles, the importance map, and rows and columns kept."""
     a, b, c = schedule.order
     first, last = schedule.column_span
@@ -125,10 +125,10 @@ def _estimate_sums(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
         numbers += volume.classes * (last - first) * size[c]
     if size[b] != volume.box[b]:
         numbers += volume.classes * 2 * patch[a] * size[c]
-    return FLOAT * numbers
+    return FLOAT32_BYTES * numbers
 
 
-def _estimate_temporaries(volume: VolumeToSegment, schedule: WindowSchedule) -> int:
+def _estimate_temporaries(volume: VolumeToSegment, schedule: WindowOrder) -> int:
     """Return the bytes of a batch, its logits and the part being added, or of a written row."""
     _, b, c = schedule.order
     size, patch = schedule.size, schedule.patch
@@ -138,4 +138,4 @@ def _estimate_temporaries(volume: VolumeToSegment, schedule: WindowSchedule) -> 
     length = max(size[c], volume.box[c])
     written = -(-columns * volume.box[b] // size[b]) + 1
     row = volume.classes * (3 * (columns + 1) * size[c] + 5 * written * length)
-    return FLOAT * max(schedule.batch_size * window + 2 * part, row)
+    return FLOAT32_BYTES * max(schedule.batch_size * window + 2 * part, row)

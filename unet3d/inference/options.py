@@ -8,7 +8,7 @@ from unet3d.config.fields import (
     DEVICE_KIND,
     PRECISION,
     TEXT,
-    Kind,
+    OptionType,
     integer,
     number,
     one_of,
@@ -29,11 +29,13 @@ def _are_axes(value: Any) -> bool:
 
 OVERLAP, BATCH_SIZE = number(">= 0", "below 1"), integer(">= 1")
 LEVEL, BACKEND = number(">= 0", "below 1"), one_of(("torch", "onnx", "openvino"))
-AXES = word_or(True, word_or(False, Kind("a list of the axes 0, 1 and 2", _are_axes, tuple), ()))
+AXES = word_or(
+    True, word_or(False, OptionType("a list of the axes 0, 1 and 2", _are_axes, tuple), ())
+)
 ONE_OR_MORE = one_or_list_of(TEXT)
 CLASSES = word_or(
     "auto",
-    Kind(
+    OptionType(
         "none or a list of classes",
         lambda value: value in (None, "none", []) or ONE_OR_MORE.accepts(value),
         lambda value: () if value in (None, "none", []) else ONE_OR_MORE.convert(value),

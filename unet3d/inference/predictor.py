@@ -32,14 +32,14 @@ from unet3d.inference.sliding_window import (
     list_flips,
     segment,
 )
-from unet3d.inference.window_order import WindowSchedule
+from unet3d.inference.window_order import WindowOrder
 from unet3d.machine import Precision, get_available_bytes, get_free_bytes
 from unet3d.text import MIB, format_bytes, pluralize
 
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a case may take."""
 
-HEAP = 64 * MIB
+HEAP_ALLOWANCE = 64 * MIB
 """Freed small blocks that the C library may keep."""
 
 
@@ -166,10 +166,10 @@ class Predictor:
         ensemble, budget = self.ensemble, self._get_budget(held=scan.image.nbytes)
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
-        held = scan.image.nbytes + voxels + HEAP
+        held = scan.image.nbytes + voxels + HEAP_ALLOWANCE
         plan = choose_plan(
             VolumeToSegment(
-                schedule=WindowSchedule(
+                schedule=WindowOrder(
                     size=scan.grid.shape,
                     patch=ensemble.patch_size,
                     overlap=self.overlap,

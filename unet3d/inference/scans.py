@@ -288,7 +288,7 @@ def _receive(pipe: Connection) -> Any:
 
 def _run_share(
     work: Work[Any],
-    share: tuple[int, int],
+    shard: tuple[int, int],
     ram: int | None,
     device: str,
     threads: int,
@@ -298,10 +298,10 @@ def _run_share(
     try:
         with SignalListener().listening():
             if resolve_device(device, "device") == "cuda":
-                torch.cuda.set_device(share[0])
+                torch.cuda.set_device(shard[0])
             else:
                 torch.set_num_threads(threads)
-            sender.send(work(share, ram))
+            sender.send(work(shard, ram))
     except (Interrupted, KeyboardInterrupt):
         pass
     except Exception as error:

@@ -22,14 +22,14 @@ from unet3d.inference.window_order import (
     OutputTile,
     Span,
     Triple,
-    WindowSchedule,
+    WindowOrder,
     make_gaussian_importance,
 )
 
 Network = Callable[[Tensor], Tensor]
 """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
 
-Decision = Callable[[Tensor], Tensor]
+LabelFunction = Callable[[Tensor], Tensor]
 """Logits (K, ...) -> labels (...), or another output such as probabilities (K, ...)."""
 
 Observer = Callable[[Sequence[Span], Tensor], None]
@@ -63,7 +63,7 @@ def label_regions(logits: Tensor, labels: Sequence[int]) -> Tensor:
 
 def choose_label_function(
     regions: Mapping[str, Sequence[int]] | None, region_labels: Sequence[int] | None
-) -> Decision:
+) -> LabelFunction:
     """Return what turns logits of classes, or of regions, into labels."""
     if regions is None:
         return argmax_labels
@@ -78,7 +78,7 @@ class SlidingWindow:
     _: KW_ONLY
     overlap: float = 0.5
     batch_size: int = 1
-    decide: Decision = argmax_labels
+    decide: LabelFunction = argmax_labels
 
     def __call__(self, image: Tensor, network: Network, observe: Observer | None = None) -> Tensor:
         """(B, C, D, H, W) -> labels (B, D, H, W), uint8.
@@ -90,7 +90,7 @@ class SlidingWindow:
     def _segment(self, image: Tensor, network: Network, observe: Observer | None) -> Tensor:
         _, d, h, w = image.shape
         schedules = [
-            WindowSchedule(
+            WindowOrder(
                 size=(d, h, w),
                 patch=self.patch_size,
                 overlap=self.overlap,
@@ -153,7 +153,7 @@ class Accumulator:
     """
 
     def __init__(
-        self, schedule: WindowSchedule, device: torch.device, background: BackgroundTest | None
+        self, schedule: WindowOrder, device: torch.device, background: BackgroundTest | None
     ):
         self.schedule, self.background = schedule, background
         self.weights = torch.from_numpy(make_gaussian_importance(schedule.patch)).to(device)
@@ -216,7 +216,7 @@ class WindowRunner:
     def run(
         self,
         image: Tensor,
-        schedule: WindowSchedule,
+        schedule: WindowOrder,
         on_tile: Callable[[OutputTile, Tensor], None],
         sum_device: torch.device,
     ) -> int:
@@ -258,7 +258,7 @@ class WindowRunner:
 class Output:
     """A decision and the array (..., D, H, W) that receives it: a view of the file's grid."""
 
-    decide: Decision
+    decide: LabelFunction
     target: np.ndarray
 
 

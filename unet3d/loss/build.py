@@ -17,7 +17,7 @@ from unet3d.loss.deep_supervision import average_levels
 from unet3d.loss.partial_labels import PartialLabels
 from unet3d.types import IGNORE_LABEL
 
-CERTAIN = 30.0
+CERTAIN_LOGIT = 30.0
 """Logit of the right class where a label is ignored: its cross-entropy is below 1e-25."""
 
 TAKES_CLASSES = (
@@ -26,7 +26,7 @@ TAKES_CLASSES = (
 )
 """Losses of torch and MONAI that take the class of each voxel; the others take one-hot labels."""
 
-OWN = "unet3d.loss."
+OWN_PACKAGE = "unet3d.loss."
 
 ACTIVATIONS = ("softmax", "sigmoid", "other_act")
 TENSORS = ("weight", "pos_weight", "dist_matrix")
@@ -37,27 +37,27 @@ def build_loss(
     factory: Factory,
     *,
     regions: Mapping[str, Sequence[int]] | None = None,
-    unknown_classes: Mapping[int, Sequence[int]] | None = None,
+    unannotated_classes: Mapping[int, Sequence[int]] | None = None,
 ) -> nn.Module:
     """Build the configured loss.
 
-    `unknown_classes` are those that cases of a label do not annotate; None: all annotate all.
+    `unannotated_classes` are those that cases of a label do not annotate; None: all annotate all.
     """
-    if factory.target.__module__.startswith(OWN):
+    if factory.target.__module__.startswith(OWN_PACKAGE):
         loss = factory()
     else:
         chosen = choose_arguments(
             factory.target, factory.arguments, has_regions=regions is not None
         )
         loss = AdaptedLoss(factory(**chosen), regions)
-    if unknown_classes is None:
+    if unannotated_classes is None:
         return loss
     if factory.arguments.get("label_smoothing"):
         raise UsageError(
             "loss.label_smoothing gives every class a part of each label, which data.annotated "
             "cannot know: set it to 0"
         )
-    return PartialLabels(loss, unknown_classes)
+    return PartialLabels(loss, unannotated_classes)
 
 
 def choose_arguments(target: Any, given: Mapping[str, Any], *, has_regions: bool) -> dict[str, Any]:
@@ -106,9 +106,11 @@ class AdaptedLoss(nn.Module):
         with torch.autocast(logits.device.type, enabled=False):
             ignored = labels == IGNORE_LABEL
             labels = labels.long().masked_fill(ignored, 0)
-            certain = logits.new_full((logits.shape[1], 1, 1, 1), -CERTAIN, dtype=torch.float32)
+            certain = logits.new_full(
+                (logits.shape[1], 1, 1, 1), -CERTAIN_LOGIT, dtype=torch.float32
+            )
             if self.regions is None:
-                certain[0] = CERTAIN
+                certain[0] = CERTAIN_LOGIT
             visible = torch.where(ignored[:, None], certain, logits.float())
             return self.loss(visible, self._shape_labels(labels, logits.shape[1]))
 

@@ -46,19 +46,19 @@ class ClassSums(NamedTuple):
     counted: Tensor
 
 
-class CrossEntropy(NamedTuple):
-    """How much the cross-entropy of a voxel counts, whose label has probability p."""
+class CrossEntropyOptions(NamedTuple):
+    """Weights of voxels in the cross-entropy; p is the predicted probability of a voxel's label."""
 
     gamma: float = 0.0
-    """(1 - p)^gamma as much: the focal loss."""
+    """Exponent of the focal loss: a voxel has the weight (1 - p)^gamma."""
     topk: float | None = None
-    """Only this share of the batch's voxels counts, those with the largest cross-entropy."""
+    """Fraction of the batch's voxels that count: those with the largest cross-entropy."""
     smoothing: float = 0.0
-    """So much of a label's probability is spread evenly over all classes, or over a region and its
-    outside; excludes the others."""
+    """Probability that is taken from the label and spread evenly over all classes, or over a region
+    and its outside; cannot be combined with the others."""
 
 
-PLAIN = CrossEntropy()
+PLAIN_CROSS_ENTROPY = CrossEntropyOptions()
 
 
 def sum_classes(
@@ -67,7 +67,7 @@ def sum_classes(
     table: Tensor | None = None,
     *,
     batch: bool,
-    kind: CrossEntropy = PLAIN,
+    kind: CrossEntropyOptions = PLAIN_CROSS_ENTROPY,
 ) -> ClassSums:
     """Sum up logits (B, K, D, H, W) by labels (B, D, H, W); backward saves only these two."""
     parts = _SumClasses.apply(logits, labels, table, kind)
@@ -79,7 +79,7 @@ def sum_classes(
 class _SumClasses(Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, table: Tensor | None, kind: CrossEntropy
+        ctx: Any, logits: Tensor, labels: Tensor, table: Tensor | None, kind: CrossEntropyOptions
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(logits.device.type, enabled=False):
             threshold = None if kind.topk is None else find_threshold(logits, labels, kind.topk)
@@ -134,7 +134,7 @@ def sum_terms(
     logits: Tensor,
     labels: Tensor,
     table: Tensor | None,
-    kind: CrossEntropy,
+    kind: CrossEntropyOptions,
     threshold: Tensor | None = None,
 ) -> Tensor:
     """Return the sums of ClassSums as (5, B, K)."""
@@ -172,7 +172,7 @@ def compute_gradient(
     labels: Tensor,
     table: Tensor | None,
     grad: Tensor,
-    kind: CrossEntropy,
+    kind: CrossEntropyOptions,
     threshold: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of the logits, given that of the first three sums, (3, B, K)."""

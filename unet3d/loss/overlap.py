@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from unet3d.errors import UsageError
 from unet3d.loss.deep_supervision import average_levels
 from unet3d.loss.dice_terms import (
-    PLAIN,
+    PLAIN_CROSS_ENTROPY,
     TINY,
     ClassSums,
-    CrossEntropy,
+    CrossEntropyOptions,
     make_region_table,
     sum_classes,
 )
@@ -41,7 +41,7 @@ class OverlapLoss(nn.Module):
         batch: bool,
         class_weights: Sequence[float] | None,
         regions: Regions | None,
-        kind: CrossEntropy = PLAIN,
+        kind: CrossEntropyOptions = PLAIN_CROSS_ENTROPY,
     ):
         super().__init__()
         if ce < 0 or smooth <= 0:
@@ -131,7 +131,7 @@ class DiceCE(OverlapLoss):
             batch=batch_dice,
             class_weights=class_weights,
             regions=regions,
-            kind=CrossEntropy(
+            kind=CrossEntropyOptions(
                 gamma=gamma if voxel_loss == "focal" else 0.0,
                 topk=topk if voxel_loss == "topk" else None,
                 smoothing=label_smoothing,

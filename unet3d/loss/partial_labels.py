@@ -17,20 +17,22 @@ from unet3d.loss.deep_supervision import resize_labels, split_levels
 from unet3d.loss.dice_terms import iter_chunks, upcast
 from unet3d.types import IGNORE_LABEL
 
-ABSENT = -1e4
+ABSENT_LOGIT = -1e4
 """Logit of a class that the loss does not see; fp16 has it, and its probability is 0."""
 
 
 class PartialLabels(nn.Module):
-    """Call a loss with what is known; `unknown_classes` are those that a label may stand for."""
+    """Call a loss with what is known; a label may stand for any of its `unannotated_classes`."""
 
-    def __init__(self, loss: nn.Module, unknown_classes: Mapping[int, Sequence[int]]):
+    def __init__(self, loss: nn.Module, unannotated_classes: Mapping[int, Sequence[int]]):
         super().__init__()
         self.loss = loss
-        self.first = min(unknown_classes, default=IGNORE_LABEL)
-        classes = 1 + max((c for unknown in unknown_classes.values() for c in unknown), default=0)
+        self.first = min(unannotated_classes, default=IGNORE_LABEL)
+        classes = 1 + max(
+            (c for unknown in unannotated_classes.values() for c in unknown), default=0
+        )
         table = torch.zeros(256, classes, dtype=torch.bool)
-        for label, unknown in unknown_classes.items():
+        for label, unknown in unannotated_classes.items():
             table[label, list(unknown)] = True
         self.register_buffer("table", table, persistent=False)
         self.table: Tensor
@@ -59,7 +61,7 @@ class _MergeUnknown(Function):
         for rows, x, group in _iter_groups(logits, labels, table):
             merged[:, 0, rows] = _sum_group(x, group).to(merged.dtype)
             for c in range(1, group.shape[1]):
-                merged[:, c, rows] = torch.where(group[:, c], ABSENT, merged[:, c, rows])
+                merged[:, c, rows] = torch.where(group[:, c], ABSENT_LOGIT, merged[:, c, rows])
         return merged
 
     @staticmethod

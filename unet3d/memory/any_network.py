@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Loss = Callable[[Any], Tensor]
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def estimate_memory(
@@ -30,7 +30,7 @@ def estimate_memory(
     input_shape: Sequence[int],
     *,
     loss: Loss | None = None,
-    optimizer: MakeOptimizer = torch.optim.AdamW,
+    optimizer: OptimizerFactory = torch.optim.AdamW,
     precision: str | int = "32",
     device: str | torch.device = "cuda",
 ) -> "NetworkEstimate":

@@ -200,7 +200,7 @@ def get_device_bytes(estimate: MemoryEstimate) -> int:
     return estimate.peak.reserved or estimate.allocated
 
 
-def get_process_bytes(peak: MemoryRecord) -> int:
+def add_context_bytes(peak: MemoryRecord) -> int:
     """Return what a process takes of the device: its step, and 600 MiB for the CUDA context."""
     return (peak.reserved or peak.allocated or 0) + CUDA_CONTEXT_BYTES
 
@@ -296,7 +296,7 @@ def search_largest_batch(
     """Return the largest batch from 2 to `limit` that fits `budget` bytes; 0 if none does."""
 
     def measure(batch: int) -> int:
-        return get_process_bytes(extrapolation.peak(batch))
+        return add_context_bytes(extrapolation.peak(batch))
 
     fitting = bisect_right(range(2, limit + 1), budget, key=measure)
     return fitting + 1 if fitting else 0
@@ -321,6 +321,6 @@ def find_fitting_batch(
             return largest, extrapolation.peak(largest)
     for batch in (2, 1) if limit == 2 else (1,):  # 2 needs one trace instead of two
         peak = estimate(batch).peak
-        if get_process_bytes(peak) <= budget:
+        if add_context_bytes(peak) <= budget:
             return batch, peak
     return None

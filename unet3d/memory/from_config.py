@@ -13,7 +13,7 @@ from unet3d.config.compose import format_overrides
 from unet3d.data.dataset import get_network_sizes
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import Precision, get_available_bytes, resolve_precision
-from unet3d.memory.estimate import MemoryEstimate, estimate_step, get_process_bytes
+from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, estimate_step
 from unet3d.memory.parallel import map_in_processes
 from unet3d.memory.step.build import build_network, complete_step
 from unet3d.memory.step.config import StepConfig
@@ -31,7 +31,7 @@ LARGEST_TILE_MIB = 256
 FUSED_STRATEGIES = ("fused", "skips", "lean", "leanest")
 
 
-def estimate_memory(
+def estimate_configured_step(
     config: StepConfig, volume_size: Sequence[int] | None = None, *, validates: bool = True
 ) -> MemoryEstimate:
     """Estimate the configured step: for CUDA unless trainer.accelerator=cpu, on any machine."""
@@ -42,7 +42,9 @@ def estimate_memory(
     else:
         precision = resolve_precision(config.precision, "cpu")
     config = resolve_strategy(config, precision, cuda=cuda)
-    return trace_step(config, precision, cuda=cuda, volume_size=volume_size, validates=validates)
+    return estimate_resolved_step(
+        config, precision, cuda=cuda, volume_size=volume_size, validates=validates
+    )
 
 
 def check_step_size(config: StepConfig, volume_size: Sequence[int] | None = None) -> None:
@@ -57,7 +59,7 @@ def check_step_size(config: StepConfig, volume_size: Sequence[int] | None = None
         )
 
 
-def trace_step(
+def estimate_resolved_step(
     config: StepConfig,
     precision: Precision,
     *,
@@ -130,8 +132,8 @@ def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) ->
         )
 
     def fits(candidate: StepConfig) -> bool:
-        estimate = trace_step(candidate, precision, cuda=cuda, validates=False)
-        return get_process_bytes(estimate.peak) <= available
+        estimate = estimate_resolved_step(candidate, precision, cuda=cuda, validates=False)
+        return add_context_bytes(estimate.peak) <= available
 
     for name in strategies[:-1]:
         candidate = config.with_strategy(name)
@@ -152,7 +154,7 @@ def estimate_with_savings(
 
     def estimate(values: Mapping[str, Any]) -> MemoryEstimate | UsageError:
         try:
-            return estimate_memory(config.vary(values), volume_size, validates=not values)
+            return estimate_configured_step(config.vary(values), volume_size, validates=not values)
         except UsageError as error:  # of a change: this network does not support it
             return error
 

@@ -10,8 +10,8 @@ from torch import nn
 from unet3d.config.compose import Composition, format_overrides
 from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError, UsageError
 from unet3d.machine import get_available_bytes
-from unet3d.memory.estimate import MemoryEstimate, get_device_bytes, get_process_bytes
-from unet3d.memory.from_config import estimate_memory, list_leaner_strategies
+from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, get_device_bytes
+from unet3d.memory.from_config import estimate_configured_step, list_leaner_strategies
 from unet3d.memory.step.config import StepConfig
 from unet3d.text import format_bytes
 
@@ -36,7 +36,7 @@ def check_memory(
     available = get_available_bytes(device)
     if if_too_large == "ignore" or available is None:
         return []
-    needed = get_process_bytes(estimate.peak)
+    needed = add_context_bytes(estimate.peak)
     if sweeping and if_too_large == "warn" and needed > available:
         raise EstimatedOutOfMemoryError(
             f"estimated to need {format_bytes(needed)}, only {format_bytes(available)} available"
@@ -49,7 +49,7 @@ def check_memory(
 
 def format_oom_warning(estimate: MemoryEstimate, config: StepConfig, available: int) -> list[str]:
     """Return lines that warn if a step is estimated not to fit in `available` bytes."""
-    needed = get_process_bytes(estimate.peak)
+    needed = add_context_bytes(estimate.peak)
     if needed <= available:
         return []
     return [
@@ -69,10 +69,10 @@ def find_fixes(config: StepConfig, available: int) -> list[Fix]:
             continue
         tried.append(changes)
         try:
-            estimate = estimate_memory(config.vary(changes), validates=False)
+            estimate = estimate_configured_step(config.vary(changes), validates=False)
         except UsageError:
             continue  # this network or this patch does not support it
-        if get_process_bytes(estimate.peak) <= available:
+        if add_context_bytes(estimate.peak) <= available:
             fixes.append((changes, get_device_bytes(estimate)))
     return fixes
 

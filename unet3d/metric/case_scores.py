@@ -22,7 +22,7 @@ The noise that an untrained network predicts has more: a meaningless number woul
 """
 
 
-class CaseScores:
+class CaseMetricAccumulator:
     """Scores of each case; call `begin` and `end` for every one, then `compute`."""
 
     def __init__(

@@ -26,14 +26,14 @@ def compute_confusion(prediction: Tensor, labels: Tensor, num_classes: int) -> T
     return counts.view(num_classes, num_classes)
 
 
-def mask_unknown(
-    prediction: Tensor, labels: Tensor, unknown_classes: Mapping[int, Sequence[int]]
+def mask_unannotated(
+    prediction: Tensor, labels: Tensor, unannotated_classes: Mapping[int, Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
     """Return both without the classes that a volume does not annotate.
 
-    A label of `unknown_classes` stands for the background or one of these classes.
+    A label of `unannotated_classes` stands for the background or one of these classes.
     """
-    for label, classes in unknown_classes.items():
+    for label, classes in unannotated_classes.items():
         is_unknown = labels == label
         if is_unknown.any():
             others = torch.tensor(classes, device=prediction.device, dtype=prediction.dtype)

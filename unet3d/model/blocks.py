@@ -93,7 +93,7 @@ class ConvBlock(nn.Sequential):
 
 
 class Strided(nn.Module):
-    """Stands for the pooling in front of a level whose first convolution has a stride instead.
+    """Identity in place of a pooling: the level below it downsamples by its first convolution.
 
     If that level has residual blocks, `skip_pool` pools what the first one adds to its output.
     """

@@ -57,7 +57,7 @@ class NetworkConfig:
         return self.model()
 
 
-def read_network(config: Config, composition: Composition) -> NetworkConfig:
+def parse_network_config(config: Config, composition: Composition) -> NetworkConfig:
     """Read the groups `model` and `pool`."""
     if composition.is_overridden("model.channels") and any(
         composition.is_overridden(f"model.{key}") for key in ("depth", "width", "max_width")
@@ -79,7 +79,7 @@ def read_network(config: Config, composition: Composition) -> NetworkConfig:
     )
 
 
-def read_saved_network(
+def parse_saved_network(
     saved: Mapping[str, Any], allow_targets: Sequence[str] | None
 ) -> NetworkConfig:
     """Read the config in a checkpoint's metadata.

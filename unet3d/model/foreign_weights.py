@@ -108,7 +108,7 @@ PROJECTS = (
 )
 
 
-class Renamed(NamedTuple):
+class RenamedWeights(NamedTuple):
     """Weights with the names of UNet3D, and whose they were."""
 
     weights: dict[str, Tensor]
@@ -117,7 +117,7 @@ class Renamed(NamedTuple):
 
 def rename_weights(
     weights: Mapping[str, Tensor], own: Mapping[str, Tensor], axes: Triple = (2, 1, 0)
-) -> Renamed:
+) -> RenamedWeights:
     """Return another network's weights with the names that `own`, the state of a UNet3D, has.
 
     A missing bias is zero, and inputs of decoders are reordered. `axes` are those of nnU-Net's
@@ -126,7 +126,7 @@ def rename_weights(
     """
     project = next((p for p in PROJECTS if p.key in weights and p.key not in own), None)
     if project is None:
-        return Renamed(dict(weights), None)
+        return RenamedWeights(dict(weights), None)
     # The number before a projection says whether there is a pooling; versions name heads otherwise.
     theirs = {
         re.sub(r"\.skip\.\d\.", ".skip.1.", name.removeprefix("deep_supervision_")): weight
@@ -147,7 +147,7 @@ def rename_weights(
             up = renamed.get(f"{name.removesuffix('convs.0.conv.weight')}up.weight")
             if up is not None:
                 renamed[name] = _swap_inputs(renamed[name], up.shape[1])
-    return Renamed(renamed, project.name)
+    return RenamedWeights(renamed, project.name)
 
 
 def _swap_inputs(weight: Tensor, first: int) -> Tensor:

@@ -58,7 +58,7 @@ def set_bias(heads: Sequence[nn.Module], bias: Sequence[float]) -> None:
             head.bias.copy_(torch.tensor(bias))
 
 
-def find_heads(model: nn.Module, image: Tensor, outputs: int) -> list[str]:
+def find_head_names(model: nn.Module, image: Tensor, outputs: int) -> list[str]:
     """Return the names of a network's output convolutions, found by a forward pass.
 
     These are the convolutions with a bias whose result is itself an output. A network that resizes

@@ -50,7 +50,7 @@ class _FusedForward(nn.Module):
         return engine(x)
 
 
-class _Engine(UNet3D):
+class _FusedUNet(UNet3D):
     """A UNet3D whose decoders read the upsampled map first, with a head at every level."""
 
     returns_list = False
@@ -59,7 +59,7 @@ class _Engine(UNet3D):
         return self.returns_list
 
 
-def _build_engine(network: Any) -> _Engine:
+def _build_engine(network: Any) -> _FusedUNet:
     """Build a UNet3D of the network's own modules."""
     encoder, decoder = network.encoder, network.decoder
     residual = hasattr(encoder, "stem")
@@ -75,7 +75,7 @@ def _build_engine(network: Any) -> _Engine:
     first_layers = [stage[0].conv1 if residual else stage[0] for stage in stages]
     drop_path = getattr(stages[0][0], "drop_path", None)
     with torch.device("meta"):
-        engine = _Engine(
+        engine = _FusedUNet(
             in_channels=first.conv.in_channels,
             num_classes=network.decoder.num_classes,
             channels=list(encoder.output_channels),

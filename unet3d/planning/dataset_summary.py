@@ -11,14 +11,18 @@ from unet3d.report.slices import get_palette
 from unet3d.text import escape_mathtext, pluralize
 
 
-def compute_class_volumes(prints: Sequence[CaseFingerprint], classes: Sequence[str]) -> np.ndarray:
+def compute_volume_fractions(
+    fingerprints: Sequence[CaseFingerprint], classes: Sequence[str]
+) -> np.ndarray:
     """Return each class's fraction of each case's voxels, (cases, classes)."""
-    counts = np.array([[p.voxels.get(c, 0) for c in range(len(classes))] for p in prints], float)
+    counts = np.array(
+        [[p.voxels.get(c, 0) for c in range(len(classes))] for p in fingerprints], float
+    )
     return counts / counts.sum(1, keepdims=True).clip(min=1)
 
 
 def summarize_dataset(
-    prints: Sequence[CaseFingerprint],
+    fingerprints: Sequence[CaseFingerprint],
     classes: Sequence[str],
     axes: Sequence[str],
 ) -> str:
@@ -31,11 +35,12 @@ def summarize_dataset(
         )
         return middle if low == high else f"{middle} ({low} to {high})"
 
-    fractions = compute_class_volumes(prints, classes)
+    fractions = compute_volume_fractions(fingerprints, classes)
+    sizes = format_range(np.array([p.shape for p in fingerprints]))
+    spacings = format_range(np.array([p.spacing_mm for p in fingerprints]))
     rows = [
-        f"{len(prints)} cases, sizes {format_range(np.array([p.shape for p in prints]))} voxels "
-        f"({' x '.join(axes)})",
-        f"spacings {format_range(np.array([p.spacing_mm for p in prints]))} mm",
+        f"{len(fingerprints)} cases, sizes {sizes} voxels ({' x '.join(axes)})",
+        f"spacings {spacings} mm",
     ]
     for c, name in enumerate(classes[1:], start=1):
         count, percent = int((fractions[:, c] > 0).sum()), 100 * fractions[:, c].mean()
@@ -44,7 +49,7 @@ def summarize_dataset(
 
 
 def draw_dataset_summary(
-    prints: Sequence[CaseFingerprint],
+    fingerprints: Sequence[CaseFingerprint],
     classes: Sequence[str],
     channels: Sequence[str],
     path: Path,
@@ -55,16 +60,16 @@ def draw_dataset_summary(
     figure = Figure(figsize=(11, 7), layout="constrained")
     sizes, spacings, intensities, volumes = figure.subplots(2, 2).flat
     for axes, values, unit in (
-        (sizes, [p.shape for p in prints], "voxels"),
-        (spacings, [p.spacing_mm for p in prints], "mm"),
+        (sizes, [p.shape for p in fingerprints], "voxels"),
+        (spacings, [p.spacing_mm for p in fingerprints], "mm"),
     ):
         axes.boxplot(np.array(values), orientation="horizontal", whis=(0, 100))
         axes.set_yticks((1, 2, 3), ("D", "H", "W"))
         axes.set_xlabel(unit)
-    sizes.set_title(f"sizes of {len(prints)} cases")
+    sizes.set_title(f"sizes of {len(fingerprints)} cases")
     spacings.set_title("spacings")
     for index, name in enumerate(channels):
-        values = np.concatenate([p.intensities[index] for p in prints])
+        values = np.concatenate([p.intensities[index] for p in fingerprints])
         if len(values):
             low, high = np.percentile(values, (0.1, 99.9))
             scale = max(float(np.median(np.abs(values))), 1e-6)  # linear up to here, then log
@@ -78,7 +83,7 @@ def draw_dataset_summary(
             intensities.set_xscale("asinh", linear_width=scale)
     intensities.set(title="foreground intensities", yticks=[])
     intensities.legend()
-    percents = 100 * compute_class_volumes(prints, classes)[:, 1:]
+    percents = 100 * compute_volume_fractions(fingerprints, classes)[:, 1:]
     boxes = volumes.boxplot(percents, orientation="horizontal", whis=(0, 100), patch_artist=True)
     for box, color in zip(boxes["boxes"], get_palette(len(classes) - 1), strict=True):
         box.set_facecolor(color)

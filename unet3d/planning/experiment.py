@@ -18,11 +18,11 @@ from unet3d.planning.planner import (
     MAX_BATCH_SIZE,
     OTHER_FACTOR,
     DatasetFingerprint,
-    IsGiven,
+    IsOverridden,
     TrainingPlan,
+    compute_max_batch_size,
     find_constant_border,
     format_dims,
-    limit_batch,
 )
 from unet3d.planning.topology import MAX_PATCH_VOXELS, round_up_to_multiple
 from unet3d.text import format_bytes, pluralize
@@ -67,9 +67,9 @@ def plan_schedule(plan: TrainingPlan, fold: int | None) -> tuple[int, int]:
     return patches_per_case, max(1, round(steps / steps_per_epoch))
 
 
-def explain_limits(plan: TrainingPlan, is_given: IsGiven) -> list[str]:
+def explain_limits(plan: TrainingPlan, is_overridden: IsOverridden) -> list[str]:
     """Say why the patch and the batch are not larger."""
-    if is_given("data.patch_size"):
+    if is_overridden("data.patch_size"):
         patch = "patch size: set by data.patch_size"
     elif plan.patch_size != plan.initial_patch:
         size = format_dims(plan.initial_patch)
@@ -81,9 +81,9 @@ def explain_limits(plan: TrainingPlan, is_given: IsGiven) -> list[str]:
             f"patch size: limited to {MAX_PATCH_VOXELS:,} voxels, the largest that a plan starts "
             "with"
         )
-    limit = limit_batch(plan.patch_size, plan.median_shape, plan.num_cases)
+    limit = compute_max_batch_size(plan.patch_size, plan.median_shape, plan.num_cases)
     percent = f"{100 * BATCH_FRACTION:g}%"
-    if is_given("data.batch_size"):
+    if is_overridden("data.batch_size"):
         batch = "batch size: set by data.batch_size"
     elif plan.batch_size < limit:
         batch = f"batch size: limited by the budget, {plan.batch_size + 1} would not fit"

@@ -10,7 +10,7 @@ import torch
 
 from unet3d.data.config import DataConfig
 from unet3d.data.dataset import ValidCases, build_layout, choose_split, resolve_dataset
-from unet3d.data.layouts.splits import find_too_few, read_groups
+from unet3d.data.layouts.splits import explain_too_few, read_groups
 from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import choose_background
@@ -30,7 +30,7 @@ from unet3d.planning.topology import (
 )
 from unet3d.types import Triple
 
-IsGiven = Callable[[str], bool]
+IsOverridden = Callable[[str], bool]
 """Whether the command line sets a key."""
 
 BATCH_FRACTION = 0.05
@@ -75,13 +75,15 @@ class TrainingPlan:
     peak: MemoryRecord
 
 
-def inspect_dataset(data: DataConfig, fold: int | None, is_given: IsGiven) -> DatasetFingerprint:
+def inspect_dataset(
+    data: DataConfig, fold: int | None, is_overridden: IsOverridden
+) -> DatasetFingerprint:
     """Read every usable case, or its cached fingerprint."""
     layout = build_layout(data)
     facts = resolve_dataset(data, layout.describe())
     usable = ValidCases(data, layout, facts.channels)
     chosen = data.background
-    background = chosen if is_given("data.background") else choose_background(facts.channels)
+    background = chosen if is_overridden("data.background") else choose_background(facts.channels)
     fingerprints = usable.run_on_valid_cases(
         lambda cases: fingerprint_dataset(cases, data.orientation, data.cache, background)
     )
@@ -90,10 +92,10 @@ def inspect_dataset(data: DataConfig, fold: int | None, is_given: IsGiven) -> Da
         cases = layout.list_cases()
         rule, names = choose_split(data, cases), [case.name for case in cases]
         notes, groups, likely = [rule.note] if rule.note else [], rule.groups, rule.likely_groups
-        if likely is not None and not is_given("data.group_by"):
+        if likely is not None and not is_overridden("data.group_by"):
             group_by, groups = likely.pattern, read_groups(likely.pattern, names)
             notes.append(f"{likely.message}: the plan sets {likely.option}")
-        too_few = find_too_few(names, groups) if rule.file is None else None
+        too_few = explain_too_few(names, groups) if rule.file is None else None
     return DatasetFingerprint(
         fingerprints=fingerprints,
         classes=facts.classes,
@@ -106,18 +108,18 @@ def inspect_dataset(data: DataConfig, fold: int | None, is_given: IsGiven) -> Da
 
 
 def make_plan(
-    config: StepConfig, dataset: DatasetFingerprint, budget: int, is_given: IsGiven
+    config: StepConfig, dataset: DatasetFingerprint, budget: int, is_overridden: IsOverridden
 ) -> TrainingPlan:
     """Choose the largest patch that fits with a batch of two, then the largest batch."""
     target, median = choose_resolution(config.data, dataset)
-    patches = _list_candidate_patches(config, target, median, is_given)
+    patches = _list_candidate_patches(config, target, median, is_overridden)
     strategies: Sequence[Changes] = [{}]
-    if not is_given("checkpointing"):  # from the least work to the least memory
+    if not is_overridden("checkpointing"):  # from the least work to the least memory
         strategies = [{"checkpointing": name} for name in list_strategies(config)]
-    given_batch = config.data.batch_size if is_given("data.batch_size") else None
+    given_batch = config.data.batch_size if is_overridden("data.batch_size") else None
 
     def with_patch(patch: Triple) -> StepConfig:
-        levels = _get_model_changes(config, plan_levels(target, patch), is_given)
+        levels = _get_model_changes(config, plan_levels(target, patch), is_overridden)
         return config.vary({"data.patch_size": patch, **levels})
 
     def fits(patch: Triple, tried: Sequence[Changes] = strategies[-1:]) -> bool:
@@ -135,7 +137,7 @@ def make_plan(
         )
     patch, num_cases = patches[index], len(dataset.fingerprints)
     levels, planned = plan_levels(target, patch), with_patch(patch)
-    limit = given_batch or limit_batch(patch, median, num_cases)
+    limit = given_batch or compute_max_batch_size(patch, median, num_cases)
     strategy, batch_size, peak = choose_strategy(planned, strategies, budget, limit)
     planned = planned.vary({**strategy, "data.batch_size": batch_size})
     if torch.cuda.is_available() and strategy:  # on a CPU, larger tiles are slower
@@ -149,7 +151,7 @@ def make_plan(
         initial_patch=patches[0],
         patch_size=patch,
         levels=levels,
-        model=_get_model_changes(config, levels, is_given),
+        model=_get_model_changes(config, levels, is_overridden),
         batch_size=batch_size,
         strategy=strategy,
         peak=peak,
@@ -167,25 +169,25 @@ def choose_resolution(
     return target, find_median_shape(spacings, shapes, target)
 
 
-def find_batch_limit(
-    data: DataConfig, fold: int | None, is_given: IsGiven
+def make_batch_limit(
+    data: DataConfig, fold: int | None, is_overridden: IsOverridden
 ) -> Callable[[Triple], int]:
-    """Return the largest batch that a plan tries for a patch, from the dataset if it exists.
+    """Return a function from a patch to the largest batch that is worth trying on a dataset.
 
-    Generated data may have any size: it limits nothing.
+    Data that is generated, or not there, limits nothing.
     """
     exists = data.layout is not None and data.root is not None and data.root.is_dir()
     if not exists or isinstance(data.layout(), GeneratedDataset):
         return lambda patch: MAX_BATCH_SIZE
-    dataset = inspect_dataset(data, fold, is_given)
+    dataset = inspect_dataset(data, fold, is_overridden)
     median, count = choose_resolution(data, dataset)[1], len(dataset.fingerprints)
-    return lambda patch: limit_batch(patch, median, count)
+    return lambda patch: compute_max_batch_size(patch, median, count)
 
 
-def limit_batch(patch: Triple, median_shape: Sequence[float], num_cases: int) -> int:
+def compute_max_batch_size(patch: Triple, median_shape: Sequence[float], num_cases: int) -> int:
     """Return the largest batch that is tried.
 
-    >>> limit_batch((64, 64, 64), (128, 128, 128), 20)
+    >>> compute_max_batch_size((64, 64, 64), (128, 128, 128), 20)
     8
     """
     patches = prod(median_shape) * num_cases * BATCH_FRACTION / prod(patch)
@@ -196,17 +198,17 @@ def _list_candidate_patches(
     config: StepConfig,
     spacing_mm: Sequence[float],
     median_shape: Sequence[float],
-    is_given: IsGiven,
+    is_overridden: IsOverridden,
 ) -> list[Triple]:
     """Return patches from the largest down, or the one that is configured."""
 
     def format_list(numbers: Sequence[float]) -> str:
         return f"[{','.join(f'{n:.7g}' for n in numbers)}]"
 
-    if is_given("data.patch_size"):
+    if is_overridden("data.patch_size"):
         patch = config.data.patch_size
         levels = plan_levels(spacing_mm, patch)
-        if not levels.pool_windows and _get_model_changes(config, levels, is_given):
+        if not levels.pool_windows and _get_model_changes(config, levels, is_overridden):
             raise UsageError(
                 f"data.patch_size={format_list(patch)} leaves nothing to pool at "
                 f"{format_list(spacing_mm)} mm: give one axis at least 12 voxels, or set "
@@ -254,10 +256,10 @@ def enlarge_tiles(
     return ({}, peak) if fitting is None else (tiles, fitting[1])
 
 
-def _get_model_changes(config: StepConfig, levels: Levels, is_given: IsGiven) -> Changes:
+def _get_model_changes(config: StepConfig, levels: Levels, is_overridden: IsOverridden) -> Changes:
     """Return the levels, where the network and the command line leave them open."""
     has_depth = "depth" in config.network.model.arguments
-    if not has_depth or is_given("model.depth") or is_given("model.channels"):
+    if not has_depth or is_overridden("model.depth") or is_overridden("model.channels"):
         return {}
     return {
         "model.depth": len(levels.kernels),
@@ -276,14 +278,14 @@ def _choose_normalization(data: DataConfig, dataset: DatasetFingerprint) -> list
 
 
 def find_constant_border(
-    dataset: DatasetFingerprint, is_given: IsGiven
+    dataset: DatasetFingerprint, is_overridden: IsOverridden
 ) -> tuple[float, float] | None:
     """Return the range of constant borders that are not 0; None if there are none.
 
     Also None where the command line says what is background.
     """
     values = [value for case in dataset.fingerprints for value in case.background if value != 0]
-    return None if is_given("data.background") or not values else (min(values), max(values))
+    return None if is_overridden("data.background") or not values else (min(values), max(values))
 
 
 def format_dims(numbers: Sequence[float]) -> str:

@@ -16,10 +16,10 @@ from unet3d.machine import CUDA_CONTEXT_BYTES, Precision, get_available_bytes
 from unet3d.memory.estimate import (
     LARGEST_BATCH,
     MemoryEstimate,
+    add_context_bytes,
     find_fitting_batch,
-    get_process_bytes,
 )
-from unet3d.memory.from_config import check_step_size, estimate_memory
+from unet3d.memory.from_config import check_step_size, estimate_configured_step
 from unet3d.memory.parallel import map_in_processes
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
@@ -65,21 +65,22 @@ def search_configs(
     config: StepConfig,
     combinations: Sequence[Changes],
     budget: int,
-    limit_batch: Callable[[Triple], int] | None,
+    compute_max_batch_size: Callable[[Triple], int] | None,
 ) -> Iterator[tuple[Changes, MemoryCandidate | None]]:
     """Yield every combination with its largest batch; None where not even batch size 1 fits.
 
-    `limit_batch` returns the largest batch of a patch that is of use; None: the batch is given.
+    `compute_max_batch_size` returns the largest batch that is of use for a patch; None keeps the
+    configured batch.
     """
     check_step_size(config.vary({"data.batch_size": 1}))
 
     def evaluate(changes: Changes) -> MemoryCandidate | None:
         variant = config.vary(changes)
         patch = variant.data.patch_size
-        if limit_batch is None:
+        if compute_max_batch_size is None:
             result = check_configured_batch(variant, budget)
         else:
-            result = find_largest_batch(variant, budget, limit=limit_batch(patch))
+            result = find_largest_batch(variant, budget, limit=compute_max_batch_size(patch))
             changes = changes | ({} if result is None else {"data.batch_size": result[0]})
         extra = flops[variant.strategy] / flops["none"] - 1
         return None if result is None else MemoryCandidate(changes, prod(patch), *result, extra)
@@ -105,7 +106,7 @@ def find_largest_batch(
 def check_configured_batch(config: StepConfig, budget: int) -> tuple[int, MemoryRecord] | None:
     """Return the configured batch size and its peak; None if it does not fit."""
     peak = estimate_cached(config).peak
-    return (config.data.batch_size, peak) if get_process_bytes(peak) <= budget else None
+    return (config.data.batch_size, peak) if add_context_bytes(peak) <= budget else None
 
 
 _last: list[tuple[StepConfig, MemoryEstimate]] = []
@@ -114,7 +115,7 @@ _last: list[tuple[StepConfig, MemoryEstimate]] = []
 def estimate_cached(config: StepConfig) -> MemoryEstimate:
     """Estimate a step once: a search asks twice in a row, and a trace takes seconds."""
     if not _last or _last[0][0] != config:
-        _last[:] = [(config, estimate_memory(config, validates=False))]
+        _last[:] = [(config, estimate_configured_step(config, validates=False))]
     return _last[0][1]
 
 

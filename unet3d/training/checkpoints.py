@@ -215,7 +215,7 @@ def resolve_start(run: "TrainingRun") -> RunStart:
     if found is not None:
         path, content, problems = found
         logged = get_logged_steps(callbacks.resume_state, content, path, run.module.metadata)
-    # Nothing was changed before, when it could still be refused.
+    # All checks have passed: files change only from here on.
     if run.is_main:
         for temporary in find_temporary_files(folder, ".ckpt"):
             temporary.unlink(missing_ok=True)

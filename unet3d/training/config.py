@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from unet3d.config.compose import ComposedConfig, Composition, resolve_config
-from unet3d.config.fields import DURATION, Kind, integer, number, read_settings
+from unet3d.config.fields import DURATION, OptionType, integer, number, read_settings
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.data.config import DataConfig
 from unet3d.errors import UsageError
@@ -26,7 +26,7 @@ RESERVED_KEYS = {
 """Arguments of Lightning's Trainer that we set, and one that would replace our data loaders."""
 
 
-FOLD = Kind(  # the dataset says how many there are
+FOLD = OptionType(  # the dataset says how many there are
     "an int >= 0 or none",
     lambda value: value in (None, "none") or integer(">= 0").accepts(value),
     lambda value: None if value == "none" else value,
@@ -116,7 +116,7 @@ class TrainConfig:
         return self.step.data
 
 
-def read_training(composed: ComposedConfig) -> TrainConfig:
+def parse_train_config(composed: ComposedConfig) -> TrainConfig:
     """Read the config of a training run."""
     config, composition = composed.config, composed.composition
     factory = read_factory(config, "trainer")

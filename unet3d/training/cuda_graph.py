@@ -26,7 +26,7 @@ WARMUP_BATCHES = 3
 """Batches that run without a graph: they compile kernels and let libraries choose algorithms."""
 
 
-class Recorded(NamedTuple):
+class CapturedGraph(NamedTuple):
     """A recorded graph."""
 
     tensors: Any  # where each replay writes its results
@@ -42,7 +42,7 @@ class CudaGraphs:
         self.pool = torch.cuda.MemPool()
         self.stream = torch.cuda.Stream(device)
 
-    def record(self, work: Callable[[], Any]) -> Recorded:
+    def record(self, work: Callable[[], Any]) -> CapturedGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.reset_peak_memory_stats(self.device)
         pool = cast(Any, self.pool.id)
@@ -50,7 +50,7 @@ class CudaGraphs:
         with torch.cuda.graph(graph, pool, self.stream, capture_error_mode="thread_local"):
             tensors = work()
         peak = MemoryRecord(allocated=torch.cuda.max_memory_allocated(self.device))
-        return Recorded(tensors, graph.replay, peak)
+        return CapturedGraph(tensors, graph.replay, peak)
 
     @contextmanager
     def use_memory(self) -> Generator[None]:
@@ -62,7 +62,7 @@ class CudaGraphs:
         current.wait_stream(self.stream)
 
 
-class RecordedPass:
+class GraphedPass:
     """Compute the loss of a batch, after the first batches by replaying recordings.
 
     If recording fails, all batches run without. With `accumulates`, the gradients of several
@@ -75,7 +75,7 @@ class RecordedPass:
         self.model, self.loss, self.recorder = model, loss, recorder
         self.accumulates = accumulates
         self.batches = 0
-        self.recording: _Recording | None = None
+        self.recording: _Capture | None = None
         self.peaks: dict[str, MemoryRecord] = {}  # of a replay's forward and backward
 
     def __call__(self, image: Tensor, label: Tensor) -> tuple[Tensor, Any]:
@@ -99,7 +99,7 @@ class RecordedPass:
 
     def _record(self, image: Tensor, label: Tensor) -> None:
         try:
-            self.recording = _Recording(self, image, label)
+            self.recording = _Capture(self, image, label)
             self.peaks["forward"] = self.recording.forward.peak
             self.peaks["backward"] = self.recording.backward.peak
         except torch.OutOfMemoryError:
@@ -111,10 +111,10 @@ class RecordedPass:
             )
 
 
-class _Recording:
+class _Capture:
     """The graphs of forward and backward, and the tensors that they read and write."""
 
-    def __init__(self, owner: RecordedPass, image: Tensor, label: Tensor):
+    def __init__(self, owner: GraphedPass, image: Tensor, label: Tensor):
         self.accumulates = owner.accumulates
         self.image, self.label = image.clone(), label.clone()
         self.parameters = [p for p in owner.model.parameters() if p.requires_grad]
@@ -170,7 +170,7 @@ class _Replay(Function):
     """The autograd node of a replayed batch."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, recording: _Recording) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, recording: _Capture) -> Tensor:
         ctx.recording = recording
         recording.forward.replay()
         return recording.forward.tensors.detach().clone()

@@ -36,9 +36,8 @@ from unet3d.training.ranks import ProcessRank
 class VolumeDataModule(pl.LightningDataModule):
     """Training patches and whole validation volumes.
 
-    `prepare` splits and preprocesses the cases, which may take hours, and fills in `spacing_mm` of
-    each validation case, and `absent_classes`, sentences about classes without a voxel: metrics and
-    callbacks may hold them before.
+    `prepare` splits and preprocesses the cases, which may take hours. It fills in `spacing_mm` of
+    each validation case, and warnings about classes without a voxel: callbacks hold them before.
     """
 
     preprocessing: Preprocessing
@@ -47,7 +46,7 @@ class VolumeDataModule(pl.LightningDataModule):
     groups: dict[str, str] | None  # of each case, as data.group_by defines them
     skipped: list[Finding]
     split_note: str | None  # about a file of folds that no option names
-    shared_patients: str | None  # a warning that validation and training may share some
+    shared_patient_warning: str | None  # a warning that validation and training may share some
     train_loader: TrainLoader
     val_loader: DataLoader | None
 
@@ -65,7 +64,7 @@ class VolumeDataModule(pl.LightningDataModule):
         self.augment: Augment = settings.augmentation()
         self.device, self.process = device, process
         self.spacing_mm: dict[str, Sequence[float]] = {}
-        self.absent_classes: list[str] = []
+        self.absent_class_warnings: list[str] = []
 
     def prepare(self) -> None:
         """Split the cases, preprocess those that are not in the cache, and build the loaders."""
@@ -92,11 +91,11 @@ class VolumeDataModule(pl.LightningDataModule):
         self.groups, self.skipped = rule.groups, usable.skipped
         self.split_note = None if settings.fold is None else rule.note
         is_grouped = settings.composition.is_overridden("data.group_by")
-        self.shared_patients = None if is_grouped else find_shared_patients(rule, *parts)
+        self.shared_patient_warning = None if is_grouped else find_shared_patients(rule, *parts)
         self.spacing_mm |= {v.name: v.get_spacing_mm(self.preprocessing) for v in self.validation}
         scored = Dice(dataset.classes, dataset.regions).scored_classes
         present = ([v.classes for v in part] for part in volumes)
-        self.absent_classes += find_absent_classes(scored, *present)
+        self.absent_class_warnings += find_absent_classes(scored, *present)
         self.train_loader, self.val_loader = build_loaders(
             self.training,
             self.validation,

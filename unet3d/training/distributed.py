@@ -110,8 +110,8 @@ def wait_for_ranks(
 ) -> tuple[int, int]:
     """Forward signals until all ranks have ended; return the first that failed, and its exit code.
 
-    It ends the others. Of several that were found at once, one that was killed or interrupted
-    comes first: the others have lost it, and say so.
+    The remaining ranks are ended. If several fail at once, it is one that was killed or
+    interrupted: the others only report that they lost it.
     """
     first: tuple[int, int] | None = None
     terminate_at = kill_at = float("inf")

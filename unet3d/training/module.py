@@ -20,12 +20,12 @@ from unet3d.files import set_compiler_caches
 from unet3d.inference.sliding_window import SlidingWindow, choose_label_function
 from unet3d.loss.build import check_loss
 from unet3d.machine import Precision
-from unet3d.memory.step.build import find_heads, group_parameters, make_optimizer_factory
+from unet3d.memory.step.build import group_parameters, list_head_parameters, make_optimizer_factory
 from unet3d.memory.step.config import list_data_values
-from unet3d.metric.case_scores import CaseScores, ValidationHD95
-from unet3d.metric.dice import Dice, mask_unknown
+from unet3d.metric.case_scores import CaseMetricAccumulator, ValidationHD95
+from unet3d.metric.dice import Dice, mask_unannotated
 from unet3d.training.config import TrainConfig
-from unet3d.training.cuda_graph import CudaGraphs, RecordedPass
+from unet3d.training.cuda_graph import CudaGraphs, GraphedPass
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import gather_in_case_order
 from unet3d.training.loggers import log_values
@@ -59,10 +59,10 @@ class SegmentationModule(LightningModule):
             network.compile()  # in place: names and checkpoints do not change
         self.model, self.loss = network, step.build_loss()
         check_loss(self.loss, dataset.num_outputs)
-        self.recorded_pass: RecordedPass | None = None
+        self.graphed_pass: GraphedPass | None = None
         if graphs is not None:
             accumulates = step.micro_batches > 1
-            self.recorded_pass = RecordedPass(network, self.loss, graphs, accumulates=accumulates)
+            self.graphed_pass = GraphedPass(network, self.loss, graphs, accumulates=accumulates)
         self.nonfinite_guard = NonFiniteGuard(settings.max_skipped_steps)
         self.metadata: dict[str, Any] = {}
 
@@ -71,7 +71,7 @@ class SegmentationModule(LightningModule):
         self.optimizer: Callable[[], Optimizer] = lambda: make_optimizer(groups())
         self.scheduler, self.fraction_done = settings.scheduler, fraction_done
         self.head_warmup = step.head_warmup  # fraction of the run in which only the heads learn
-        self.heads = find_heads(network) if step.head_warmup else set()
+        self.heads = list_head_parameters(network) if step.head_warmup else set()
         groups()  # refuse what the network does not have before any volume is read
         build_scheduler(self.scheduler, make_optimizer([nn.Parameter(torch.zeros(1))]), lambda: 0.0)
 
@@ -81,14 +81,14 @@ class SegmentationModule(LightningModule):
         self.validation_hd95 = (
             ValidationHD95(classes, data.spacing_mm) if settings.validate_hd95 else None
         )
-        self.case_scores = CaseScores(extra, classes, data.spacing_mm) if extra else None
+        self.case_scores = CaseMetricAccumulator(extra, classes, data.spacing_mm) if extra else None
         metrics: list[tuple[Any, str]] = [  # each with the name of its results by case
             (self.metric, "matrices"),
             (self.validation_hd95, "distances_mm"),
             (self.case_scores, "cases"),
         ]
         self.metrics = [(metric, results) for metric, results in metrics if metric is not None]
-        self.unknown_classes = step.data.unknown_classes  # for which a label may stand
+        self.unannotated_classes = step.data.unannotated_classes  # for which a label may stand
         self.sliding_window = SlidingWindow(
             list(step.data.patch_size),
             decide=choose_label_function(dataset.regions, dataset.region_labels),
@@ -106,11 +106,11 @@ class SegmentationModule(LightningModule):
 
     def training_step(self, batch: Sample, batch_idx: int) -> Tensor:
         self.nonfinite_guard.begin(self.model)
-        if self.recorded_pass is None:
+        if self.graphed_pass is None:
             outputs = self.model(batch["image"])
             loss = self.loss(outputs, batch["label"])
         else:
-            loss, outputs = self.recorded_pass(batch["image"], batch["label"])
+            loss, outputs = self.graphed_pass(batch["image"], batch["label"])
         self.nonfinite_guard.check_loss(self, self.model, batch, outputs, loss)
         value = self.nonfinite_guard.loss  # has been read from the device
         log_values(self, {"loss": value}, prog_bar=True, logger=False)
@@ -129,13 +129,15 @@ class SegmentationModule(LightningModule):
         """Return the predicted classes (B, D, H, W) of full volumes; None for a placeholder."""
         if not batch["case"][0]:
             return None
-        scores, recorded = self.case_scores, self.recorded_pass
+        scores, recorded = self.case_scores, self.graphed_pass
         observe = None if scores is None else scores.begin(batch["label"][0])
         with nullcontext() if recorded is None else recorded.use_memory():
             prediction = self.sliding_window(batch["image"], self.model, observe)
         if recorded is not None:
             prediction = prediction.clone()  # the next replay overwrites the original
-        known, batch["label"] = mask_unknown(prediction, batch["label"], self.unknown_classes)
+        known, batch["label"] = mask_unannotated(
+            prediction, batch["label"], self.unannotated_classes
+        )
         self.metric.update(known, batch["label"])
         if self.validation_hd95 is not None:
             self.validation_hd95.update(batch["case"], known, batch["label"])
@@ -253,6 +255,6 @@ def make_metadata(config: dict[str, Any], data: VolumeDataModule) -> dict[str, A
         "region_labels": config["data"]["region_labels"],
         "preprocessing": data.preprocessing.to_dict(),
         "training_statistics": statistics.to_dict(),
-        # Of the network's input; None: the augmentation, of a user's class, does not say.
+        # Axes of the network's input; None if a user's augmentation does not report them.
         "mirroring_axes": getattr(data.augment, "mirroring_axes", None),
     }

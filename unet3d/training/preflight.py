@@ -28,15 +28,20 @@ from unet3d.memory.estimate import MemoryEstimate, UntraceableError, list_launch
 from unet3d.memory.fake_tensors import copy_as_fake
 from unet3d.memory.from_config import (
     check_step_size,
+    estimate_resolved_step,
     list_leaner_strategies,
     resolve_strategy,
-    trace_step,
 )
 from unet3d.memory.oom_advice import check_memory
 from unet3d.memory.report import summarize_compiled
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
-from unet3d.model.weights import compute_sigmoid_bias, compute_softmax_bias, find_heads, set_bias
+from unet3d.model.weights import (
+    compute_sigmoid_bias,
+    compute_softmax_bias,
+    find_head_names,
+    set_bias,
+)
 from unet3d.text import GIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.ranks import ProcessRank
@@ -207,7 +212,9 @@ def estimate_run_memory(
         return None, []
     largest = max((volume.shape for volume in data.validation), key=prod, default=None)
     try:
-        estimate = trace_step(step, precision, cuda=cuda, volume_size=largest, network=network)
+        estimate = estimate_resolved_step(
+            step, precision, cuda=cuda, volume_size=largest, network=network
+        )
     except UntraceableError as reason:
         return None, [str(reason)]
     peak = format_bytes(estimate.peak.allocated or 0)
@@ -284,7 +291,7 @@ def initialize_head_bias(data: "VolumeDataModule", model: nn.Module) -> list[str
     if isinstance(model, HasHeads):
         set_bias(model.list_heads(), bias)
         return []
-    names = trace_heads(model, config, len(dataset.channels), len(bias))
+    names = trace_head_names(model, config, len(dataset.channels), len(bias))
     set_bias([model.get_submodule(name) for name in names], bias)
     if not names:
         return ["model.prior_bias: found no head with a bias, so the outputs start equal"]
@@ -294,12 +301,14 @@ def initialize_head_bias(data: "VolumeDataModule", model: nn.Module) -> list[str
     ]
 
 
-def trace_heads(model: nn.Module, config: StepConfig, channels: int, outputs: int) -> list[str]:
+def trace_head_names(
+    model: nn.Module, config: StepConfig, channels: int, outputs: int
+) -> list[str]:
     """Return the names of a network's last convolutions, found by a forward without values."""
     size = config.data.patch_size
     with FakeTensorMode():
         try:
-            return find_heads(copy_as_fake(model), torch.zeros(2, channels, *size), outputs)
+            return find_head_names(copy_as_fake(model), torch.zeros(2, channels, *size), outputs)
         except DataDependentOutputException:  # it reads values
             return []
         except Exception as error:

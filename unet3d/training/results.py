@@ -90,7 +90,7 @@ def build_report(
         "skipped_steps": skipped,
         "parameters": count_parameters(run.module.model),
         "skipped_cases": [finding.describe() for finding in run.data.skipped],
-        "warnings": [*filter(None, [run.data.shared_patients]), *warnings],
+        "warnings": [*filter(None, [run.data.shared_patient_warning]), *warnings],
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
         "memory": run.callbacks.memory.summarize(),
         "speed": run.callbacks.timing.summarize(),
@@ -156,7 +156,7 @@ def write_page(run: TrainingRun, report: Mapping[str, Any], log: Log) -> None:
     """
     path, evaluation = run.folder / "report.html", run.folder / "evaluation"
     try:
-        # Here, so that runs start as soon.
+        # Imported here to keep the start of a run fast.
         from unet3d.report.evaluation import embed_worst_cases, read_result
         from unet3d.report.page import render_page
         from unet3d.report.run_report import describe_run
@@ -348,7 +348,7 @@ def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Eva
             prediction=[folder / f"{volume.name}.nii.gz"],
             reference=[volume.case.label],
             image=volume.case.images[0],
-            unknown=frozenset(annotations.find_unknown(volume.name) if annotations else ()),
+            unknown=frozenset(annotations.find_unannotated(volume.name) if annotations else ()),
         )
         for volume in run.data.validation
         if (folder / f"{volume.name}.nii.gz").exists()

@@ -113,10 +113,10 @@ def summarize_run(run: TrainingRun) -> str:
         f"{precision.used}{reason}, on {run.data.device}{ranks}",
         f"{training} for training, {validation} for validation; "
         f"classes {', '.join(data.dataset.classes)}",
-        *filter(None, (data.split_note, data.shared_patients)),
+        *filter(None, (data.split_note, data.shared_patient_warning)),
         *(f"skipped: {finding.describe()}" for finding in data.skipped),
         *run.notes,
-        *data.absent_classes,
+        *data.absent_class_warnings,
         f"run: {run.folder}",
     ]
     return "\n".join(lines)

@@ -24,7 +24,7 @@ from unet3d.memory.from_config import make_figure_title
 from unet3d.metric.dice import Dice
 from unet3d.model.weights import cast_to_half
 from unet3d.report.comparison import HIDDEN_KEYS
-from unet3d.training.callbacks.dashboard import Dashboard
+from unet3d.training.callbacks.dashboard import RunLogger
 from unet3d.training.callbacks.progress import ProgressBar, ProgressLines
 from unet3d.training.callbacks.resume_state import ResumeState
 from unet3d.training.callbacks.step_records import Curves, StepMemory, StepTimer
@@ -40,7 +40,7 @@ from unet3d.types import HasRetention
 
 
 class RunCallbacks:
-    """All callbacks of a run, `ordered` as Lightning calls them, and those that others ask."""
+    """All callbacks, `ordered` as they are called; those that other code reads have names."""
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class RunCallbacks:
         settings, step = data.settings, data.settings.step
         bar = settings.trainer.show_progress_bar
         self.limits = limits
-        self.memory = StepMemory({} if module.recorded_pass is None else module.recorded_pass.peaks)
+        self.memory = StepMemory({} if module.graphed_pass is None else module.graphed_pass.peaks)
         self.timing = StepTimer(settings.data.num_workers)
-        self.dashboard = Dashboard(
+        self.dashboard = RunLogger(
             config, select_hparams(settings, config), make_figure_title(step)
         )
         self.curves = Curves()
         suggest = partial(suggest_overrides, settings)
         self.training_warnings = TrainingWarnings(
-            limits, self.curves.loss, suggest, data.absent_classes
+            limits, self.curves.loss, suggest, data.absent_class_warnings
         )
-        # Within a kind of blocks, strategies change no bit of a step.
+        # Strategies of fused blocks give steps that are equal bit for bit; so do the plain ones.
         is_plain = step.strategy in ("none", "blocks") or not isinstance(module.model, HasRetention)
         fixed = {
             "head_warmup": step.head_warmup,
@@ -197,7 +197,7 @@ def build_trainer(
     else:
         arguments["precision"] = precision.lightning
     if process.world_size > 1:
-        # Of the devices, Lightning takes that of this process. The process group exists already.
+        # Lightning uses the device of this process only. The process group exists already.
         devices = [device] * process.local_world_size
         arguments |= {
             "strategy": DDPStrategy(parallel_devices=devices, gradient_as_bucket_view=True),

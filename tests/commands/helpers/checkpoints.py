@@ -7,7 +7,7 @@ import torch
 
 from unet3d.commands.train import build_training
 from unet3d.config.compose import compose_config
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 
 
 def checkpoints(folder: Path, words: Sequence[str]) -> Callable[..., Path]:
@@ -19,7 +19,7 @@ def checkpoints(folder: Path, words: Sequence[str]) -> Callable[..., Path]:
             path.parent.mkdir(parents=True)
             anything = "model.prior_bias=false"  # with a prior all of it would be background
             run = build_training(
-                read_training(compose_config([*words, anything, *overrides], "train")),
+                parse_train_config(compose_config([*words, anything, *overrides], "train")),
                 folder / name,
             )
             content = {

@@ -30,7 +30,7 @@ def check(
     table = None
     if regions:
         table = dice_terms.make_region_table([[c, (c + 1) % k] for c in range(k)])
-    kind = dice_terms.CrossEntropy(gamma=gamma, smoothing=smoothing)
+    kind = dice_terms.CrossEntropyOptions(gamma=gamma, smoothing=smoothing)
     result = cuda.sum_terms(logits, labels, table, gamma, smoothing)
     expected = dice_terms.sum_terms(logits, labels, table, kind)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)

@@ -12,7 +12,7 @@ from unet3d.memory.allocator import SMALL, CachingAllocator, round_block_size
 Segment = Sequence[Any]
 """Address, bytes, "small" or "large", and [address, requested bytes] of its live blocks."""
 Event = Sequence[Any]
-"""Kind, address and bytes: s, a new segment; a, an allocation; f, a free; r or x, a released
+"""OptionType, address and bytes: s, a new segment; a, an allocation; f, a free; r or x, a released
 segment."""
 
 

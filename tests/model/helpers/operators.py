@@ -27,7 +27,7 @@ def run_norm_ops(
     """Return what each operator writes: maps, and sums of maps."""
     torch.manual_seed(0)
     y, g = (make_map(shape, dtype, part=part) for _ in range(2))
-    numbers = scale, shift, mean, inverse = [torch.randn(shape[:2]) for _ in range(4)]
+    numbers = scale, shift, mean, rstd = [torch.randn(shape[:2]) for _ in range(4)]
     normalized, masked, over_g, over_y = torch.empty_like(y), g.clone(), g.clone(), y.clone()
     operators.normalize(y, scale, shift, slope, False, normalized)
     added = normalized.clone()
@@ -39,7 +39,7 @@ def run_norm_ops(
     for n, rows in enumerate((y, y + 1)):
         # far from zero, where sums of squares cancel
         operators.add_moments(3 * rows + 50, n * y[0, 0].numel(), moments)
-        operators.add_norm_gradient_sums(g, rows, scale, shift, mean, inverse, slope, not n, sums)
+        operators.add_norm_gradient_sums(g, rows, scale, shift, mean, rstd, slope, not n, sums)
     return [normalized, added, masked, over_g, over_y], [moments, sums]
 
 

@@ -13,7 +13,7 @@ from unet3d.config.compose import compose_config
 from unet3d.machine import Precision
 from unet3d.memory.estimate import list_launches
 from unet3d.memory.step.training_step import make_step_factory
-from unet3d.training.config import read_training
+from unet3d.training.config import parse_train_config
 from unet3d.triton_kernels import compile_kernel, compile_kernels
 
 compiled = []
@@ -39,7 +39,7 @@ def main() -> None:
     for norm, upsampling, precision in (("batch", "trilinear", "16"), ("group", "nearest", "32")):
         words = ["model=unet_tiny", "pool=median", "data.num_classes=3", f"precision={precision}"]
         words += [f"model.norm={norm}", f"model.upsampling={upsampling}"]
-        settings = read_training(compose_config(words, "train"))
+        settings = parse_train_config(compose_config(words, "train"))
         step = make_step_factory(settings.step, Precision(precision, precision), cuda=True)
         launches += list_launches(step)
     count = compile_kernels(launches, torch.device("cuda"), threads=2)

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB
-from unet3d.training.cuda_graph import Recorded
+from unet3d.training.cuda_graph import CapturedGraph
 
 PEAK = MemoryRecord(allocated=7 * MIB)
 
@@ -55,7 +55,7 @@ class OperationRecorder:
             result = work()
         for buffer, value in zip(self.buffers, before, strict=True):
             buffer.data.copy_(value)  # autograd must not notice
-        return Recorded(result, operations.replay, PEAK)
+        return CapturedGraph(result, operations.replay, PEAK)
 
     @contextmanager
     def use_memory(self):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unet3d.config.fields import Kind, integer, list_of, number
+from unet3d.config.fields import OptionType, integer, list_of, number
 from unet3d.data.augmentation.transforms import (
     SpatialTransform,
     add_noise,
@@ -29,18 +29,18 @@ from unet3d.errors import UsageError
 
 Probability = Annotated[float, number(">= 0", "<= 1")]
 Angles = list_of(number(">= 0", "<= 180"), "three numbers within 0..180", length=3)
-Axes = Kind(
+Axes = OptionType(
     "a list of axes 0, 1 and 2",
     lambda value: isinstance(value, list) and all(axis in (0, 1, 2) for axis in value),
 )
 Range = Sequence[float]
 
 
-def within(low: float, high: float) -> Kind:
+def within(low: float, high: float) -> OptionType:
     """Return ranges: two numbers within bounds, the lower first."""
     words = f"two numbers within {low:g}..{high:g}, the lower first"
     pair = list_of(number(f">= {low}", f"<= {high}"), words, length=2)
-    return Kind(words, lambda value: pair.accepts(value) and value[0] <= value[1])
+    return OptionType(words, lambda value: pair.accepts(value) and value[0] <= value[1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ def split_cases(
     if file is None:
         if not 0 <= fold < NUM_FOLDS:
             raise UsageError(f"fold must be 0..{NUM_FOLDS - 1} or none, got {fold}")
-        if (problem := find_too_few(names, groups)) is not None:
+        if (problem := explain_too_few(names, groups)) is not None:
             raise UsageError(problem)
         groups = groups or {name: name for name in names}
         units = sorted({groups[name] for name in names})
@@ -76,10 +76,10 @@ def split_cases(
     return training, validation
 
 
-def find_too_few(names: Collection[str], groups: Mapping[str, str] | None) -> str | None:
+def explain_too_few(names: Collection[str], groups: Mapping[str, str] | None) -> str | None:
     """Return why cases, or their groups, cannot be split into folds.
 
-    >>> find_too_few(["a", "b"], None)
+    >>> explain_too_few(["a", "b"], None)
     '2 cases cannot be split into 5 folds: set fold=none, or list folds in a file for data.splits'
     """
     count = len(names if groups is None else {groups[name] for name in names})

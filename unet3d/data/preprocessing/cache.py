@@ -45,7 +45,7 @@ MAX_CROP_FACTOR = 8
 
 VALUES = "values.json"
 
-PARSING = Lock()
+HEADER_PARSE_LOCK = Lock()
 """Held while numpy parses a header with ast.literal_eval, which two threads at once break in Python
 3.11 (https://github.com/python/cpython/issues/106905)."""
 
@@ -260,7 +260,7 @@ def map_array(folder: Path, name: str) -> np.ndarray:
     """Map an array that `write_entry` has written."""
     file = folder / f"{name}.npy"
     try:
-        with PARSING:
+        with HEADER_PARSE_LOCK:
             return np.lib.format.open_memmap(file, "r")
     except (FileNotFoundError, ValueError) as error:  # its header, or its size
         raise ValueError(f"{file} cannot be read ({error}): restart the run to make it") from error

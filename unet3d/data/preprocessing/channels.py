@@ -14,7 +14,7 @@ import numpy as np
 Triple = tuple[int, int, int]
 Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
-ANISOTROPIC = 3
+ANISO_THRESHOLD = 3
 """Spacing ratio above which an axis is coarse: values are not interpolated across it."""
 
 MIN_FRACTION = 0.5
@@ -212,7 +212,7 @@ def choose_interpolation_orders(
 ) -> list[int]:
     """Return `order` for each axis, but 0 (nearest) for a coarse axis."""
     for sizes in (old_mm, new_mm):
-        if max(sizes) > ANISOTROPIC * min(sizes):
+        if max(sizes) > ANISO_THRESHOLD * min(sizes):
             coarse = int(np.argmax(sizes))
             return [0 if axis == coarse else order for axis in range(3)]
     return [order] * 3

@@ -1,1 +1,1 @@
-"""Estimate, measure and search the memory of a training step."""
+"""Configure and build a training step: network, loss and optimizer."""

@@ -31,7 +31,7 @@ def complete_step(step: StepConfig) -> StepConfig:
     that cases annotate.
     """
     data = step.data
-    needs_classes = data.annotated is not None and not data.unknown_classes
+    needs_classes = data.annotated is not None and not data.unannotated_classes
     if data.num_classes is None or data.in_channels is None or needs_classes:
         return step.with_dataset(resolve_dataset(data, build_layout(data).describe()))
     return step
@@ -80,7 +80,7 @@ def group_parameters(
     """
     if head_warmup == 0 and not lr_factors:
         return network.parameters()
-    heads = find_heads(network) if head_warmup else set()
+    heads = list_head_parameters(network) if head_warmup else set()
     unknown = lr_factors.keys() - {name for name, _ in network.named_modules() if name}
     if unknown:
         parts = ", ".join(name for name, _ in network.named_children())
@@ -95,7 +95,7 @@ def group_parameters(
     ]
 
 
-def find_heads(network: nn.Module) -> set[nn.Parameter]:
+def list_head_parameters(network: nn.Module) -> set[nn.Parameter]:
     """Return the parameters of the heads, the last convolutions."""
     if not isinstance(network, HasHeads):
         raise UsageError(

@@ -17,10 +17,10 @@ from unet3d.config.fields import (
     word_or,
 )
 from unet3d.config.instantiate import Factory, read_option
-from unet3d.data.config import DataConfig, read_data
+from unet3d.data.config import DataConfig, parse_data_config
 from unet3d.data.dataset import ResolvedDataset
 from unet3d.loss.build import build_loss
-from unet3d.model.config import NetworkConfig, read_network
+from unet3d.model.config import NetworkConfig, parse_network_config
 
 FACTORS = mapping_of(
     number("above 0"), "parts of the network with a factor above 0, as in {encoder:0.1}"
@@ -99,7 +99,7 @@ class StepConfig:
             regions=dataset.regions,
             region_labels=dataset.region_labels,
             ignore_labels=dataset.ignore_labels,
-            unknown_classes=annotated.unknown_classes if annotated else {},
+            unannotated_classes=annotated.unannotated_classes if annotated else {},
         )
 
     def with_strategy(self, name: str, **arguments: Any) -> "StepConfig":
@@ -110,8 +110,8 @@ class StepConfig:
     def build_loss(self) -> nn.Module:
         """Build the loss of this data."""
         data = self.data
-        unknown = None if data.annotated is None else data.unknown_classes
-        return build_loss(self.loss, regions=data.regions, unknown_classes=unknown)
+        unknown = None if data.annotated is None else data.unannotated_classes
+        return build_loss(self.loss, regions=data.regions, unannotated_classes=unknown)
 
 
 def list_data_values(data: DataConfig) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def read_step(config: Config, composition: Composition, *, several_processes: bo
     return read_settings(
         StepConfig,
         config,
-        data=read_data(config),
-        network=read_network(config, composition),
+        data=parse_data_config(config),
+        network=parse_network_config(config, composition),
         strategy=composition.choices.get("checkpointing", "fused"),
         several_processes=several_processes,
     )

@@ -46,7 +46,7 @@ class NullListener:
 class SkipSmallerWindows:
     """A network that runs only on windows that find more memory allocated than any before them.
 
-    A window itself always needs the same: no other window comes near the peak, and a volume has
+    Every window needs the same memory in addition, so no other one can raise the peak; a volume has
     hundreds of them.
     """
 

@@ -17,7 +17,7 @@ from unet3d.custom_ops import get_device_type
 
 aten = torch.ops.aten
 
-LARGEST = 20480
+MAX_NATIVE_NUMEL = 20480
 """B x C x D x H up to which PyTorch does not take oneDNN (aten/src/ATen/native/Convolution.cpp)."""
 
 SMALLEST_NUMEL = 2**12
@@ -41,7 +41,7 @@ def needs_onednn(x: Tensor) -> bool:
         and get_device_type(x) == "cpu"
         and x.dtype == torch.float32
         and len(x) == 1
-        and prod(x.shape[:4]) <= LARGEST
+        and prod(x.shape[:4]) <= MAX_NATIVE_NUMEL
         and x.numel() >= SMALLEST_NUMEL
         and torch.backends.mkldnn.is_available()
         and bool(torch.backends.mkldnn.enabled)

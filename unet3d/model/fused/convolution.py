@@ -17,7 +17,7 @@ from unet3d.model.fused.conv_ops import (
 from unet3d.model.fused.norms import FoldedNorm, Moments, NormGradient
 from unet3d.model.fused.tiling import MIN_ROWS, MapLayout
 
-Sink = Callable[[Tensor, int, int], Tensor]
+GradientSink = Callable[[Tensor, int, int], Tensor]
 """Receives rows [start, stop) of a source's gradient; returns these rows of the whole gradient."""
 
 
@@ -53,7 +53,7 @@ class Convolution:
         self.step = self.stride[self.layout.axis - 2]
         self.copies = 3 if self.is_strided else 1
         """Inputs and outputs in memory at a time: those of other convolutions, and gradients."""
-        self.add_gradient: Sink | None = None
+        self.add_gradient: GradientSink | None = None
         """In backward of a strided convolution: the gradient of that input by another path."""
 
     def weight(self) -> Tensor:
@@ -159,7 +159,7 @@ class Convolution:
     def backward(
         self,
         g: Tensor,
-        sinks: Sequence[Sink | None],
+        sinks: Sequence[GradientSink | None],
         activation: NormGradient | None,
         previous: FoldedNorm | None,
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -217,7 +217,7 @@ class Convolution:
             del to_input
         return weight_gradient, sums
 
-    def backward_strided(self, g: Tensor, sink: Sink | None) -> Tensor | None:
+    def backward_strided(self, g: Tensor, sink: GradientSink | None) -> Tensor | None:
         """Return the weight's gradient, and send rows of the input's gradient to the sink.
 
         Tiles overlap: the sink has to add them up.

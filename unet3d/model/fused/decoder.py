@@ -12,7 +12,7 @@ from unet3d.custom_ops import get_device_type
 from unet3d.model.blocks import Interpolate
 from unet3d.model.fused import operators
 from unet3d.model.fused.conv_ops import cast_bias, cast_weight
-from unet3d.model.fused.convolution import Sink
+from unet3d.model.fused.convolution import GradientSink
 from unet3d.model.fused.feature_maps import FeatureMap, LazyActivation, restore_parts
 from unet3d.model.fused.layers import GradientBuffer, Layers
 from unet3d.model.fused.node import Block
@@ -171,7 +171,7 @@ class Decoder(Block):
 
     def run_on(self, low: FeatureMap, skip: FeatureMap) -> tuple[FeatureMap | None, Tensor | None]:
         """Return the map, unless the block is the `last` one, and the head's logits, if any."""
-        outputs = self.run(low.edge, skip.edge)
+        outputs = self.run(low.placeholder, skip.placeholder)
         logits = None if self.head is None else outputs.pop()
         return (FeatureMap(outputs[0], self.output) if outputs else None), logits
 
@@ -181,7 +181,7 @@ class Decoder(Block):
             on_sources_read=partial(self._release_inputs, needs_grad),
         )
         self.output = self.layers.output
-        outputs = [] if self.last else [self.edge()]
+        outputs = [] if self.last else [self.placeholder()]
         if self.head is not None:
             outputs.append(self._logits(self.head))
         return tuple(outputs)
@@ -195,7 +195,7 @@ class Decoder(Block):
         for source in self.inputs:
             restore_parts(source, for_decoder=True)
 
-        def make_sinks(g: Tensor) -> list[Sink | None]:
+        def make_sinks(g: Tensor) -> list[GradientSink | None]:
             nonlocal to_low, to_skip
             to_skip = GradientBuffer(g, self.skip.channels, self.layout) if needs_grad[1] else None
             if not needs_grad[0] and not any(p.requires_grad for p in self.up.module.parameters()):

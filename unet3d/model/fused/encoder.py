@@ -66,15 +66,15 @@ class Encoder(Block):
 
     def run_on(self, x: FeatureMap) -> tuple[FeatureMap, FeatureMap]:
         """Return the map that the next level reads, and the map that the decoder reads."""
-        *small, edge = self.run(x.edge)
-        skip = FeatureMap(edge, self.output)
+        *small, placeholder = self.run(x.placeholder)
+        skip = FeatureMap(placeholder, self.output)
         if not small:
             return skip, skip
         layout = self.layout.shrink(self.pool_kernel)
         return FeatureMap(small[0], StoredFeatureMap(small[0].detach(), layout)), skip
 
     def pool_output(self, needs_grad: bool) -> tuple[Tensor, ...]:
-        """Return the pooled map, if any, and the edge of the output."""
+        """Return the pooled map, if any, and the placeholder of the output."""
         output = self.output
         small = None if self.pool is None else pool_map(output, self.pool, self.pool_kernel)
         if isinstance(output, LazyActivation):
@@ -87,7 +87,7 @@ class Encoder(Block):
             output.raw.restore_for_decoder = self.mode == "recompute"
             if not self.next_is_strided:
                 output.finish_downsampling()
-        return (self.edge(),) if small is None else (small, self.edge())
+        return (self.placeholder(),) if small is None else (small, self.placeholder())
 
     def take_gradient(self, gradients: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of the output, to be overwritten, and that of the pooled map."""

@@ -30,7 +30,7 @@ class FeatureMap(NamedTuple):
     """A map between blocks: its place in autograd's graph, and its values."""
 
     # Has the map's shape and the memory of one element, unless it is that of a StoredFeatureMap.
-    edge: Tensor
+    placeholder: Tensor
     source: Any  # a StoredFeatureMap where it is an input, else a LazyActivation
 
 

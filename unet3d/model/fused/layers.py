@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from unet3d.model.fused.convolution import Convolution, FeatureMapSource, Sink
+from unet3d.model.fused.convolution import Convolution, FeatureMapSource, GradientSink
 from unet3d.model.fused.feature_maps import ConvOutput, LazyActivation
 from unet3d.model.fused.norms import FoldedNorm, Moments, NormGradient, fold_norm, make_stat_groups
 from unet3d.model.fused.tiling import MapLayout
 
-MakeSinks = Callable[[Tensor], Sequence[Sink | None]]
+MakeGradientSinks = Callable[[Tensor], Sequence[GradientSink | None]]
 """Given a buffer that may be overwritten, return the sink of each source's gradient."""
 
 
@@ -160,7 +160,7 @@ class Layers:
         layers: int,
         g: Tensor,
         sums: Tensor,
-        make_sinks: MakeSinks,
+        make_sinks: MakeGradientSinks,
         source: FoldedNorm | None = None,
     ) -> Tensor | None:
         """Run the backward of the first `layers` layers, in the memory of `g`.
@@ -208,7 +208,7 @@ class Layers:
         self,
         n: int,
         g: Tensor,
-        make_sinks: MakeSinks = lambda _: [None],
+        make_sinks: MakeGradientSinks = lambda _: [None],
         activation: NormGradient | None = None,
         source: FoldedNorm | None = None,
     ) -> tuple[Tensor, Any]:

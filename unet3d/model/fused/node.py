@@ -34,7 +34,7 @@ class Block:
         """Return the gradients of the input maps, then those of the parameters."""
         raise NotImplementedError
 
-    def edge(self) -> Tensor:
+    def placeholder(self) -> Tensor:
         """Return a tensor for autograd's graph: the map's shape, with the memory of one element."""
         one = torch.zeros(1, dtype=self.layout.dtype, device=self.device)
         return one.expand(self.layout.batch, self.output.channels, *self.layout.size)

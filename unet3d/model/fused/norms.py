@@ -45,7 +45,7 @@ class FoldedNorm:
     scale: Tensor
     shift: Tensor
     mean: Tensor  # of y, so without the convolution's bias
-    inverse: Tensor  # 1 / standard deviation
+    rstd: Tensor  # 1 / standard deviation
     slope: float  # negative slope of the activation
     stat_groups: "StatGroups | None"  # None: the statistics do not depend on the input
     moments: Moments | None
@@ -56,7 +56,7 @@ class FoldedNorm:
         `y` are raw rows, `g` the gradient of their activation.
         """
         first, result = sums is None, operators.make_sums(y) if sums is None else sums
-        numbers = (self.scale, self.shift, self.mean, self.inverse)
+        numbers = (self.scale, self.shift, self.mean, self.rstd)
         operators.add_norm_gradient_sums(g, y, *numbers, self.slope, first, result)
         return result
 
@@ -70,11 +70,11 @@ class FoldedNorm:
         groups, count = self.stat_groups, self.moments.count
         if groups.world_size == 1 and cuda.has_statistics_kernels(sums):
             constant, linear = cuda.fold_gradient(
-                sums, self.scale, self.mean, self.inverse, count, groups.groups, groups.over_batch
+                sums, self.scale, self.mean, self.rstd, count, groups.groups, groups.over_batch
             )
         else:
-            p, q = (groups.mean(s * self.scale / self.inverse) * self.inverse for s in sums)
-            linear = q * self.inverse / -count
+            p, q = (groups.mean(s * self.scale / self.rstd) * self.rstd for s in sums)
+            linear = q * self.rstd / -count
             constant = p / -count - linear * self.mean
             linear = linear.expand_as(constant).contiguous()
         if groups.groups == sums.shape[2]:
@@ -201,13 +201,13 @@ def fold_norm(
 def _fold(
     norm: Any, mean: Tensor, variance: Tensor, bias: Tensor | None, like: Tensor
 ) -> list[Tensor]:
-    """Return scale, shift, mean and inverse of y, given mean and variance of y + bias."""
-    inverse = torch.rsqrt(variance + norm.eps)
+    """Return scale, shift, mean and rstd of y, given mean and variance of y + bias."""
+    rstd = torch.rsqrt(variance + norm.eps)
     weight, shift = (1.0, 0.0) if norm.weight is None else (norm.weight, norm.bias)
     if bias is not None:
         mean = mean - bias
-    scale = inverse * weight
-    folded = (scale, shift - mean * scale, mean, inverse)
+    scale = rstd * weight
+    folded = (scale, shift - mean * scale, mean, rstd)
     return [t.detach().to(like.dtype).expand_as(like).contiguous() for t in folded]
 
 

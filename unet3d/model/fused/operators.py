@@ -68,20 +68,20 @@ def add_norm_gradient_sums(
     scale: Tensor,
     shift: Tensor,
     mean: Tensor,
-    inverse: Tensor,
+    rstd: Tensor,
     slope: float,
     first: bool,
     sums: Tensor,
 ) -> None:
-    """Add the sums of m and of m * (y - mean) * inverse to (2, B, C); if `first`, overwrite it."""
+    """Add the sums of m and of m * (y - mean) * rstd to (2, B, C); if `first`, overwrite it."""
     if kernels := select_kernels(y, g):
-        numbers = (scale, shift, mean, inverse)
+        numbers = (scale, shift, mean, rstd)
         return kernels.add_norm_gradient_sums(g, y, *numbers, slope=slope, first=first, sums=sums)
     if first:
         sums.zero_()
     for c in _iter_channels(y):
         m = _activation_backward(g, y, scale, shift, slope, c)
-        x = (_upcast(y[:, c]) - _per_channel(mean[:, c])) * _per_channel(inverse[:, c])
+        x = (_upcast(y[:, c]) - _per_channel(mean[:, c])) * _per_channel(rstd[:, c])
         sums[0, :, c] += m.sum((2, 3, 4))
         sums[1, :, c] += (m * x).sum((2, 3, 4))
 

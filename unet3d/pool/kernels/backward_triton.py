@@ -108,7 +108,7 @@ def join(even, odd, like, HALF: tl.constexpr):
 def soft_gradients(
     v, present, half, tau, NETWORK: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return the gradients of a window's elements; see reference.py."""
+    """Return the gradients of a window's elements; plain.py has the formula."""
     K: tl.constexpr = len(v)
     nan = v[0] != v[0]
     for k in tl.static_range(1, K):

@@ -45,7 +45,7 @@ CHARTS = {
 without a final $ matches every tag that starts so."""
 
 
-class Dashboard(Callback):
+class RunLogger(Callback):
     """Log the config and the estimated memory at the start, and the final metrics at the end.
 
     `choices` are the hyperparameters in which this run differs from its neighbors.

@@ -3,7 +3,7 @@
 Lightning's own counters depend on the hook in which a checkpoint was saved; resumed from them, a
 run may skip an epoch's validation or train on a batch twice. So they are computed from the
 position of the training loader after the last optimizer step. A checkpoint of another experiment is
-refused: MAY_CHANGE says what may differ.
+refused: RESUMABLE_CHANGES says what may differ.
 """
 
 import json
@@ -25,7 +25,7 @@ from unet3d.training.lightning_internals import (
     is_validation_epoch,
 )
 
-MAY_CHANGE = (
+RESUMABLE_CHANGES = (
     # Limits: how long it trains.
     *("trainer.max_steps", "trainer.max_epochs", "trainer.max_time", "max_skipped_steps"),
     "callbacks.early_stopping",
@@ -165,7 +165,7 @@ def get_logged_steps(
 
 def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Return what must not change, by dotted key: a checkpoint's metadata, and what is `fixed`."""
-    ignored = (*MAY_CHANGE, *fixed)
+    ignored = (*RESUMABLE_CHANGES, *fixed)
     config = flatten_keys(metadata.get("config", {}), whole=("regions",))
     values = {key: value for key, value in config if not is_below(key, ignored)}
     values |= {key: metadata[key] for key in ("classes", "channels") if key in metadata}

@@ -44,7 +44,7 @@ class PrunedTrialError(Exception):
     """A trial has fallen behind the others."""
 
 
-class TrialReport(Callback):
+class PruningCallback(Callback):
     """Call `report` with the number of a validation and its value; stop if it returns True."""
 
     def __init__(self, report: Callable[[int, float], bool], *, monitor: str):

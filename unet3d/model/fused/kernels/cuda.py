@@ -116,7 +116,7 @@ def fold_gradient(
     sums: Tensor,
     scale: Tensor,
     mean: Tensor,
-    inverse: Tensor,
+    rstd: Tensor,
     count: int,
     groups: int,
     over_batch: bool,
@@ -124,7 +124,7 @@ def fold_gradient(
     """Return (2, B, C): `constant` and `linear` of NormGradient, from the sums of m and m * x."""
     (_, b, c), (grid, sizes) = sums.shape, _groups(sums, groups, over_batch)
     out = torch.empty_like(sums)
-    arguments = (sums, scale, mean, inverse, out, b, c, float(count))
+    arguments = (sums, scale, mean, rstd, out, b, c, float(count))
     launch(_kernels().fold_gradient_kernel, sums.device, grid, *arguments, **sizes)
     return out
 

@@ -195,8 +195,8 @@ def fold_statistics_kernel(
     center = tl.sum(mean, 0) / members
     d = tl.where(inside, mean - center, 0.0)
     variance = (tl.sum(squares, 0) / count + tl.sum(d * d, 0)) / members
-    inverse = 1.0 / tl.sqrt(variance + eps)
-    scale = tl.zeros([MEMBERS], tl.float32) + inverse
+    rstd = 1.0 / tl.sqrt(variance + eps)
+    scale = tl.zeros([MEMBERS], tl.float32) + rstd
     offset = tl.zeros([MEMBERS], tl.float32)
     if AFFINE:
         scale *= tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
@@ -204,7 +204,7 @@ def fold_statistics_kernel(
     tl.store(out + at, scale, mask=inside)
     tl.store(out + size + at, offset - (center - extra) * scale, mask=inside)
     tl.store(out + 2 * size + at, center - extra, mask=inside)
-    tl.store(out + 3 * size + at, inverse + extra * 0.0, mask=inside)
+    tl.store(out + 3 * size + at, rstd + extra * 0.0, mask=inside)
     if RUNNING:  # batch norm: a group is one channel
         channel = tl.program_id(0)
         old = tl.load(running_mean + channel).to(tl.float32)
@@ -217,14 +217,14 @@ def fold_statistics_kernel(
 
 @triton.jit(do_not_specialize=["B", "C", "count"])
 def fold_gradient_kernel(
-    sums, scale, mean, inverse, out, B, C, count,
+    sums, scale, mean, rstd, out, B, C, count,
     GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """Write `constant` and `linear` of a group's gradient to out (2, B, C)."""
     b, c, inside = _members(B, C, GROUP, OVER_BATCH, MEMBERS)
     at, size = b * C + c, B * C
     members = tl.sum(inside.to(tl.float32), 0)
-    inv = tl.load(inverse + at, mask=inside, other=1.0)
+    inv = tl.load(rstd + at, mask=inside, other=1.0)
     gamma = tl.load(scale + at, mask=inside, other=0.0) / inv
     p = tl.sum(gamma * tl.load(sums + at, mask=inside, other=0.0), 0) / members
     q = tl.sum(gamma * tl.load(sums + size + at, mask=inside, other=0.0), 0) / members
@@ -236,15 +236,15 @@ def fold_gradient_kernel(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def gradient_sums_kernel(
-    g, y, scale, shift, mean, inverse, out, slope,
+    g, y, scale, shift, mean, rstd, out, slope,
     V, C, H, W, gb, gd, gh, gw, yb, yd, yh, yw, B, TILES,
     BV: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Write sums of m and m * (y - mean) * inverse over a program's voxels to out (P, 2, B, C)."""
+    """Write sums of m and m * (y - mean) * rstd over a program's voxels to out (P, 2, B, C)."""
     p, b = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
     s, o = _load_row(scale, b, c, C), _load_row(shift, b, c, C)
-    m0, i0 = _load_row(mean, b, c, C), _load_row(inverse, b, c, C)
+    m0, i0 = _load_row(mean, b, c, C), _load_row(rstd, b, c, C)
     one = tl.zeros([BV, BC], tl.float32)
     two = tl.zeros([BV, BC], tl.float32)
     for t in range(TILES):
