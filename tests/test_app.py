@@ -16,6 +16,7 @@ from unet3d.__main__ import main
 from unet3d.app import format_error, get_exit_code, import_command, parse_flags
 from unet3d.config.compose import quote_override
 from unet3d.errors import UsageError
+from unet3d.machine import CUDA_CONTEXT_BYTES
 
 
 def test_flags_of_hydra_are_accepted_before_and_after_overrides():
@@ -98,7 +99,7 @@ def test_a_sweep_skips_jobs_estimated_to_run_out_of_memory(
     from unet3d.memory import oom_advice
 
     monkeypatch.setattr(
-        oom_advice, "get_available_bytes", lambda device: oom_advice.CUDA_CONTEXT_BYTES + 30 * 2**20
+        oom_advice, "get_available_bytes", lambda device: CUDA_CONTEXT_BYTES + 30 * 2**20
     )
     words = [word for word in small if not word.startswith("memory.estimate")]
     assert sweep("model.width=2,64", base=words) == 0

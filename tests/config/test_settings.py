@@ -138,12 +138,10 @@ def test_values_that_go_together():
 
 
 def test_an_evaluation_replaces_no_report_of_a_run_and_needs_folders(tmp_path):
-    file = tmp_path / "report.json"
     parse("evaluate", {"output": str(tmp_path), "images": str(tmp_path)})
-    file.touch()
+    (tmp_path / "report.json").touch()
     for values, message in (
         ({"output": str(tmp_path)}, r"holds a training run.*as in output=.*/scores"),
-        ({"output": str(file)}, r"output: .*report\.json is a file; it must be a folder"),
         ({"images": str(tmp_path / "none")}, "images: .*none is neither a file nor a folder"),
     ):
         with pytest.raises(UsageError, match=message):
