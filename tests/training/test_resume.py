@@ -145,8 +145,16 @@ def test_a_run_resumes_exactly_after_a_signal(composed, tmp_path, uninterrupted,
     assert_same(uninterrupted(), read_results(tmp_path))
 
 
-def test_a_run_that_epochs_limit_resumes_exactly(composed, tmp_path, uninterrupted):
-    options = ["trainer.max_steps=null", "trainer.max_epochs=2"]
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["trainer.max_steps=null", "trainer.max_epochs=2"],
+        ["head_warmup=0.6", "lr_factors={encoder:0.1,encoder.0:0.5}"],
+        pytest.param(["precision=bf16-true", "ema_decay=0.9"], marks=pytest.mark.long),
+    ],
+    ids=["epochs", "groups", "averaged_half"],
+)
+def test_a_run_resumes_exactly_with_any_options(composed, tmp_path, uninterrupted, options):
     request = composed(*LONG, "resume=auto", *options)
     train_interrupted(request, tmp_path, "on_train_batch_end", 3)
     assert_same(uninterrupted(*options), read_results(tmp_path))
