@@ -19,7 +19,8 @@ COMMANDS = {
     "file to edit",
     "train": "train a network",
     "predict": "segment scans with a trained checkpoint",
-    "export": "export a checkpoint to ONNX or torch.export, and verify the file on scans",
+    "export": "export a checkpoint to ONNX, torch.export, a folder of nnU-Net or a bundle, and "
+    "verify it on scans",
     "evaluate": "score predictions against references: Dice, distances, volumes, figures",
     "compare": "compare runs: Dice, memory, step time, and how their configs differ",
     "view": "look at an image and its labels in a browser on this machine",

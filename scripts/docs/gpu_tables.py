@@ -33,6 +33,12 @@ SHIPPED_COMPILED = ("nnU-Net PlainConvUNet",)
 PLAIN_NETWORK = re.compile(f"plain modules|blocks|{FORUM_RUN}|nnU-Net|MONAI|pytorch-3dunet")
 """Rows of estimates without blocks of unet3d."""
 
+FORMER_TESTS = {
+    "test_invalid_options_are_an_error_of_one_line": "a former test of the errors for options that "
+    "need a GPU, in two cases"
+}
+"""Failed tests that no longer exist, and what they tested."""
+
 
 def front() -> str:
     """Compare one network in four implementations: peak memory, and time of a step."""
@@ -110,13 +116,13 @@ def front_limits() -> str:
     errors = list_errors()
     allocated, reserved = errors["allocated"], errors["reserved"]
     return (
-        "- This network is the most favorable one. For networks that nnU-Net plans, fused blocks "
-        f"are estimated to need {plan} of the memory of its eager PlainConvUNet, and {residual} of "
-        "its residual encoders.\n"
+        "- Of the networks compared with nnU-Net's, this one gains most. For networks that nnU-Net "
+        f"plans, fused blocks need an estimated {plan} of the memory of its eager PlainConvUNet, "
+        f"and {residual} of its residual encoders.\n"
         f"- Median pooling did not raise Dice: {dice['median']} against {dice['max']} with max "
         f"pooling (hippocampus, fold 0, {runs['steps']} steps, means of {runs['runs']} runs).\n"
-        "- On a CPU, one line (`channels_last_3d`) speeds up plain modules, too: "
-        f"{last} of the time at two sizes, against {fused}.\n"
+        "- On a CPU, plain modules also gain from one line, `channels_last_3d`: "
+        f"{last} of the time at two sizes; fused blocks take {fused}.\n"
         f"- In {len(reserved)} steps on that GPU, the estimate was off by {min(allocated):+.1f}% "
         f"to {max(allocated):+.1f}% for allocated memory, and {min(reserved):+.0f}% to "
         f"{max(reserved):+.0f}% for reserved memory, which decides what fits."
@@ -139,15 +145,15 @@ def gpu_error() -> str:
     notes = []
     if read_gpu_part("predict").get("state") == "cut off":
         total, measured = len(PATCHES) * prod(map(len, GRID.values())), len(read_gpu("predict"))
-        notes.append(f"The part *predict* was cut off after {measured} of {total} combinations.")
+        notes.append(f"the prediction benchmark stopped after {measured} of {total} combinations")
     if tests := read_gpu("tests").values():
         passed, failed = (sum(row.get(key, 0) for row in tests) for key in ("passed", "failed"))
         names = {re.split(r"::|\[", line)[1]: None for row in tests for line in row["failures"]}
-        named = f" ({', '.join(f'`{name}`' for name in names)})" if names else ""
-        notes.append(f"Of the tests in the same run, {passed} passed and {failed} failed{named}.")
+        named = f" ({'; '.join(FORMER_TESTS.get(n, f'`{n}`') for n in names)})" if names else ""
+        notes.append(f"{failed} of {passed + failed} tests failed{named}")
     heads = "cases: | median: | 95th percentile: | lowest: | highest: | beyond 8%:"
     table = make_table(f"error of the estimate | {heads}", lines)
-    return f"{table}\n\n{' '.join(notes)}" if notes else table
+    return f"{table}\n\nIn the same `make gpu` run, {', and '.join(notes)}." if notes else table
 
 
 def list_errors(*, plain: bool | None = None) -> dict[str, list[float]]:

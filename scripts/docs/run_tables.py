@@ -11,6 +11,7 @@ from scripts.docs.tables import (
     make_table,
     read_result,
 )
+from unet3d.text import pluralize
 
 JOBS = {"default": "default run", "hard": "`data=synthetic_hard`"}
 """Jobs of scripts.bench.quality, as the documents call them."""
@@ -150,7 +151,7 @@ def predict_speed() -> str:
         found = {"MONAI, fused blocks": {"ratio": 1.0}, **row["one_scan"]}
         same = [way for n, way in row["one_scan"].items() if n not in ("skip_background", "all")]
         differ = max(way["labels_that_differ"] for way in same)
-        size = f"{format_shape(row['size'], ' x ')}, {row['windows']} windows"
+        size = f"{format_shape(row['size'], ' x ')}, {pluralize(row['windows'], 'window')}"
         ratios = [f"{found[way]['ratio']:.2f}" if way in found else "" for way in ways]
         cells = [f"{networks[network]}, {scan} ({size})", *ratios]
         lines.append(" | ".join([*cells, f"{differ:,} of {row['voxels']:,}"]))

@@ -172,7 +172,7 @@ def test_the_model_card_tells_of_the_run(small, tmp_path):
 def test_a_model_file_that_cannot_be_used_is_refused(exported, tmp_path):
     whole = json.loads((exported[0] / "bundle.json").read_text())
     for content, message in (
-        ({"format": "another"}, "is not of a bundle of unet3d"),
+        ({"format": "another"}, "does not describe a unet3d bundle"),
         ({"format_version": 2}, "has format version 2, and this unet3d reads versions up to 1"),
     ):
         (tmp_path / "bundle.json").write_text(json.dumps(whole | content))

@@ -176,7 +176,7 @@ def test_settings_of_a_trial_are_those_of_a_run_with_values_of_a_space(tmp_path)
         (["space={x:{low:1}}"], r"space\.x must be "),
         (["space={fold:[0,1]}", "fold=none"], "search needs validation cases"),
         (["space={fold:[0,1]}", "trainer.devices=2"], "search trains each trial in one process"),
-        (["space={fold:[0,1]}", "resume=auto"], "search goes on by itself"),
+        (["space={fold:[0,1]}", "resume=auto"], "search resumes automatically"),
     ],
 )
 def test_wrong_settings_are_named(words, message):

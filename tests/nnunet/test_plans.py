@@ -85,7 +85,7 @@ def test_a_configuration_inherits_and_the_command_line_wins(path):
         expand_plans(words, lines.append)
     data = parse_train_config(compose_config(expand_plans(words[:2], lines.append), "train")).data
     assert (data.batch_size, data.patch_size, data.spacing_mm) == (7, (12, 16, 8), (4, 2, 6))
-    assert lines[0] == f"{path} stands for:"
+    assert lines[0] == f"{path} sets these options:"
 
 
 def test_an_estimate_needs_no_raw_dataset(path, tmp_path, monkeypatch):

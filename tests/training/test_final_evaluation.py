@@ -75,8 +75,8 @@ def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_tr
     words += ["resume=auto", "evaluation.enabled=true"]
     assert main(words) == 0  # finished, but not evaluated
     line = (
-        "of organ, speckled, judged by 5 training labels: at least 99% of the class is one "
-        "component in all that have it (organ 5, speckled 5)"
+        "of organ, speckled, judged by 5 training labels: in every case with the class, one "
+        "component holds at least 99% of its voxels (organ 5, speckled 5)"
     )
     assert f"keeping only the largest component {line}\n" in capsys.readouterr().out
     report = json.loads((tmp_path / "all" / "report.json").read_text())

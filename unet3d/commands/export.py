@@ -228,7 +228,8 @@ def verify_export(
     if not parity.passed:
         raise RunError(
             "the exported network does not match the checkpoint; the file was removed: on "
-            f"{source} {parity}; rounding explains {TOLERANCE:.0e} of the largest logit at most"
+            f"{source} {parity}; the difference exceeds the tolerance, {TOLERANCE:.0e} of the "
+            "largest logit"
         )
     return parity
 

@@ -78,7 +78,7 @@ def read_config(composed: ComposedConfig) -> SearchConfig:
     if training.fold is None:
         raise UsageError("search needs validation cases, fold=none has none")
     if training.resume is not None:
-        raise UsageError("search goes on by itself: remove resume=")
+        raise UsageError("search resumes automatically: remove resume=")
     words = composed.composition.overrides
     overrides = tuple(w for w in words if re.split("[.=]", w.lstrip("+~"))[0] not in OWN_KEYS)
     space = read_space(read(config, "space"))
@@ -198,7 +198,7 @@ def run_trial(
         with SignalListener().listening() as signals:
             train(run_settings, folder, signals, callbacks=[callback], log=print)
         if not get_results(study, trial):
-            raise RunError("the run ended before a validation that has a value")
+            raise RunError(f"the run ended before any validation logged {settings.monitor}")
     except PrunedTrialError:
         print(f"pruned after {pluralize(len(get_results(study, trial)), 'validation')}")
         return "PRUNED"

@@ -121,7 +121,7 @@ def read_bundle(folder: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {summarize_error(error)}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UsageError(f"{path} is not of a bundle of unet3d")
+        raise UsageError(f"{path} does not describe a unet3d bundle")
     check_format_version(path, content, FORMAT_VERSION)
     with explain_missing_packages(path, "safetensors"):
         from safetensors import SafetensorError

@@ -281,8 +281,8 @@ def _receive(pipe: Connection) -> Any:
         return pipe.recv()
     except EOFError:
         return RunError(
-            "a process of devices= ended before its scans were done, perhaps because the machine "
-            "is out of memory; run the same command again for those that are left"
+            "a worker process (devices=) died with scans left to segment, perhaps because the "
+            "machine is out of memory; run the same command again for those that are left"
         )
 
 

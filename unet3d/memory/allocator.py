@@ -46,7 +46,7 @@ def parse_allocator_settings(text: str) -> dict[str, bool]:
         if key == "expandable_segments":
             settings["expandable_segments"] = value == "True"
         elif not IGNORED_OPTIONS.match(key):
-            log.warning("the estimate of memory does not follow %s:%s", key, value)
+            log.warning("the memory estimate ignores %s:%s of PYTORCH_ALLOC_CONF", key, value)
     return settings
 
 

@@ -66,7 +66,7 @@ def expand_plans(args: Sequence[str], log: Callable[[str], None]) -> list[str]:
     roots = [arg.partition("=")[2].strip("'\"") for arg in args if arg.startswith("data.root=")]
     root = Path(roots[-1]).expanduser() if roots else None
     overrides = read_plans(Path(found[1]).expanduser(), found[2] or "3d_fullres", root)
-    log(f"{found[1]} stands for:")
+    log(f"{found[1]} sets these options:")
     lines = textwrap.wrap(" ".join(overrides), 98, break_long_words=False, break_on_hyphens=False)
     log(textwrap.indent("\n".join(lines), "  "))
     return [*overrides, *(arg for arg in args if arg not in experiments)]

@@ -282,8 +282,8 @@ def derive_postprocessing(
     chosen = {classes[label]: count for label, count in cases.items() if count >= MIN_CASES}
     counts = ", ".join(f"{name} {count}" for name, count in chosen.items())
     evidence = (
-        f"{pluralize(len(volumes), 'training label')}: at least {MIN_SHARE:.0%} of the class is "
-        f"one component in all that have it ({counts or f'at least {MIN_CASES}'})"
+        f"{pluralize(len(volumes), 'training label')}: in every case with the class, one component "
+        f"holds at least {MIN_SHARE:.0%} of its voxels ({counts or f'at least {MIN_CASES} cases'})"
     )
     return record_postprocessing(list(chosen), evidence, checkpoints, log)
 

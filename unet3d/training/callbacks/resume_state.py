@@ -156,7 +156,7 @@ def get_logged_steps(
     different = find_differences(saved, list_compared(now, position.fixed_settings()))
     if different:
         raise UsageError(
-            f"resume={path}: this is another experiment than the one that saved the checkpoint: "
+            f"resume={path}: the settings differ from those of the run that saved the checkpoint: "
             f"{'; '.join(different)}: set back what changed, or use init_from= to start a new run "
             "from its weights"
         )
