@@ -33,12 +33,6 @@ SHIPPED_COMPILED = ("nnU-Net PlainConvUNet",)
 PLAIN_NETWORK = re.compile(f"plain modules|blocks|{FORUM_RUN}|nnU-Net|MONAI|pytorch-3dunet")
 """Rows of estimates without blocks of unet3d."""
 
-FORMER_TESTS = {
-    "test_invalid_options_are_an_error_of_one_line": "a former test of the errors for options that "
-    "need a GPU, in two cases"
-}
-"""Failed tests that no longer exist, and what they tested."""
-
 
 def front() -> str:
     """Compare one network in four implementations: peak memory, and time of a step."""
@@ -148,9 +142,7 @@ def gpu_error() -> str:
         notes.append(f"the prediction benchmark stopped after {measured} of {total} combinations")
     if tests := read_gpu("tests").values():
         passed, failed = (sum(row.get(key, 0) for row in tests) for key in ("passed", "failed"))
-        names = {re.split(r"::|\[", line)[1]: None for row in tests for line in row["failures"]}
-        named = f" ({'; '.join(FORMER_TESTS.get(n, f'`{n}`') for n in names)})" if names else ""
-        notes.append(f"{failed} of {passed + failed} tests failed{named}")
+        notes.append(f"{failed} of {passed + failed} tests failed (the results name them)")
     heads = "cases: | median: | 95th percentile: | lowest: | highest: | beyond 8%:"
     table = make_table(f"error of the estimate | {heads}", lines)
     return f"{table}\n\nIn the same `make gpu` run, {', and '.join(notes)}." if notes else table
