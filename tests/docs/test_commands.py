@@ -270,7 +270,7 @@ def reader(small, tmp_path, monkeypatch, decathlon_folder, plans, capsys):  # no
     monkeypatch.setattr(estimate, "estimate_resolved_step", trace_once)
     # Figures take a seventh of the time, savings several estimates; no page quotes them.
     monkeypatch.setattr(run_page, "to_svg", lambda figure: "")
-    alone = lambda *settings: (estimate.estimate_memory(*settings), [])  # noqa: E731
+    alone = lambda *settings: (estimate.estimate_configured_step(*settings), [])  # noqa: E731
     monkeypatch.setattr(memory, "estimate_with_savings", alone)
     yield Reader(small, monkeypatch, capsys)
     locale.setlocale(locale.LC_CTYPE, "")  # reading a volume of docs/how-to/formats.md sets ASCII
