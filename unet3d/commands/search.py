@@ -27,8 +27,7 @@ from unet3d.errors import (
     explain_missing_packages,
     summarize_error,
 )
-from unet3d.machine import CUDA_CONTEXT_BYTES
-from unet3d.memory.estimate import get_device_bytes
+from unet3d.memory.estimate import add_context_bytes
 from unet3d.memory.from_config import estimate_configured_step
 from unet3d.memory.step.config import StepConfig
 from unet3d.report.run_report import write_report
@@ -214,7 +213,7 @@ def estimate_run_bytes(step: StepConfig) -> int:
     estimate = estimate_configured_step(step, validates=False)
     if step.accelerator == "cpu":
         return estimate.peak.allocated or 0
-    return get_device_bytes(estimate) + CUDA_CONTEXT_BYTES
+    return add_context_bytes(estimate.peak)
 
 
 @contextmanager

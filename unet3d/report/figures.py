@@ -11,7 +11,7 @@ from unet3d.text import escape_mathtext
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_POINTS = 512  # pairs of points are merged when there are so many
+MAX_POINTS = 512  # at this number, neighboring points are merged in pairs
 SMOOTHING = 0.9  # decay of the moving average of the loss: those of single batches are noisy
 DIVERGED = 3.0  # a loss that is this much as high as the first one has diverged
 SKIPPED = 0.1  # fraction of the steps at either end in which no slope is trusted
