@@ -15,7 +15,7 @@ from unet3d.pool.avg import AvgPool3d
 RESIDUAL_CHANNELS, BLOCKS = [32, 64, 128, 256, 320, 320], [1, 3, 4, 6, 6, 6]
 """Channels and residual blocks of the levels of ResEnc L."""
 
-RESIDUAL = "nnU-Net ResidualEncoderUNet"
+RESIDUAL, PLAIN_CONV = "nnU-Net ResidualEncoderUNet", "nnU-Net PlainConvUNet"
 
 
 class NnUNet(PlainConvUNet):
@@ -57,18 +57,20 @@ class NnUNet(PlainConvUNet):
 def list_residual_networks(
     channels: list[int] = RESIDUAL_CHANNELS,
 ) -> dict[str, Callable[[], nn.Module]]:
-    """Return nnU-Net's residual encoder and its plain network, and ours with every strategy."""
-    options: dict[str, Any] = {
-        **{"residual_blocks": BLOCKS, "convs_per_level": 1, "num_classes": 4},
-        **{"norm": "instance", "activation": "leaky_relu", "upsampling": "transposed"},
-        "pool": partial(Strided, skip_pool=AvgPool3d),
-    }
-    strategies = {PLAIN: "none"} | {name: name for name in FUSED_STRATEGIES}
+    """Return nnU-Net's residual encoder and its plain network, and ours like the first."""
     return {
         RESIDUAL: partial(build_theirs, ResidualEncoderUNet, channels, BLOCKS, 1),
-        "nnU-Net PlainConvUNet": partial(build_theirs, PlainConvUNet, channels, 2, 2),
-        **{name: partial(build_ours, channels, key, **options) for name, key in strategies.items()},
+        PLAIN_CONV: partial(build_theirs, PlainConvUNet, channels, 2, 2),
+        **list_ours(channels, residual_blocks=BLOCKS, convs_per_level=1),
     }
+
+
+def list_ours(channels: list[int], **options: Any) -> dict[str, Callable[[], nn.Module]]:
+    """Return our networks with every strategy, built like those of nnU-Net."""
+    options |= {"norm": "instance", "activation": "leaky_relu", "upsampling": "transposed"}
+    options |= {"pool": partial(Strided, skip_pool=AvgPool3d), "num_classes": 4}
+    strategies = {PLAIN: "none"} | {name: name for name in FUSED_STRATEGIES}
+    return {name: partial(build_ours, channels, key, **options) for name, key in strategies.items()}
 
 
 def build_theirs(

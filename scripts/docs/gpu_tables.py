@@ -13,6 +13,7 @@ from scripts.bench.step import CHANNELS_LAST, STRATEGIES, VARIANTS
 from scripts.docs.tables import (
     OPEN,
     Row,
+    find_gpu_report,
     format_mib,
     format_strategy,
     format_time,
@@ -210,9 +211,34 @@ def gpu_tiles() -> str:
     return f"{table}\n\nKernels alone take: {', '.join(times)}."
 
 
+def gpu_graphs() -> str:
+    """Compare steps that are launched, replayed as CUDA graphs, and compiled."""
+    lines = []
+    for name, row in read_gpu("graphs").items():
+        job, _, network = name.partition(": ")
+        cells = [f"{1000 * row['step_seconds']:.0f} ms", f"{1000 * row['launch_seconds']:.0f} ms"]
+        reserved = [row["measured"]["reserved"]]
+        if replayed := row.get("replayed"):
+            cells.append(f"{1000 * replayed['step_seconds']:.0f} ms")
+            reserved.append(replayed["reserved"])
+        else:
+            cells.append("")
+        label = "the same" if network == job else network.removeprefix(f"{job}, ")
+        lines.append(
+            f"{job} | {label} | {' | '.join(cells)} | {', '.join(map(format_mib, reserved))}"
+        )
+    heads = "network | | step: | of which the host needs: | replayed: | reserved, and replayed"
+    return f"{make_table(heads, lines)}\n\n{describe_device('graphs')}"
+
+
 def gpu_device() -> str:
     """Name the GPU and the versions that its results were measured with."""
-    machine = read_gpu("environment")["machine"]
+    return describe_device("environment")
+
+
+def describe_device(part: str) -> str:
+    """Name the GPU that has measured a part, and its versions."""
+    machine = find_gpu_report(part)["environment"]["rows"]["machine"]
     return (
         f"Measured on one {machine['device']} (torch {machine['torch']}, CUDA {machine['cuda']}, "
         f"Triton {machine['triton']}; `make gpu`)."

@@ -30,9 +30,14 @@ def read_times(case: str = "96x64x32") -> Rows:
 
 def read_gpu_part(part: str) -> Row:
     """Return a part of the report of scripts.gpu.report, of the device with the most parts."""
+    return find_gpu_report(part).get(part, {})
+
+
+def find_gpu_report(part: str) -> Row:
+    """Return the parts of a device that has measured this one, of several that with the most."""
     contents = [json.loads(path.read_text()) for path in sorted(BENCHMARKS.glob("*.json"))]
-    reports = [c["parts"] for c in contents if "environment" in c.get("parts", {})]
-    return max(reports, key=len).get(part, {})
+    reports = [c["parts"] for c in contents if c.get("parts", {}).get(part, {}).get("rows")]
+    return max(reports, key=len, default={})
 
 
 def read_gpu(part: str) -> Rows:

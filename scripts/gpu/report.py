@@ -49,6 +49,7 @@ PARTS = {
     "correct": Part(KERNELS, "fused blocks against plain modules, poolings against references"),
     "pool": Part(KERNELS, "poolings against nn.MaxPool3d", 240, 30),
     "forum": Part(STEPS, "experiment=forum_small and forum_large: peak, estimate and seconds"),
+    "graphs": Part(STEPS, "steps launched, replayed as CUDA graphs, and compiled", 300),
     "predict": Part(STEPS, "estimated against measured peaks of 64 configurations", 400),
     "workspaces": Part("scripts.gpu.workspaces", "memory that cuDNN and cuBLAS take"),
     "peers": Part(STEPS, "networks of other projects with the same channels"),

@@ -67,7 +67,7 @@ def run_tests(context: Context, arguments: list[str]) -> dict[str, Any]:
 def lightning(context: Context) -> dict[str, Row]:
     """Measure peak and time of steps in runs with Lightning."""
     return {
-        "fused": partial(measure_run, context, "checkpointing=fused"),
+        "fused": partial(measure_run, context, "trainer.cuda_graph=false"),
         "offload": partial(measure_run, context, "checkpointing=offload"),
         "CUDA graph": partial(measure_run, context, "trainer.cuda_graph=true"),
     }
@@ -76,7 +76,7 @@ def lightning(context: Context) -> dict[str, Row]:
 def measure_run(context: Context, option: str) -> dict[str, Any]:
     """Train a few steps on synthetic volumes with all augmentations."""
     side, steps, workers = (128, 60, 4) if context.cuda else (16, 2, 0)
-    size, folder = f"[{side},{side},{side}]", context.scratch / option.rpartition("=")[2]
+    size, folder = f"[{side},{side},{side}]", context.scratch / option.replace("=", "-")
     words = [
         *(f"data.root={context.scratch / 'volumes'}", f"data.cache={context.scratch / 'cache'}"),
         *(f"data.layout.size={size}", f"data.patch_size={size}", "data.layout.num_cases=4"),

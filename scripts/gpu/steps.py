@@ -3,15 +3,18 @@
 import statistics
 import time
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from scripts.bench.step import (
     PLAIN,
     Factory,
     build_step,
+    build_variant,
     estimate,
     list_comparable_networks,
     list_forum_networks,
@@ -20,6 +23,7 @@ from scripts.bench.step import (
 )
 from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
+from unet3d.cuda_graphs import CudaGraphs
 from unet3d.machine import CUDA_CONTEXT_BYTES, resolve_precision
 from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate, search_largest_batch
 from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_configured_step
@@ -32,6 +36,7 @@ from unet3d.memory.step.training_step import (
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB
 from unet3d.training.config import parse_train_config
+from unet3d.training.cuda_graph import WARMUP_BATCHES, GraphedPass
 
 GRID = {
     "precision": ("16", "32", "bf16", "16-true"),
@@ -45,8 +50,11 @@ PATCHES = ("[64,64,64]", "[160,144,32]")
 FORUM_SIZE = [320, 150, 26]
 FORUM_RUN = "in pure fp16 with SGD"
 PEERS_SIZE = [320, 160, 32]
+CUBE_SIZE = [128, 128, 128]
 TINY_SIZE = [64, 32, 32]
 TILE_MIB = (4, 16, 64, 256)
+GRAPHED = ("fused", "lean", "leanest")
+WHOLE_MIB = 2**20
 TUNED_PEERS = ("nnU-Net PlainConvUNet", "MONAI DynUNet")
 
 Steps = dict[str, tuple[Factory, list[int]]]
@@ -168,6 +176,29 @@ def list_tuned_steps(width: int = 64) -> Steps:
     }
 
 
+def list_graph_steps(width: int = 64) -> Steps:
+    """Return steps that other projects compile, and ours like them, also with whole maps as tiles.
+
+    Networks of nnU-Net are missing where its package is.
+    """
+    forum = list_forum_networks("small", width)
+    jobs = {"forum": ({name: forum[name] for name in (PLAIN, *GRAPHED)}, FORUM_SIZE)}
+    if find_spec("dynamic_network_architectures"):
+        from scripts.bench import networks
+
+        channels = [n * width // 64 for n in networks.RESIDUAL_CHANNELS]
+        encoders, plain = networks.list_residual_networks(channels), networks.list_ours(channels)
+        plain |= {networks.PLAIN_CONV: encoders[networks.PLAIN_CONV]}
+        for theirs, ours in ((networks.PLAIN_CONV, plain), (networks.RESIDUAL, encoders)):
+            jobs[theirs] = ({name: ours[name] for name in (theirs, *GRAPHED)}, CUBE_SIZE)
+    steps: Steps = {}
+    for job, (makes, size) in jobs.items():
+        for name, make in makes.items():
+            steps[f"{job}: {name}"] = (make, size)
+        steps[f"{job}: fused, whole maps"] = (set_tile_size(makes["fused"], WHOLE_MIB), size)
+    return steps
+
+
 def list_residual_steps(width: int = 64) -> Steps:
     """Return nnU-Net's residual encoder and ours; nothing where nnU-Net's package is missing."""
     try:
@@ -176,7 +207,7 @@ def list_residual_steps(width: int = 64) -> Steps:
         return {}
     networks = list_residual_networks([n * width // 64 for n in RESIDUAL_CHANNELS])
     names = (RESIDUAL, "fused", "lean", "leanest")
-    return {name: (networks[name], [128, 128, 128]) for name in names}
+    return {name: (networks[name], CUBE_SIZE) for name in names}
 
 
 def measure_steps(context: Context, steps: Steps) -> dict[str, Row]:
@@ -247,6 +278,46 @@ def peers(context: Context) -> dict[str, Row]:
 def residual(context: Context) -> dict[str, Row]:
     """Measure nnU-Net's residual encoder and ours."""
     return measure_steps(context, list_residual_steps(context.width))
+
+
+def graphs(context: Context) -> dict[str, Row]:
+    """Measure launched steps, and the same steps replayed as CUDA graphs."""
+    rows: dict[str, Row] = {}
+    for name, (make, size) in list_graph_steps(context.width).items():
+        rows[name] = partial(measure_replayed, context, make, size)
+        if not name.endswith((*GRAPHED, "maps")):
+            compiled = partial(build_variant, make, False, True)
+            rows[f"{name}, compiled"] = partial(measure_tuned, context, compiled, size)
+    return rows
+
+
+def measure_replayed(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
+    """Measure a network's step, also replayed; what graphs allocate is only seen as reserved."""
+    row = measure_network(context, make, size)
+    if not context.cuda:
+        return row
+    context.free_memory()
+    torch.cuda.reset_peak_memory_stats()
+    step = build_network_step(context, make, size)
+    graphed = GraphedPass(step.model, step.loss, CudaGraphs(context.device))
+    step.model, step.loss = nn.Identity(), Replay(graphed)
+    for _ in range(WARMUP_BATCHES + 1):
+        step.train(NullListener())
+    row["replayed"] = time_step(context, step)
+    row["replayed"]["reserved"] = torch.cuda.memory_reserved()
+    row["good"] = graphed.recording is not None
+    return row
+
+
+class Replay(nn.Module):
+    """The loss of a step whose network is part of the recording."""
+
+    def __init__(self, graphed: GraphedPass):
+        super().__init__()
+        self.graphed = graphed
+
+    def forward(self, image: Tensor, label: Tensor) -> Tensor:
+        return self.graphed(image, label)[0]
 
 
 def tile_size(context: Context) -> dict[str, Row]:

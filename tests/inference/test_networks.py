@@ -9,10 +9,16 @@ import torch
 from torch import nn
 
 from tests.inference.conftest import build_predictor, make_ensemble
+from tests.training.helpers.operation_recorder import OperationRecorder
 from unet3d import peak_memory as peak
 from unet3d.errors import RunError, UsageError
 from unet3d.inference import networks
-from unet3d.inference.networks import measure_window_memory, open_network, resolve_computation
+from unet3d.inference.networks import (
+    ReplayedNetwork,
+    measure_window_memory,
+    open_network,
+    resolve_computation,
+)
 from unet3d.machine import Precision, has_fast_bf16
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
@@ -121,3 +127,12 @@ def test_what_the_process_held_before_does_not_count_as_the_memory_of_a_window()
 def test_patches_that_a_network_does_not_take_are_refused():
     with pytest.raises(UsageError, match=r"^the network cannot take patches of 4x4x4: "):
         measure_window_memory([nn.Conv3d(2, 3, 1)], (1, 1, 4, 4, 4), CPU)
+
+
+def test_a_replayed_network_computes_every_batch_up_to_the_recorded_size(unet):
+    (network,) = unet.networks
+    with torch.no_grad():
+        replayed = ReplayedNetwork(network, torch.zeros(2, 1, *PATCH), OperationRecorder())
+        for count in (2, 1, 2):
+            batch = torch.randn(count, 1, *PATCH)
+            torch.testing.assert_close(replayed(batch), network(batch))

@@ -11,6 +11,7 @@ from tests.inference.conftest import build_predictor
 from unet3d.errors import DoesNotFitError
 from unet3d.inference import postprocess
 from unet3d.inference import predictor as predictor_module
+from unet3d.inference.networks import ReplayedNetwork
 from unet3d.inference.predictor import HEAP_ALLOWANCE
 
 
@@ -56,10 +57,11 @@ def test_a_shortfall_of_gpu_memory_comes_with_what_to_do(predictor, task, monkey
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sums_in_ram", [False, True])
-def test_a_gpu_predicts_the_labels_of_a_cpu(ensemble, task, sums_in_ram):
+def test_a_gpu_predicts_the_labels_of_a_cpu_by_replaying_windows(ensemble, task, sums_in_ram):
     on_cpu = build_predictor(ensemble)
     expected = predict(on_cpu, on_cpu.prepare(task))
     on_gpu = build_predictor(ensemble, "cuda", batch_size=2)
+    assert isinstance(on_gpu.networks[0], ReplayedNetwork)
     prepared = on_gpu.prepare(task)
     assert not prepared.plan.sums_in_ram
     assert prepared.plan.gpu_bytes > 0

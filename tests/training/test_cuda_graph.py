@@ -1,13 +1,19 @@
 """Replayed steps equal eager ones; on a CPU, a recorder of operations stands for CUDA graphs."""
 
+import gc
+
 import lightning.pytorch as pl
 import pytest
 import torch
 
 from tests.training.helpers.operation_recorder import PEAK, OperationRecorder
 from unet3d.commands import train as command
+from unet3d.cuda_graphs import CudaGraphs
 from unet3d.memory.step.training_step import find_cuda_graph_obstacle
-from unet3d.training.cuda_graph import WARMUP_BATCHES, CudaGraphs, GraphedPass
+from unet3d.text import MIB
+from unet3d.training import preflight
+from unet3d.training.cuda_graph import WARMUP_BATCHES, GraphedPass, choose_graphs
+from unet3d.training.ranks import ProcessRank
 
 OPTIONS = ("fold=0", "model=unet_tiny", "trainer.max_steps=7", "data.patches_per_case=8")
 
@@ -85,12 +91,60 @@ def test_a_step_that_cannot_be_recorded_is_launched_as_before(
         def on_fit_start(self, trainer, pl_module):
             pl_module.loss.register_forward_hook(lambda module, args, loss: loss.item() and None)
 
-    recorder = OperationRecorder()
-    run = train(composed, tmp_path / "a", monkeypatch, recorder=recorder, callbacks=[ReadLoss()])
+    options = {"recorder": OperationRecorder(), "callbacks": [ReadLoss()]}
+    run = train(composed, tmp_path / "a", monkeypatch, "trainer.cuda_graph=true", **options)
     assert run.module.graphed_pass.recording is None
-    (line,) = [r.getMessage() for r in caplog.records if "trainer.cuda_graph" in r.getMessage()]
-    assert line.endswith("runs without: operation not permitted when stream is capturing")
+    (line,) = [r.getMessage() for r in caplog.records if "CUDA graphs" in r.getMessage()]
+    assert line.endswith("without CUDA graphs: operation not permitted when stream is capturing")
     assert_equal(run, train(composed, tmp_path / "b", monkeypatch))
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
+def test_auto_does_not_record_a_network_with_hooks(
+    composed, tmp_path, monkeypatch, caplog, register
+):
+    calls = []
+
+    class CountCalls(pl.Callback):
+        def on_fit_start(self, trainer, pl_module):
+            getattr(pl_module.model.heads[0], register)(lambda *_: calls.append(1) and None)
+
+    options = {"recorder": OperationRecorder(), "callbacks": [CountCalls()]}
+    train(composed, tmp_path, monkeypatch, "checkpointing=none", **options)
+    assert len(calls) == 7  # one per step
+    (line,) = [r.getMessage() for r in caplog.records if "CUDA graphs" in r.getMessage()]
+    assert "a replay would not call a hook of Conv3d" in line
+
+
+def test_auto_does_not_record_code_of_users():
+    class Counter(torch.nn.Conv3d):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x) * self.calls
+
+    outputs = {}
+    for trusted in (False, True):
+        model, loss = Counter(1, 2, 1), torch.nn.CrossEntropyLoss()
+        recorded = GraphedPass(model, loss, OperationRecorder(), trusted=trusted)
+        for _ in range(6):
+            recorded(torch.ones(2, 1, 2, 2, 2), torch.ones(2, 2, 2, 2, dtype=torch.long))
+        outputs[trusted] = model.calls
+    assert outputs == {False: 6, True: WARMUP_BATCHES + 1}
+
+
+def test_auto_does_not_record_where_the_memory_of_graphs_does_not_fit(
+    composed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(preflight, "get_available_bytes", lambda device: 2**20)
+    recorder, estimated = OperationRecorder(), "memory.estimate=true"
+    run = train(composed, tmp_path / "a", monkeypatch, estimated, recorder=recorder)
+    assert run.module.graphed_pass is None
+    assert "steps run without CUDA graphs, whose memory does not fit" in run.notes
+    options = (estimated, "trainer.cuda_graph=true", "trainer.max_steps=1")
+    run = train(composed, tmp_path / "b", monkeypatch, *options, recorder=recorder)
+    assert run.module.graphed_pass is not None
 
 
 def test_a_batch_of_another_size_is_not_replayed():
@@ -118,7 +172,7 @@ def test_after_warmup_no_batch_calls_the_network_and_peaks_are_those_of_the_reco
             pl_module.model.register_forward_hook(lambda *_: calls.append(1))
 
     options = {"recorder": OperationRecorder(), "callbacks": [CountForwards()]}
-    run = train(composed, tmp_path, monkeypatch, **options)
+    run = train(composed, tmp_path, monkeypatch, "trainer.cuda_graph=true", **options)
     assert len(calls) == WARMUP_BATCHES + 1  # the last one is recorded
     steady = run.callbacks.memory.summarize()["steady_step"]["phases"]
     assert {p: r.get("allocated") for p, r in steady.items()} == {
@@ -156,12 +210,78 @@ def test_a_run_says_why_it_does_not_record(composed, tmp_path):
     assert run.module.graphed_pass is None
 
 
+def test_auto_records_on_one_gpu(composed):
+    step = composed().step
+    for device, processes in (("cpu", 1), ("cuda", 2)):
+        process = ProcessRank(world_size=processes)
+        assert choose_graphs(step, torch.device(device), process) == (None, [])
+
+
 @pytest.mark.gpu
-def test_on_a_gpu_replayed_steps_equal_eager_steps(composed, tmp_path, monkeypatch):
-    options = ("trainer.accelerator=gpu", "trainer.max_steps=8")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("precision=16", "model.norm=batch", "ema_decay=0.9"),
+        ("precision=bf16", "checkpointing=lean", "model.deep_supervision=true"),
+        ("checkpointing=leanest", "trainer.accumulate_grad_batches=2"),
+        (
+            *("precision=16", "pool=strided", "model.residual_blocks=[1,2,2]"),
+            "model.stochastic_depth=0.3",
+        ),
+        # Gradients of plain float32 convolutions and of trilinear upsampling are not deterministic.
+        ("checkpointing=none", "pool=median", "precision=16", "model.upsampling=transposed"),
+        ("checkpointing=blocks", "precision=16", "model.upsampling=transposed"),
+        ("model=dynunet", "model.filters=[2,4,4]", "precision=16"),
+    ],
+    ids=str,
+)
+def test_on_a_gpu_replayed_steps_equal_eager_steps(composed, tmp_path, monkeypatch, overrides):
+    options = ("trainer.accelerator=gpu", "trainer.max_steps=8", *overrides)
     eager, replayed = (
         train(composed, tmp_path / str(n), monkeypatch, *options, recorder=graphs, validate=True)
         for n, graphs in enumerate((None, CudaGraphs(torch.device("cuda", 0))))
     )
     assert replayed.module.graphed_pass.recording is not None
     assert_equal(replayed, eager)
+
+
+class BreakRecording(pl.Callback):
+    """Let the batch that is recorded read a value, or find no memory."""
+
+    def __init__(self, way):
+        self.way = way
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == WARMUP_BATCHES and self.way == "read":
+            pl_module.loss.register_forward_hook(lambda module, args, loss: loss.item() and None)
+        if trainer.global_step == WARMUP_BATCHES and self.way == "memory":
+            gc.collect()
+            torch.cuda.empty_cache()
+            total = torch.cuda.get_device_properties(0).total_memory
+            limit = torch.cuda.memory_reserved() + 8 * MIB
+            torch.cuda.set_per_process_memory_fraction(limit / total)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("way", "reason"), [("read", "during capture"), ("memory", "out of memory")]
+)
+def test_on_a_gpu_a_step_that_cannot_be_recorded_runs_without(
+    composed, tmp_path, monkeypatch, caplog, way, reason
+):
+    options = ("trainer.accelerator=gpu", "trainer.max_steps=8", "trainer.cuda_graph=true")
+    device = torch.device("cuda", 0)
+    eager, broken = (
+        train(composed, tmp_path / str(n), monkeypatch, *options, recorder=graphs, callbacks=extra)
+        for n, (graphs, extra) in enumerate(
+            [(None, []), (CudaGraphs(device), [BreakRecording(way)])]
+        )
+    )
+    assert broken.module.graphed_pass.recording is None
+    (line,) = [r.getMessage() for r in caplog.records if "CUDA graphs" in r.getMessage()]
+    assert reason in line
+    assert_equal(broken, eager)

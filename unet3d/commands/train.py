@@ -123,7 +123,7 @@ def build_training(
         trainer.limit_val_batches = 0
     module.metadata = make_metadata(config, data)
     bias_notes = initialize_head_bias(data, network)
-    estimate, memory_notes = estimate_run_memory(data, precision, network)
+    estimate, memory_notes = estimate_run_memory(data, precision, module)
     run_callbacks.set_estimate(estimate)
     return TrainingRun(
         settings=settings,

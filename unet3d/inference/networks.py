@@ -1,5 +1,6 @@
 """Run networks with torch, ONNX Runtime or OpenVINO, and measure what their windows take."""
 
+import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from unet3d import __version__
+from unet3d.cuda_graphs import CudaGraphs
 from unet3d.errors import DoesNotFitError, UsageError, is_out_of_memory, summarize_error
 from unet3d.export import formats
 from unet3d.inference.sliding_window import Network
@@ -22,6 +24,8 @@ from unet3d.machine import (
 )
 from unet3d.model.weights import cast_to_half
 from unet3d.peak_memory import PeakMeter
+
+log = logging.getLogger(__name__)
 
 
 def resolve_computation(
@@ -81,6 +85,39 @@ def get_inference_fn(network: nn.Module, precision: Precision, device: torch.dev
             return network(batch.to(dtype))
 
     return forward
+
+
+class ReplayedNetwork:
+    """A network whose forward of a batch of windows (B, C, D, H, W) is replayed as a CUDA graph.
+
+    The next call overwrites the logits. A smaller batch is computed as a part of a whole one.
+    """
+
+    def __init__(self, network: Network, windows: Tensor, graphs: CudaGraphs):
+        self.windows = windows
+        self.graph = graphs.record(lambda: network(windows))
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        self.windows[: len(batch)] = batch
+        self.graph.replay()
+        return self.graph.tensors[: len(batch)]
+
+
+def record_networks(
+    networks: Sequence[Network], shape: Sequence[int], device: torch.device
+) -> list[Network]:
+    """Return the networks, on a GPU as CUDA graphs for windows of this shape if that is possible.
+
+    Their forward must have run once.
+    """
+    if device.type != "cuda":
+        return list(networks)
+    graphs, windows = CudaGraphs(device), torch.zeros(tuple(shape), device=device)
+    try:
+        return [ReplayedNetwork(network, windows, graphs) for network in networks]
+    except RuntimeError as error:
+        log.warning("windows run without CUDA graphs: %s", summarize_error(error))
+        return list(networks)
 
 
 def measure_window_memory(

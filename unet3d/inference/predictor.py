@@ -23,7 +23,7 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
 from unet3d.inference.ensemble import Ensemble
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
-from unet3d.inference.networks import measure_window_memory, open_network
+from unet3d.inference.networks import measure_window_memory, open_network, record_networks
 from unet3d.inference.sliding_window import (
     BackgroundTest,
     Output,
@@ -99,6 +99,9 @@ class Predictor:
             for network in ensemble.networks
         ]
         self.classes, self.window_bytes = measure_window_memory(self.networks, shape, self.device)
+        free = self._get_free_gpu_bytes()
+        self.networks = record_networks(self.networks, shape, self.device)
+        self.recorded_bytes = free - self._get_free_gpu_bytes()  # for the same windows
 
     def __str__(self) -> str:
         ensemble, precision = self.ensemble, self.precision
@@ -287,9 +290,11 @@ class Predictor:
         if ram is None:
             free = get_available_bytes(torch.device("cpu"))
             ram = 2**62 if free is None else int(USABLE_FRACTION * free) + held
-        is_on_gpu = self.device.type == "cuda"
-        gpu = int(USABLE_FRACTION * get_free_bytes(self.device)) if is_on_gpu else None
-        return Budget(ram_bytes=ram, gpu_bytes=gpu)
+        gpu = int(USABLE_FRACTION * self._get_free_gpu_bytes()) + self.recorded_bytes
+        return Budget(ram_bytes=ram, gpu_bytes=gpu if self.device.type == "cuda" else None)
+
+    def _get_free_gpu_bytes(self) -> int:
+        return get_free_bytes(self.device) if self.device.type == "cuda" else 0
 
 
 def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:

@@ -5,15 +5,17 @@ size and patch size. Gradients are in the memory of the graphs, and each replay 
 """
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from unet3d.cuda_graphs import CudaGraphs
 from unet3d.errors import summarize_error
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import find_cuda_graph_obstacle
@@ -22,66 +24,46 @@ from unet3d.training.ranks import ProcessRank
 
 log = logging.getLogger(__name__)
 
+KNOWN_PACKAGES = ("unet3d", "torch", "monai", "dynamic_network_architectures")
+"""Packages whose modules compute the same operations in every step."""
+
+HOOKS = tuple(
+    f"_{kind}_hooks"
+    for kind in ("forward", "forward_pre", "backward", "backward_pre", "post_accumulate_grad")
+)
+
 WARMUP_BATCHES = 3
 """Batches that run without a graph: they compile kernels and let libraries choose algorithms."""
-
-
-class CapturedGraph(NamedTuple):
-    """A recorded graph."""
-
-    tensors: Any  # where each replay writes its results
-    replay: Callable[[], None]
-    peak: MemoryRecord
-
-
-class CudaGraphs:
-    """Records CUDA graphs on a stream of their own; they share one memory pool."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.pool = torch.cuda.MemPool()
-        self.stream = torch.cuda.Stream(device)
-
-    def record(self, work: Callable[[], Any]) -> CapturedGraph:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.reset_peak_memory_stats(self.device)
-        pool = cast(Any, self.pool.id)
-        # thread_local: the thread that pins batches allocates memory at any time.
-        with torch.cuda.graph(graph, pool, self.stream, capture_error_mode="thread_local"):
-            tensors = work()
-        peak = MemoryRecord(allocated=torch.cuda.max_memory_allocated(self.device))
-        return CapturedGraph(tensors, graph.replay, peak)
-
-    @contextmanager
-    def use_memory(self) -> Generator[None]:
-        """Allocate from the graphs' pool, whose blocks belong to their stream."""
-        current = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream), torch.cuda.use_mem_pool(self.pool, self.device):
-            yield
-        current.wait_stream(self.stream)
 
 
 class GraphedPass:
     """Compute the loss of a batch, after the first batches by replaying recordings.
 
     If recording fails, all batches run without. With `accumulates`, the gradients of several
-    batches are added up.
+    batches are added up. Without `trusted`, networks with hooks and other people's code are not
+    recorded: a replay does not call Python.
     """
 
     def __init__(
-        self, model: nn.Module, loss: nn.Module, recorder: CudaGraphs, *, accumulates: bool = False
+        self,
+        model: nn.Module,
+        loss: nn.Module,
+        recorder: CudaGraphs,
+        *,
+        accumulates: bool = False,
+        trusted: bool = True,
     ):
-        self.model, self.loss, self.recorder = model, loss, recorder
-        self.accumulates = accumulates
+        self.model, self.loss = model, loss
+        self.recorder: CudaGraphs | None = recorder  # None after it has failed: frees its memory
+        self.accumulates, self.trusted = accumulates, trusted
         self.batches = 0
         self.recording: _Capture | None = None
         self.peaks: dict[str, MemoryRecord] = {}  # of a replay's forward and backward
 
     def __call__(self, image: Tensor, label: Tensor) -> tuple[Tensor, Any]:
         """Return the loss, and the network's outputs unless they are part of a recording."""
-        if self.batches == WARMUP_BATCHES:
-            self._record(image, label)
+        if self.batches == WARMUP_BATCHES and self.recorder is not None:
+            self._record(self.recorder, image, label)
         self.batches += 1
         if self.recording is not None and self.recording.accepts(image, label):
             return self.recording.replay(image, label), None
@@ -91,30 +73,40 @@ class GraphedPass:
     @contextmanager
     def use_memory(self) -> Generator[None]:
         """Allocate from the memory of the recording, which is unused between two steps."""
-        if self.recording is None:
+        if self.recording is None or self.recorder is None:
             yield
         else:
             with self.recorder.use_memory():
                 yield
 
-    def _record(self, image: Tensor, label: Tensor) -> None:
+    def _record(self, recorder: CudaGraphs, image: Tensor, label: Tensor) -> None:
         try:
-            self.recording = _Capture(self, image, label)
+            skipped = None if self.trusted else find_skipped_code(self.model, self.loss)
+            if skipped is not None:
+                raise RuntimeError(f"a replay would not call {skipped} (trainer.cuda_graph=true)")
+            self.recording = _Capture(self, recorder, image, label)
             self.peaks["forward"] = self.recording.forward.peak
             self.peaks["backward"] = self.recording.backward.peak
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
-            reason = summarize_error(error)
-            log.warning(
-                "trainer.cuda_graph: this step cannot be recorded and runs without: %s", reason
-            )
+            log.warning("steps run without CUDA graphs: %s", summarize_error(error))
+            self.recorder = None
+
+
+def find_skipped_code(*modules: nn.Module) -> str | None:
+    """Return what a replay might skip: hooks, or what unknown modules do besides computing."""
+    for module in chain.from_iterable(module.modules() for module in modules):
+        for owner in (module, *module.parameters(recurse=False)):
+            if any(getattr(owner, name, None) for name in HOOKS):
+                return f"a hook of {type(module).__name__}"
+        if type(module).__module__.partition(".")[0] not in KNOWN_PACKAGES:
+            return f"the code of {type(module).__name__}"
+    return None
 
 
 class _Capture:
     """The graphs of forward and backward, and the tensors that they read and write."""
 
-    def __init__(self, owner: GraphedPass, image: Tensor, label: Tensor):
+    def __init__(self, owner: GraphedPass, recorder: CudaGraphs, image: Tensor, label: Tensor):
         self.accumulates = owner.accumulates
         self.image, self.label = image.clone(), label.clone()
         self.parameters = [p for p in owner.model.parameters() if p.requires_grad]
@@ -122,7 +114,7 @@ class _Capture:
         def run_forward() -> Tensor:
             return owner.loss(owner.model(self.image), self.label)
 
-        self.forward = owner.recorder.record(run_forward)
+        self.forward = recorder.record(run_forward)
         loss = self.forward.tensors
         self.grad_output = torch.ones_like(loss)
 
@@ -133,7 +125,7 @@ class _Capture:
                 )
             return list(map(match_strides, gradients, self.parameters))
 
-        self.backward = owner.recorder.record(run_backward)
+        self.backward = recorder.record(run_backward)
         self.anchor = torch.ones((), requires_grad=True)  # makes autograd call _Replay.backward
 
     def accepts(self, image: Tensor, label: Tensor) -> bool:
@@ -189,10 +181,11 @@ def choose_graphs(
     config: StepConfig, device: torch.device, process: ProcessRank
 ) -> tuple[CudaGraphs | None, list[str]]:
     """Return what records batches, if anything does; also say why `cuda_graph=true` does not."""
-    if config.cuda_graph is not True:
+    if config.cuda_graph is False:
         return None, []
     several = process.world_size > 1
     obstacle = find_cuda_graph_obstacle(config, device.type, several_processes=several)
-    if obstacle is not None:
-        return None, [f"trainer.cuda_graph=true has no effect: {obstacle}"]
-    return CudaGraphs(device), []
+    if obstacle is None:
+        return CudaGraphs(device), []
+    is_wanted = config.cuda_graph is True
+    return None, [f"trainer.cuda_graph=true has no effect: {obstacle}"] if is_wanted else []

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from unet3d.checkpoint_file import FORMAT_VERSION
+from unet3d.cuda_graphs import CudaGraphs
 from unet3d.data.dataset import get_network_sizes
 from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.evaluation.options import build_metrics
@@ -25,7 +26,7 @@ from unet3d.memory.step.config import list_data_values
 from unet3d.metric.case_scores import CaseMetricAccumulator, ValidationHD95
 from unet3d.metric.dice import Dice, mask_unannotated
 from unet3d.training.config import TrainConfig
-from unet3d.training.cuda_graph import CudaGraphs, GraphedPass
+from unet3d.training.cuda_graph import GraphedPass
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import gather_in_case_order
 from unet3d.training.loggers import log_values
@@ -61,8 +62,13 @@ class SegmentationModule(LightningModule):
         check_loss(self.loss, dataset.num_outputs)
         self.graphed_pass: GraphedPass | None = None
         if graphs is not None:
-            accumulates = step.micro_batches > 1
-            self.graphed_pass = GraphedPass(network, self.loss, graphs, accumulates=accumulates)
+            self.graphed_pass = GraphedPass(
+                network,
+                self.loss,
+                graphs,
+                accumulates=step.micro_batches > 1,
+                trusted=step.cuda_graph is True,
+            )
         self.nonfinite_guard = NonFiniteGuard(settings.max_skipped_steps)
         self.metadata: dict[str, Any] = {}
 

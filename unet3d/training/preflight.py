@@ -22,9 +22,20 @@ from unet3d.data.dataset import get_network_sizes
 from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.errors import DoesNotFitError, UsageError, summarize_error
 from unet3d.files import find_existing_dir
-from unet3d.machine import Precision, count_usable_cores, describe_missing_kernels, resolve_device
+from unet3d.machine import (
+    Precision,
+    count_usable_cores,
+    describe_missing_kernels,
+    get_available_bytes,
+    resolve_device,
+)
 from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
-from unet3d.memory.estimate import MemoryEstimate, UntraceableError, list_launches
+from unet3d.memory.estimate import (
+    MemoryEstimate,
+    UntraceableError,
+    add_context_bytes,
+    list_launches,
+)
 from unet3d.memory.fake_tensors import copy_as_fake
 from unet3d.memory.from_config import (
     check_step_size,
@@ -51,6 +62,7 @@ from unet3d.types import HasHeads, HasRetention
 
 if TYPE_CHECKING:
     from unet3d.training.datamodule import VolumeDataModule
+    from unet3d.training.module import SegmentationModule
     from unet3d.training.run import TrainingRun
 
 SHM = Path("/dev/shm")
@@ -204,19 +216,29 @@ def choose_strategy(
 
 
 def estimate_run_memory(
-    data: "VolumeDataModule", precision: Precision, network: nn.Module
+    data: "VolumeDataModule", precision: Precision, module: "SegmentationModule"
 ) -> tuple[MemoryEstimate | None, list[str]]:
-    """Estimate the memory of a step; also return what to print of it before the first one."""
-    settings, step, cuda = data.settings, data.settings.step, data.device.type == "cuda"
+    """Estimate the memory of a step; also return what to print of it before the first one.
+
+    Where `trainer.cuda_graph=auto` is estimated not to fit, the module gives up its CUDA graphs.
+    """
+    settings, cuda = data.settings, data.device.type == "cuda"
+    step = replace(settings.step, cuda_graph=module.graphed_pass is not None)
     if not settings.memory.estimate:
         return None, []
     largest = max((volume.shape for volume in data.validation), key=prod, default=None)
     try:
         estimate = estimate_resolved_step(
-            step, precision, cuda=cuda, volume_size=largest, network=network
+            step, precision, cuda=cuda, volume_size=largest, network=module.model
         )
     except UntraceableError as reason:
         return None, [str(reason)]
+    if step.cuda_graph and settings.step.cuda_graph == "auto":
+        available = get_available_bytes(data.device)
+        if available is not None and add_context_bytes(estimate.peak) > available:
+            module.graphed_pass = None
+            estimate, lines = estimate_run_memory(data, precision, module)
+            return estimate, ["steps run without CUDA graphs, whose memory does not fit", *lines]
     peak = format_bytes(estimate.peak.allocated or 0)
     note = f"estimated peak of a step: {peak} {'allocated' if cuda else 'of tensors'}"
     warnings = check_memory(

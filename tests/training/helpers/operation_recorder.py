@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from unet3d.cuda_graphs import CapturedGraph
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB
-from unet3d.training.cuda_graph import CapturedGraph
 
 PEAK = MemoryRecord(allocated=7 * MIB)
 
