@@ -152,7 +152,7 @@ def gpu_error() -> str:
 def list_errors(*, plain: bool | None = None) -> dict[str, list[float]]:
     """Return the signed errors in percent of all estimates, or of those of plain modules or not."""
     errors: dict[str, list[float]] = defaultdict(list)
-    for part in ("forum", "tile_size", "peers", "residual", "predict"):
+    for part in ("forum", "tile_size", "peers", "predict"):
         for name, row in read_gpu(part).items():
             if plain not in (None, PLAIN_NETWORK.search(name) is not None):
                 continue
@@ -188,12 +188,6 @@ def gpu_step() -> str:
 def list_cells(row: Row | None) -> str:
     """Format the peak of a step and its seconds."""
     return f"{format_peak(row)} | {row['step_seconds']:.3f}" if row else f"{OPEN} | {OPEN}"
-
-
-def gpu_residual() -> str:
-    """Compare nnU-Net's residual encoder with ours on a GPU."""
-    lines = [f"{name} | {list_cells(row)}" for name, row in read_gpu("residual").items()]
-    return make_table("on a GPU | peak (estimated) | seconds per step", lines) if lines else ""
 
 
 def gpu_tiles() -> str:
@@ -249,7 +243,6 @@ def unmeasured() -> str:
     """List the results that no file has."""
     parts = {
         "tuned": "other projects' networks compiled and channels-last",
-        "residual": "residual encoders",
         "pool": "pooling",
     }
     missing = "; ".join(title for part, title in parts.items() if not read_gpu(part))

@@ -20,8 +20,8 @@ from scripts.gpu.steps import (
     FORUM_RUN,
     describe_errors,
     list_forum_steps,
+    list_graph_steps,
     list_peer_steps,
-    list_residual_steps,
     list_tile_steps,
 )
 from unet3d.config.compose import compose_config
@@ -38,12 +38,12 @@ def list_estimators(parts: dict[str, Any]) -> dict[tuple[str, str], Estimator]:
         "forum": list_forum_steps(),
         "tile_size": list_tile_steps(),
         "peers": list_peer_steps(),
-        "residual": list_residual_steps(),
+        "graphs": list_graph_steps(),
     }
     configs = {
         ("forum", f"{n}, {FORUM_RUN}"): [f"experiment=forum_{n}"] for n in ("small", "large")
     }
-    for row in parts["predict"]["rows"]:
+    for row in parts.get("predict", {}).get("rows", {}):
         words = [*row.split(), "data.num_classes=5", "trainer.accelerator=gpu"]
         configs["predict", row] = words
     return {

@@ -54,7 +54,6 @@ PARTS = {
     "workspaces": Part("scripts.gpu.workspaces", "memory that cuDNN and cuBLAS take"),
     "peers": Part(STEPS, "networks of other projects with the same channels"),
     "tuned": Part(STEPS, "plain modules compiled, channels-last, with cudnn.benchmark", 480, 60),
-    "residual": Part(STEPS, "residual encoders of nnU-Net and ours"),
     "batch": Part(STEPS, "largest batch of the forum networks that runs in 7000 MiB", 300),
     "tile_size": Part(STEPS, "time and peak by the size of a tile", 150),
     "profile": Part(STEPS, "the slowest kernels of a step", 150),

@@ -199,17 +199,6 @@ def list_graph_steps(width: int = 64) -> Steps:
     return steps
 
 
-def list_residual_steps(width: int = 64) -> Steps:
-    """Return nnU-Net's residual encoder and ours; nothing where nnU-Net's package is missing."""
-    try:
-        from scripts.bench.networks import RESIDUAL, RESIDUAL_CHANNELS, list_residual_networks
-    except ImportError:
-        return {}
-    networks = list_residual_networks([n * width // 64 for n in RESIDUAL_CHANNELS])
-    names = (RESIDUAL, "fused", "lean", "leanest")
-    return {name: (networks[name], CUBE_SIZE) for name in names}
-
-
 def measure_steps(context: Context, steps: Steps) -> dict[str, Row]:
     """Return rows that measure steps with mixed fp16 and AdamW, and estimate their memory."""
     return {name: partial(measure, context, *step) for name, step in steps.items()}
@@ -273,11 +262,6 @@ def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
 def peers(context: Context) -> dict[str, Row]:
     """Measure the installed networks of other projects, with the same channels."""
     return measure_steps(context, list_peer_steps(context.width))
-
-
-def residual(context: Context) -> dict[str, Row]:
-    """Measure nnU-Net's residual encoder and ours."""
-    return measure_steps(context, list_residual_steps(context.width))
 
 
 def graphs(context: Context) -> dict[str, Row]:

@@ -1,4 +1,4 @@
-"""Estimates against what an H100 measured: benchmarks/nvidia-h100-80gb-hbm3.json."""
+"""Estimates against what an H100 and an H200 measured: benchmarks/nvidia-*.json."""
 
 import json
 from statistics import mean
@@ -12,7 +12,10 @@ from unet3d.config.compose import compose_config
 from unet3d.memory.from_config import estimate_configured_step
 from unet3d.training.config import parse_train_config
 
-PARTS = json.loads((BENCHMARKS / "nvidia-h100-80gb-hbm3.json").read_text())["parts"]
+PARTS, H200 = (
+    json.loads((BENCHMARKS / f"nvidia-{name}.json").read_text())["parts"]
+    for name in ("h100-80gb-hbm3", "h200")
+)
 FLOAT32 = "precision=32 checkpointing=fused model=unet_nnunet"
 """The weight gradients of these convolutions use less workspace than is estimated."""
 SOME = [
@@ -42,6 +45,16 @@ def estimate_again(part, name):
 def test_recorded_errors_are_those_of_this_code(part, name):
     recorded, row = PARTS[part]["rows"][name], estimate_again(part, name)
     assert {key: recorded[key] for key in row} == row
+
+
+def test_another_gpu_and_other_networks_have_the_estimated_peaks():
+    rows = {name: row for name, row in H200["graphs"]["rows"].items() if "compiled" not in name}
+    assert len(rows) == 15
+    assert max(abs(row["allocated_error_percent"]) for row in rows.values()) < 0.25
+    name = "nnU-Net PlainConvUNet: fused"
+    with assume_gpu(H200):
+        again = describe_errors(list_estimators(H200)["graphs", name](), rows[name]["measured"])
+    assert {key: rows[name][key] for key in again} == again
 
 
 RUN = (
