@@ -53,6 +53,22 @@ def test_a_constant_nonzero_border_is_planned_as_background(tmp_path, monkeypatc
     assert experiment(tmp_path)["data"]["background"] == 0
 
 
+def test_axes_along_which_classes_are_ordered_are_not_flipped(tmp_path, monkeypatch, capsys):
+    write_nnunet(tmp_path / "data", 20)
+    monkeypatch.chdir(tmp_path)
+    words = ["data=nnunet", "data.root=data", "budget_gib=4", *SMALL]
+    words += ["data.patch_size=[8,8,8]", "data.batch_size=2", "overwrite=true"]
+    assert main(["plan", *words]) == 0
+    output = capsys.readouterr().out
+    for axis in "DW":
+        assert f"no flips along {axis}, where front comes before back in 20 of 20" in output
+    assert experiment(tmp_path)["augmentation"] == {"flip_axes": [1]}
+    assert main(["plan", *words, "augmentation.flip_axes=[0]"]) == 0
+    assert experiment(tmp_path)["augmentation"] == {"flip_axes": [0]}
+    assert main(["plan", *words, "augmentation=none"]) == 0
+    assert "augmentation" not in experiment(tmp_path)
+
+
 def test_a_plan_is_estimated_to_fit_the_budget(plan, tmp_path):
     assert plan("budget_gib=0.611", "data.spacing_mm=[0.5,0.5,1]") == 0
     planned, _ = compose_api_config("train", ["experiment=planned"])

@@ -13,6 +13,7 @@ CLASSES = ("background", "a", "b")
 def make_fingerprint(voxels):
     return CaseFingerprint(
         voxels=voxels,
+        centers={},
         shape=(10, 10, 8),
         crop_fraction=1.0,
         spacing_mm=(1.0, 1.0, 2.0),

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from unet3d.errors import DoesNotFitError
@@ -10,6 +12,7 @@ from unet3d.planning.planner import (
     TrainingPlan,
     choose_strategy,
     enlarge_tiles,
+    find_ordered_axes,
 )
 from unet3d.planning.topology import Levels
 
@@ -128,3 +131,25 @@ def test_tiles_are_as_large_as_the_budget_allows(network):
 def test_a_budget_that_no_strategy_fits_is_an_error_that_says_what_to_change(network):
     with pytest.raises(DoesNotFitError, match="fits a batch of 1 in the budget: raise budget_gib"):
         choose_strategy(network, STRATEGIES[:1], CUDA_CONTEXT_BYTES, 1)
+
+
+@pytest.mark.parametrize(
+    ("cases", "exceptions", "expected"),
+    [
+        (20, 1, {2: ("left", "right", 19, 20)}),
+        (20, 2, {}),
+        (19, 0, {}),  # could be chance
+    ],
+)
+def test_an_axis_is_ordered_if_a_class_comes_before_another_in_nearly_every_case(
+    cases, exceptions, expected
+):
+    classes = ("background", "right", "left", "rare")
+    fingerprints = [
+        SimpleNamespace(
+            centers={1: (n % 2, 5, 9 - 9 * (n < exceptions)), 2: (0.5, 5, 6), 0: (5, 5, 5)}
+            | ({3: (20, 20, 20)} if n < 5 else {})
+        )
+        for n in range(cases)
+    ]
+    assert find_ordered_axes(fingerprints, classes) == expected

@@ -19,8 +19,10 @@ from unet3d.planning.experiment import (
     render_experiment,
 )
 from unet3d.planning.planner import (
+    DatasetFingerprint,
     TrainingPlan,
     find_constant_border,
+    find_ordered_axes,
     format_dims,
     inspect_dataset,
     make_plan,
@@ -91,7 +93,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             f"volumes have a constant border ({span}): the plan sets data.background=auto, so that",
             "crop and normalization leave it out",
         ]
-    lines += [*dataset.notes, *filter(None, [dataset.too_few])]
+    flip_axes, reasons = choose_flip_axes(training, dataset)
+    lines += [*reasons, *dataset.notes, *filter(None, [dataset.too_few])]
     patches, epochs = plan_schedule(plan, fold)
     frequency = "every epoch" if epochs == 1 else f"every {epochs} epochs"
     lines.append(
@@ -103,7 +106,12 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     comments = ["@package _global_", *summary.splitlines(), *lines]
     header = "".join(f"# {line}\n" for line in comments)
     experiment = render_experiment(
-        training.composition, dataset, plan, precision=step.precision, fold=fold
+        training.composition,
+        dataset,
+        plan,
+        precision=step.precision,
+        fold=fold,
+        flip_axes=flip_axes if reasons else None,
     )
     write_text(path, header + experiment)
     figure = path.with_suffix(".png")
@@ -111,6 +119,24 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     print(*lines, "", f"wrote {path} and {figure}", sep="\n")
     print(f"unet3d train experiment={settings.name}{' fold=none' if dataset.too_few else ''}")
     return 0
+
+
+def choose_flip_axes(
+    training: TrainConfig, dataset: DatasetFingerprint
+) -> tuple[list[int], list[str]]:
+    """Return the axes to flip, and why the others of the augmentation are not flipped."""
+    axes = getattr(training.augmentation(), "mirroring_axes", [])
+    if training.composition.is_overridden("augmentation.flip_axes"):
+        return axes, []
+    ordered = find_ordered_axes(dataset.fingerprints, dataset.classes)
+    reasons = []
+    for axis in filter(ordered.__contains__, axes):
+        first, second, count, both = ordered[axis]
+        reasons.append(
+            f"no flips along {'DHW'[axis]}, where {first} comes before {second} in {count} of "
+            f"{both} cases"
+        )
+    return [axis for axis in axes if axis not in ordered], reasons
 
 
 def summarize_plan(plan: TrainingPlan, budget: int) -> list[str]:

@@ -103,6 +103,7 @@ def render_experiment(
     *,
     precision: str,
     fold: int | None,
+    flip_axes: list[int] | None,
 ) -> str:
     """Return the plan as an experiment's YAML, with what the command line set."""
     patches_per_case, epochs = plan_schedule(plan, fold)
@@ -122,6 +123,8 @@ def render_experiment(
         "data": data,
         "trainer": {"max_steps": MAX_STEPS, "check_val_every_n_epoch": epochs},
     }
+    if flip_axes is not None:
+        values["augmentation"] = {"flip_axes": flip_axes}
     typed = (o.lstrip("+").partition("=") for o in composition.overrides)
     given = {key: value for key, _, value in typed if key not in COMMAND_KEYS}
     planned = {**plan.model, **plan.strategy, "precision": yaml.safe_load(precision)}

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from math import prod
 
 import numpy as np
@@ -40,6 +41,12 @@ MAX_BATCH_SIZE = 32
 
 OTHER_FACTOR = 8
 """Patch sides are multiples of this where the network's levels are not planned here."""
+
+MIN_ORDERED_CASES = 20
+"""Cases that must have both classes, or their order may be chance."""
+
+ORDERED_FRACTION = 0.95
+"""Fraction of these cases in which one class comes first along an axis that is not flipped."""
 
 MASKED_FRACTION = 0.75
 """Below this median fraction of foreground box in the file, normalization masks the background."""
@@ -286,6 +293,29 @@ def find_constant_border(
     """
     values = [value for case in dataset.fingerprints for value in case.background if value != 0]
     return None if is_overridden("data.background") or not values else (min(values), max(values))
+
+
+def find_ordered_axes(
+    fingerprints: Sequence[CaseFingerprint], classes: Sequence[str]
+) -> dict[int, tuple[str, str, int, int]]:
+    """Return the axes along which one class nearly always comes before another.
+
+    A flip makes the first look like the second there, as with the left and the right ventricle.
+    Each axis has both classes, in how many cases they are in this order, and of how many: the pair
+    with the largest distance.
+    """
+    found: dict[int, tuple[float, tuple[str, str, int, int]]] = {}
+    for a, b in permutations(range(1, len(classes)), 2):
+        both = [case.centers for case in fingerprints if {a, b} <= case.centers.keys()]
+        if len(both) < MIN_ORDERED_CASES:
+            continue
+        distances = np.array([np.subtract(centers[b], centers[a]) for centers in both])
+        for axis in range(3):
+            ordered, distance = int((distances[:, axis] > 0).sum()), distances[:, axis].mean()
+            is_ordered = ordered >= ORDERED_FRACTION * len(both)
+            if is_ordered and distance > found.get(axis, (0.0,))[0]:
+                found[axis] = distance, (classes[a], classes[b], ordered, len(both))
+    return {axis: found[axis][1] for axis in sorted(found)}
 
 
 def format_dims(numbers: Sequence[float]) -> str:

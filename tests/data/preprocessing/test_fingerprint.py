@@ -6,6 +6,7 @@ from unet3d.data.preprocessing.fingerprint import (
     compute_foreground_intensities,
     compute_median_spacing,
     fingerprint_dataset,
+    locate_labels,
 )
 
 
@@ -32,9 +33,19 @@ def test_a_fingerprint_has_sizes_spacings_and_classes_and_is_cached(tmp_path):
     fingerprint = fingerprint_dataset([case], "RAS", tmp_path / "cache")[0]
     assert (fingerprint.shape, fingerprint.spacing_mm) == ((6, 6, 8), (2.0, 1.0, 1.0))
     assert fingerprint.voxels == {0: 287, 1: 1}
+    assert fingerprint.centers == {1: (1.0, 1.0, 1.0)}
     assert fingerprint.crop_fraction == pytest.approx(288 / 1728)
     assert compute_median_spacing([case], "SRA") == (1.0, 2.0, 1.0)
     (file,) = (tmp_path / "cache").rglob("values.json")
     written = file.stat().st_mtime_ns
     fingerprint_dataset([case], "RAS", tmp_path / "cache")
     assert file.stat().st_mtime_ns == written
+
+
+def test_labels_are_counted_and_located():
+    labels = np.random.default_rng(0).choice([-1, 0, 2, 300], (5, 7, 6), p=[0.1, 0.5, 0.3, 0.1])
+    voxels, centers = locate_labels(labels)
+    assert voxels == {label: (labels == label).sum() for label in (-1, 0, 2, 300)}
+    assert list(centers) == [-1, 2, 300]
+    for label, center in centers.items():
+        np.testing.assert_allclose(center, np.argwhere(labels == label).mean(0))

@@ -1,7 +1,7 @@
 """Fingerprint a dataset: sizes, spacings, intensities and class frequencies."""
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from os import cpu_count
@@ -33,6 +33,7 @@ from unet3d.data.preprocessing.pipeline import AUTO, Background, find_background
 from unet3d.data.preprocessing.statistics import to_tuples
 from unet3d.files import read_json
 
+VERSION = 2  # of what the cache holds
 MAX_SAMPLES = 10_000  # foreground voxels per case whose intensities are sampled
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class CaseFingerprint:
     crop_fraction: float  # fraction of the file's voxels that the crop keeps
     spacing_mm: tuple[float, ...]
     voxels: dict[int, int]  # of each label
+    centers: dict[int, tuple[float, ...]]  # mean position of each label's voxels but those of 0
     intensities: np.ndarray  # (C, N): of sampled foreground voxels
     background: tuple[float, ...]  # of each channel
 
@@ -80,7 +82,7 @@ def fingerprint_dataset(
         return min(4, cpu_count() or 1)
 
     return load_or_make(
-        {case: folder / make_key(code, background, *contents[case]) for case in cases},
+        {case: folder / make_key(VERSION, code, background, *contents[case]) for case in cases},
         load=_load,
         make=make,
         choose_threads=choose_threads,
@@ -101,7 +103,8 @@ def compute_foreground_intensities(
 
 def _load(case: Case, folder: Path) -> CaseFingerprint:
     values = {key: to_tuples(value) for key, value in read_json(folder / VALUES).items()}
-    values["voxels"] = {int(label): count for label, count in values["voxels"].items()}
+    for key in ("voxels", "centers"):
+        values[key] = {int(label): to_tuples(value) for label, value in values[key].items()}
     return CaseFingerprint(**values, intensities=np.array(map_array(folder, "intensities")))
 
 
@@ -119,15 +122,29 @@ def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) ->
     if len(foreground[0]) > MAX_SAMPLES:
         chosen = np.random.default_rng(0).choice(len(foreground[0]), MAX_SAMPLES, replace=False)
         foreground = tuple(indices[chosen] for indices in foreground)
-    voxels: Counter[int] = Counter()
-    for plane in labels:  # sorting a whole volume needs memory
-        present, counts = np.unique(plane, return_counts=True)
-        voxels.update(dict(zip(map(int, present), counts.tolist(), strict=True)))
+    voxels, centers = locate_labels(labels)
     return CaseFingerprint(
         shape=labels.shape,
         crop_fraction=labels.size / float(np.prod(grid.file_shape)),
         spacing_mm=get_spacing(affine, axes),
-        voxels=dict(sorted(voxels.items())),
+        voxels=voxels,
+        centers=centers,
         intensities=np.stack([channel[foreground] for channel in channels]).astype(np.float32),
         background=tuple(values),
     )
+
+
+def locate_labels(labels: np.ndarray) -> tuple[dict[int, int], dict[int, tuple[float, ...]]]:
+    """Return the number of voxels of each label of (D, H, W), and mean positions but that of 0."""
+    voxels: Counter[int] = Counter()
+    sums: defaultdict[int, np.ndarray] = defaultdict(lambda: np.zeros(3))
+    for depth, plane in enumerate(labels):  # sorting a whole volume needs memory
+        foreground = np.nonzero(plane)
+        present, inverse = np.unique(plane[foreground], return_inverse=True)
+        counts, *positions = (np.bincount(inverse, weights) for weights in (None, *foreground))
+        voxels[0] += plane.size - len(inverse)
+        for label, count, *position in zip(present.tolist(), counts, *positions, strict=True):
+            voxels[label] += int(count)
+            sums[label] += (depth * count, *position)
+    centers = {label: tuple((sums[label] / voxels[label]).tolist()) for label in sorted(sums)}
+    return {label: count for label, count in sorted(voxels.items()) if count}, centers
