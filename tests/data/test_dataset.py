@@ -101,6 +101,9 @@ def test_each_channel_has_its_normalization_which_leaves_out_a_background_other_
     ):
         preprocessing = build_preprocessing(parse(**values), dataset, [])
         assert preprocessing.normalize == (normalize,) * 2
+    named = resolve_dataset(parse(), describe(channels=("noNorm", "rgb_to_0_1", "T1")))
+    preprocessing = build_preprocessing(parse(), named, [])
+    assert preprocessing.normalize == ("none", "rgb_to_0_1", "zscore")
     with pytest.raises(UsageError, match=r"data\.normalize must be one word or one for each of"):
         build_preprocessing(parse(normalize=["zscore"] * 3), dataset, [])
 

@@ -99,7 +99,7 @@ def test_an_estimate_needs_no_raw_dataset(path, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        (f"{SIZES}normalization_schemes", ["RGBTo01Normalization"] * 2, "RGBTo01Normalization is"),
+        (f"{SIZES}normalization_schemes", ["MyNormalization"] * 2, "MyNormalization is"),
         (f"{SIZES}architecture__network_class_name", "a.Primus", "Primus is not available"),
         (f"{NETWORK}dropout_op", "torch.nn.Dropout3d", "is not available"),
         (f"{NETWORK}n_conv_per_stage", [1, 2, 2], "in the decoder, are not"),

@@ -29,6 +29,8 @@ NORMALIZATIONS = {
     "zscore_nonzero": ("ZScoreNormalization", True),
     "ct": ("CTNormalization", False),
     "none": ("NoNormalization", False),
+    "rescale_to_0_1": ("RescaleTo01Normalization", False),
+    "rgb_to_0_1": ("RGBTo01Normalization", False),
 }
 """Values of `data.normalize=`, besides auto: nnU-Net's scheme, and whether it leaves out what its
 crop has removed."""

@@ -187,16 +187,27 @@ def build_preprocessing(
     )
 
 
-def choose_normalization(data: DataConfig, channels: Sequence[str]) -> tuple[str, ...]:
-    """Return the method of each channel."""
+METHODS_BY_NAME = {
+    "ct": "ct",
+    "nonorm": "none",
+    "rescale_to_0_1": "rescale_to_0_1",
+    "rgb_to_0_1": "rgb_to_0_1",
+}
+"""Methods of channels by their names, as in nnU-Net."""
+
+
+def choose_normalization(
+    data: DataConfig, channels: Sequence[str], *, usual: str | None = None
+) -> tuple[str, ...]:
+    """Return the method of each channel; `usual` is that of channels whose name says nothing."""
     if len(data.normalize) not in (1, len(channels)):
         raise UsageError(
             f"data.normalize must be one word or one for each of the {len(channels)} channels, "
             f"got {list(data.normalize)}"
         )
     if data.normalize == ("auto",):
-        usual = "zscore" if set(data.background) == {0} else "zscore_nonzero"
-        return tuple("ct" if name.upper() == "CT" else usual for name in channels)
+        usual = usual or ("zscore" if set(data.background) == {0} else "zscore_nonzero")
+        return tuple(METHODS_BY_NAME.get(name.casefold(), usual) for name in channels)
     return data.normalize * len(channels) if len(data.normalize) == 1 else data.normalize
 
 

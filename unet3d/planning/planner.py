@@ -10,7 +10,13 @@ import numpy as np
 import torch
 
 from unet3d.data.config import DataConfig
-from unet3d.data.dataset import ValidCases, build_layout, choose_split, resolve_dataset
+from unet3d.data.dataset import (
+    ValidCases,
+    build_layout,
+    choose_normalization,
+    choose_split,
+    resolve_dataset,
+)
 from unet3d.data.layouts.splits import explain_too_few, read_groups
 from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
@@ -276,12 +282,10 @@ def _get_model_changes(config: StepConfig, levels: Levels, is_overridden: IsOver
 
 
 def _choose_normalization(data: DataConfig, dataset: DatasetFingerprint) -> list[str]:
-    """Return one method per channel: by modality; masked where much of a volume is background."""
-    if data.normalize != ("auto",):
-        return list(data.normalize)
+    """Return one method per channel: masked where much of a volume is background."""
     fractions = [case.crop_fraction for case in dataset.fingerprints]
     usual = "zscore_nonzero" if float(np.median(fractions)) < MASKED_FRACTION else "zscore"
-    return ["ct" if name.upper() == "CT" else usual for name in dataset.channels]
+    return list(choose_normalization(data, dataset.channels, usual=usual))
 
 
 def find_constant_border(

@@ -1,7 +1,9 @@
 import numpy as np
+import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case
 from unet3d.data.case import Case
+from unet3d.data.preprocessing.channels import normalize_in_place
 from unet3d.data.preprocessing.pipeline import (
     PREPROCESSING_VERSION,
     Preprocessing,
@@ -29,7 +31,7 @@ def test_channels_are_read_from_one_file_or_one_file_each(tmp_path):
     assert np.array_equal(one, other)
 
 
-OUTCOMES = {2: (314, [-0.0873, 1.3535, -1.4033, 0.5401])}
+OUTCOMES = {3: (314, [-0.0873, 1.3535, -1.4033, 0.5401])}
 """What each PREPROCESSING_VERSION makes of one case: a new outcome needs a new version."""
 
 
@@ -47,3 +49,17 @@ def test_the_version_of_preprocessing_changes_with_its_outcome(tmp_path):
     count, expected = OUTCOMES[PREPROCESSING_VERSION]
     assert int(mapped.sum()) == count
     np.testing.assert_allclose(values, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("none", [10, 60, 110]),
+        ("rescale_to_0_1", [0, 0.5, 1]),
+        ("rgb_to_0_1", [2 / 51, 4 / 17, 22 / 51]),
+    ],
+)
+def test_a_channel_keeps_its_values_or_is_scaled_to_0_1(method, expected):
+    channel = np.array([10, 60, 110], np.float32)
+    normalize_in_place(channel, method, np.float32(0), None)
+    np.testing.assert_allclose(channel, expected, rtol=1e-6)

@@ -69,6 +69,7 @@ def test_resampling_labels_adds_no_label_between_two_others():
 def test_values_are_not_interpolated_across_a_coarse_axis():
     assert choose_interpolation_orders([1, 1, 2], [1, 1, 1], 3) == [3, 3, 3]
     assert choose_interpolation_orders([5, 1, 1], [1, 1, 1], 3) == [0, 3, 3]
+    assert choose_interpolation_orders([5, 5, 1], [1, 1, 1], 3) == [3, 3, 3]
 
 
 def test_the_box_holds_the_nonzero_voxels_of_all_channels():

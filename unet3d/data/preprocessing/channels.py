@@ -83,6 +83,13 @@ def normalize_in_place(
         if background:
             channel[channel == background] = 0
         return
+    if method == "rgb_to_0_1":
+        channel /= 255
+        return
+    if method == "rescale_to_0_1":
+        channel -= channel.min()
+        channel /= max(channel.max(), 1e-8)
+        return
     selected = ...  # voxels that are normalized: all, unless zscore_nonzero
     if method == "ct":
         assert known is not None, "the config provides them if a channel is ct"
@@ -210,11 +217,11 @@ def resample(volume: np.ndarray, shape: Sequence[int], orders: Sequence[int]) ->
 def choose_interpolation_orders(
     old_mm: Sequence[float], new_mm: Sequence[float], order: int
 ) -> list[int]:
-    """Return `order` for each axis, but 0 (nearest) for a coarse axis."""
+    """Return `order` for each axis, but 0 (nearest) for the coarse axis, if it is one alone."""
     for sizes in (old_mm, new_mm):
         if max(sizes) > ANISO_THRESHOLD * min(sizes):
-            coarse = int(np.argmax(sizes))
-            return [0 if axis == coarse else order for axis in range(3)]
+            coarse = np.isclose(sizes, max(sizes), rtol=1e-3)
+            return [0 if is_coarse and coarse.sum() == 1 else order for is_coarse in coarse]
     return [order] * 3
 
 

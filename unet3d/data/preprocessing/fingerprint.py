@@ -33,7 +33,6 @@ from unet3d.data.preprocessing.pipeline import AUTO, Background, find_background
 from unet3d.data.preprocessing.statistics import to_tuples
 from unet3d.files import read_json
 
-VERSION = 2  # of what the cache holds
 MAX_SAMPLES = 10_000  # foreground voxels per case whose intensities are sampled
 
 log = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ def fingerprint_dataset(
         return min(4, cpu_count() or 1)
 
     return load_or_make(
-        {case: folder / make_key(VERSION, code, background, *contents[case]) for case in cases},
+        {case: folder / make_key(code, background, *contents[case]) for case in cases},
         load=_load,
         make=make,
         choose_threads=choose_threads,

@@ -30,7 +30,7 @@ from unet3d.errors import UsageError
 from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL
 
-PREPROCESSING_VERSION = 2
+PREPROCESSING_VERSION = 3
 """Part of every key of the cache: raise it when the same files and settings give other values."""
 
 AUTO = "auto"
@@ -57,9 +57,10 @@ class Preprocessing:
 
     A channel is normalized to mean 0 and standard deviation 1: with `zscore` over the volume, with
     `zscore_nonzero` over its foreground, with `ct` by the dataset's foreground statistics after
-    clipping to the percentiles 0.5 and 99.5; `none` leaves it as it is. With `zscore_nonzero` and
-    `none` the background becomes 0, the value with which patches are padded; with the other two it
-    is an ordinary value.
+    clipping to the percentiles 0.5 and 99.5. `rescale_to_0_1` scales to the volume's minimum and
+    maximum, `rgb_to_0_1` divides by 255, and `none` leaves a channel as it is. With
+    `zscore_nonzero` and `none` the background becomes 0, the value with which patches are padded;
+    with the others it is an ordinary value.
     """
 
     num_classes: int
