@@ -12,6 +12,7 @@ from unet3d.data.loading.datasets import (
     ValidationVolumes,
     compute_class_fractions,
 )
+from unet3d.types import IGNORE_LABEL
 
 NONE = Augment()
 MOVING = Augment(rotation_p=0.7, scale_p=0.5, flip_p=0.5, brightness_p=0.5)
@@ -55,6 +56,20 @@ def test_patches_are_centered_on_every_class_equally_often(tmp_path):
     patches = make_patches(volume, patch_size=[3, 3, 3])
     has_small_class = [(patches[(0, n, True)]["label"] == 2).any() for n in range(60)]
     assert 15 < sum(has_small_class) < 45
+
+
+def test_no_patch_is_ignored_as_a_whole(tmp_path):
+    label = np.full((30, 30, 30), 9, np.uint8)
+    label[20:22, 20:22, 20:22] = 0
+    label[20, 20, 20] = 1
+    case = write_case(tmp_path, noise(30, 30, 30), label)
+    volume = preprocess(case, tmp_path, ignore_labels=(9,))
+    assert volume.classes == {1}
+    patches = make_patches(volume)
+    labels = [patches[(0, n, n % 2 == 0)]["label"] for n in range(40)]
+    assert all((label != IGNORE_LABEL).any() for label in labels)
+    assert sum(label[4, 4, 4] == 1 for label in labels[0::2]) == 20
+    assert 0 < sum(label[4, 4, 4] == 0 for label in labels[1::2]) <= 20
 
 
 def test_a_patch_larger_than_the_volume_is_padded_on_both_sides(tmp_path):

@@ -80,7 +80,10 @@ class CachedVolume:
 
     @property
     def foreground_points(self) -> np.ndarray:
-        """Map (N, 4): the class and d, h, w of sampled foreground voxels, sorted by class."""
+        """Map (N, 4): the class and d, h, w of sampled foreground voxels, sorted by class.
+
+        Where some voxels are ignored, class 0 stands for those of any class.
+        """
         return map_array(self.folder, "foreground_points")
 
     def get_spacing_mm(self, preprocessing: Preprocessing) -> tuple[float, float, float]:
@@ -183,19 +186,22 @@ def load_volume(case: Case, folder: Path) -> CachedVolume:
         case,
         folder,
         shape=label.shape,
-        classes=frozenset(np.unique(points[:, 0]).tolist()),
+        classes=frozenset(np.unique(points[:, 0]).tolist()) - {0},
         statistics=Statistics(**{key: to_tuples(value) for key, value in statistics.items()}),
     )
 
 
 def sample_foreground_points(label: np.ndarray) -> np.ndarray:
-    """Return (N, 4), int32: some voxels of each class of a label (D, H, W)."""
+    """Return (N, 4), int32: some voxels of each class of a label (D, H, W).
+
+    Where some voxels are ignored, those of class 0 are of any class.
+    """
     rng = np.random.default_rng(0)
-    rows = [np.empty((0, 4), np.int32)]
-    for c in np.unique(label):
-        if c in (0, IGNORE_LABEL):
+    rows, present = [np.empty((0, 4), np.int32)], np.unique(label)
+    for c in present:
+        if c == IGNORE_LABEL or (c == 0 and IGNORE_LABEL not in present):
             continue
-        points = np.argwhere(label == c)
+        points = np.argwhere(label == c if c else label != IGNORE_LABEL)
         if len(points) > POINTS_PER_CLASS:
             points = points[np.sort(rng.choice(len(points), POINTS_PER_CLASS, replace=False))]
         rows.append(np.insert(points, 0, c, axis=1).astype(np.int32))
