@@ -124,11 +124,22 @@ def test_an_elastic_field_is_smooth_bounded_and_does_not_fold():
 def test_intensity_changes_keep_the_labels(name):
     augment = Augment(**{f"{name}_p": 1.0})
     image, label = torch.randn(1, 2, 6, 6, 6), torch.randint(0, 9, (1, 6, 6, 6)).byte()
-    out, labels = augment(image, label, [2], (6, 6, 6))
+    out, labels = augment(image, label, [6], (6, 6, 6))  # changes both channels
     assert labels.equal(label)
     assert not out.isclose(image).all()
     gains = (out / image).flatten(2).median(2).values[0]
     assert name != "brightness" or gains[0] != gains[1]  # each channel has its own strength
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("blur", 0.5), ("low_resolution", 0.5), ("brightness", 1), ("gamma", 1)]
+)
+def test_blur_and_low_resolution_change_half_of_the_channels_as_in_nnunet(name, share):
+    augment = Augment(**{f"{name}_p": 1.0})
+    image, label = torch.randn(1, 3, 6, 6, 6), torch.zeros(1, 6, 6, 6).byte()
+    outputs = torch.cat([augment(image, label, [seed], (6, 6, 6))[0] for seed in range(80)])
+    is_changed = (outputs != image).flatten(2).any(2).double()
+    assert is_changed.mean().item() == pytest.approx(share, abs=0.1)
 
 
 def test_blur_matches_scipy_and_keeps_the_sum():

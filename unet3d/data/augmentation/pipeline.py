@@ -137,25 +137,37 @@ class Augment:
         )
 
     def _change_intensities(self, image: Tensor, seed: int) -> Tensor:
-        """Change the intensities; each channel has its own strength."""
+        """Change the intensities; each channel has its own strength.
+
+        As in nnU-Net, blur and low resolution change a channel with half of the probability.
+        """
         rng = _make_generator(seed, 1)
         generator = torch.Generator(image.device)
         change: Callable[[Tensor, float], Tensor]
-        for p, span, interpolate, change in (
-            (self.noise_p, self.noise_std, lerp, partial(add_noise, generator=generator)),
-            (self.blur_p, self.blur_sigma, lerp, blur),
-            (self.brightness_p, self.brightness, lerp, torch.mul),
-            (self.contrast_p, self.contrast, lerp, scale_contrast),
-            (self.low_resolution_p, self.low_resolution, lerp, simulate_low_resolution),
-            (self.inverted_gamma_p, self.gamma, log_lerp, lambda c, power: -apply_gamma(-c, power)),
-            (self.gamma_p, self.gamma, log_lerp, apply_gamma),
+        for p, channel_p, span, interpolate, change in (
+            (self.noise_p, 1, self.noise_std, lerp, partial(add_noise, generator=generator)),
+            (self.blur_p, 0.5, self.blur_sigma, lerp, blur),
+            (self.brightness_p, 1, self.brightness, lerp, torch.mul),
+            (self.contrast_p, 1, self.contrast, lerp, scale_contrast),
+            (self.low_resolution_p, 0.5, self.low_resolution, lerp, simulate_low_resolution),
+            (self.inverted_gamma_p, 1, self.gamma, log_lerp, apply_inverted_gamma),
+            (self.gamma_p, 1, self.gamma, log_lerp, apply_gamma),
         ):
-            number, *strengths = rng.random(1 + len(image)).tolist()
+            number, *numbers = rng.random(1 + len(image)).tolist()
             if number < p:
                 generator.manual_seed(seed ^ 1)  # not the seed of the elastic deformation
-                pairs = zip(image, strengths, strict=True)
-                image = torch.stack([change(c, interpolate(span, s)) for c, s in pairs])
+                channels = list(image)
+                for c, value in enumerate(numbers):
+                    if value < channel_p:
+                        strength = interpolate(span, value / channel_p)
+                        channels[c] = change(channels[c], strength)
+                image = torch.stack(channels)
         return image
+
+
+def apply_inverted_gamma(channel: Tensor, power: float) -> Tensor:
+    """Apply a gamma correction to the negative of a channel."""
+    return -apply_gamma(-channel, power)
 
 
 def lerp(span: Sequence[float], weight: float) -> float:
