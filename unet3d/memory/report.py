@@ -200,7 +200,13 @@ def plot_timeline(
             if level is not None:
                 axes.plot([at, end], [level / MIB] * 2, color="black", linestyle="dashed")
             axes.axvline(at, color="grey", linewidth=0.5)
-            axes.text(at, 0, f" {span.phase}", va="bottom", rotation=90, fontsize=8)
+            axes.text(
+                *(at, 0.98, f" {span.phase} "),
+                transform=axes.get_xaxis_transform(),
+                va="top",
+                ha="left" if at < 0.9 * len(shown) else "right",
+                fontsize=8,
+            )
     axes.set_xlim(0, len(shown) - 1)
     axes.set_ylim(0, 1.2 * max([top, *(measured or {}).values()]) / MIB)
     dashed = "; dashed: measured peaks" if measured else ""
