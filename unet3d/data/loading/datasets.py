@@ -140,13 +140,12 @@ class TrainingPatches(Dataset[PatchSample]):
     ) -> list[int]:
         """Draw the start of a patch; it is negative where the volume is smaller than the patch."""
         slack = [n - p for n, p in zip(volume.shape, self.patch_size, strict=True)]
-        points, classes = volume.foreground_points, sorted(volume.classes) if is_foreground else []
-        has_ignored = len(points) > 0 and points[0, 0] == 0
-        if not classes and not has_ignored:
+        classes = sorted(volume.classes) if is_foreground else []
+        if not classes and not volume.has_ignored:
             return [int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack]
         # The class is drawn first, so that small classes are not rare. A patch around any labeled
         # voxel is not ignored as a whole.
-        c = classes[rng.integers(len(classes))] if classes else 0
+        c, points = classes[rng.integers(len(classes))] if classes else 0, volume.foreground_points
         rows = np.searchsorted(points[:, 0], np.array([c, c + 1], points.dtype))
         center = points[rng.integers(*rows), 1:].tolist()
         first = [x - p // 2 for x, p in zip(center, self.patch_size, strict=True)]

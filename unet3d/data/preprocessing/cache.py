@@ -63,6 +63,7 @@ class CachedVolume:
     statistics: Statistics  # before normalization
     contents: tuple[str, ...] = ()  # digests of the files that it was made of
     background_label: int = 0  # what a sample has as label where the case has 0
+    has_ignored: bool = False  # whether some voxels are ignored, and others are not
 
     @property
     def name(self) -> str:
@@ -182,12 +183,14 @@ def load_volume(case: Case, folder: Path) -> CachedVolume:
     """Return a case from the folder in which it was preprocessed."""
     statistics = read_json(folder / VALUES)["statistics"]
     _, label, points = (map_array(folder, n) for n in ("image", "label", "foreground_points"))
+    present = frozenset(np.unique(points[:, 0]).tolist())
     return CachedVolume(
         case,
         folder,
         shape=label.shape,
-        classes=frozenset(np.unique(points[:, 0]).tolist()) - {0},
+        classes=present - {0},
         statistics=Statistics(**{key: to_tuples(value) for key, value in statistics.items()}),
+        has_ignored=0 in present,
     )
 
 
