@@ -128,3 +128,38 @@ def test_a_network_without_depth_is_planned_without_levels(decathlon_folder, tmp
     words = ["data=decathlon", f"data.root={decathlon_folder}", "budget_gib=4", "model=dynunet"]
     assert main(["plan", *words, "model.filters=[4,8,8]"]) == 0
     assert experiment(tmp_path)["model"] == {"filters": [4, 8, 8]}
+
+
+def test_a_plan_for_a_training_time_ends_the_run_after_it(plan, tmp_path, capsys):
+    words = ["data.patch_size=[8,8,8]", "overwrite=true"]
+    assert plan("max_time=00:00:01:00", "measure_time=true", *words) == 0
+    assert " steps fit 00:00:01:00" in capsys.readouterr().out
+    written = experiment(tmp_path)
+    assert written["trainer"]["max_time"] == "00:00:01:00"
+    assert "max_steps" not in written["trainer"]
+    assert written["data"]["batch_size"] == 2
+    assert {"override /optimizer": "adamw"} in written["defaults"]
+    assert plan("max_time=00:00:01:00", *words) == 2
+    assert "remove measure_time=false" in capsys.readouterr().err
+    assert plan("max_time=00:00:01:00", "steps=5", "measure_time=true", *words) == 2
+    assert "use either steps= or max_time=" in capsys.readouterr().err
+
+
+def test_a_run_with_many_steps_has_the_recipe_of_nnunet_unless_another_is_requested(plan, tmp_path):
+    words = ["budget_gib=4", "data.patch_size=[8,8,8]", "data.batch_size=2", "overwrite=true"]
+    assert plan(*words) == 0
+    written = experiment(tmp_path)
+    assert written["trainer"]["max_steps"] == 250_000
+    assert {"override /optimizer": "sgd"} in written["defaults"]
+    assert written["loss"] == {"batch_dice": True}  # a patch is an eighth of a case
+    assert (written["data"]["foreground_fraction"], written["scheduler"]["warmup"]) == (0.5, 0)
+    assert plan(*words, "optimizer=nadam", "loss.batch_dice=false") == 0
+    written = experiment(tmp_path)
+    assert {"override /optimizer": "nadam"} in written["defaults"]
+    assert written["loss"] == {"batch_dice": False}
+    for short in (["steps=2000"], ["recipe=short"]):
+        assert plan(*words, *short) == 0
+        written = experiment(tmp_path)
+        assert written["trainer"]["max_steps"] == (2000 if "steps=2000" in short else 250_000)
+        assert {"override /optimizer": "adamw"} in written["defaults"]
+        assert "loss" not in written

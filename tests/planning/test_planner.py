@@ -1,3 +1,4 @@
+from math import prod
 from types import SimpleNamespace
 
 import pytest
@@ -6,15 +7,22 @@ from unet3d.errors import DoesNotFitError
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.from_config import estimate_configured_step
 from unet3d.peak_memory import MemoryRecord
-from unet3d.planning import experiment
-from unet3d.planning.experiment import describe_step_time, explain_limits, plan_schedule
+from unet3d.planning import step_time
+from unet3d.planning.experiment import (
+    LONG_STEPS,
+    describe_long_recipe,
+    explain_limits,
+    plan_schedule,
+)
 from unet3d.planning.planner import (
     TrainingPlan,
+    choose_resolution,
     choose_strategy,
     enlarge_tiles,
     find_ordered_axes,
 )
-from unet3d.planning.topology import Levels
+from unet3d.planning.step_time import StepTime, describe_step_time, plan_within_time
+from unet3d.planning.topology import Levels, list_patches
 
 PATCH = (128, 128, 128)
 LEVELS = Levels(pool_windows=((2, 2, 2),), kernels=((3, 3, 3),) * 2)
@@ -41,13 +49,13 @@ def make_plan(**changes):
 def test_a_run_of_few_cases_validates_within_its_first_hundred_steps(
     composed, overrides, num_training
 ):
-    patches_per_case, epochs = plan_schedule(make_plan(), composed(*overrides).fold)
+    patches_per_case, epochs = plan_schedule(make_plan(), composed(*overrides).fold, steps=1000)
     assert 40 <= num_training * patches_per_case / 2 * epochs <= 100
 
 
 def test_many_cases_are_validated_less_often(composed):
     plan = make_plan(num_cases=500, median_shape=(256, 256, 128))
-    patches_per_case, epochs = plan_schedule(plan, composed().fold)
+    patches_per_case, epochs = plan_schedule(plan, composed().fold, LONG_STEPS)
     num_windows = 100 * 3 * 3 * 1
     assert num_windows / (400 * patches_per_case * epochs) == pytest.approx(0.03, rel=0.2)
 
@@ -85,16 +93,99 @@ NOT_MEASURED = "time not measured on this machine's CPU (1 thread): "
     ("limit_seconds", "reserved", "start"),
     [
         (10, 0, "a step takes 0.0"),
-        (0, 0, f"{NOT_MEASURED}a step may take up to "),
+        (0, 0, "a step may take up to 0."),
         (10, 2**60, f"{NOT_MEASURED}it needs 2147483648.0 GiB, "),
     ],
 )
 def test_a_step_is_timed_unless_it_would_take_too_long_or_does_not_fit(
     composed, monkeypatch, limit_seconds, reserved, start
 ):
-    monkeypatch.setattr(experiment, "LIMIT_SECONDS", limit_seconds)
+    monkeypatch.setattr(step_time, "LIMIT_SECONDS", limit_seconds)
     plan = make_plan(patch_size=(8, 8, 8), peak=MemoryRecord(reserved=reserved))
-    assert describe_step_time(composed(*SMALL).step, plan).startswith(start)
+    assert describe_step_time(composed(*SMALL).step, plan, 100).startswith(start)
+
+
+@pytest.fixture
+def plan_for(composed, monkeypatch):
+    """Plan for a training time on a machine where a step takes a second per million channels of a
+    voxel; return spacing, width, and the number of steps that fit."""
+
+    def measure(config, plan, device):
+        width = config.network.model.arguments["width"]
+        seconds = plan.batch_size * prod(plan.patch_size) * width / 1e6
+        return StepTime(seconds=seconds, is_measured=True, device="it")
+
+    def make_largest_patch(config, dataset, budget, is_overridden, max_batch_size):
+        _, median = choose_resolution(config.data, dataset)
+        spacing, patch = config.data.spacing_mm, config.data.patch_size
+        if not is_overridden("data.patch_size"):
+            patch = list_patches(spacing, median)[0]
+        return make_plan(spacing_mm=spacing, patch_size=patch, batch_size=max_batch_size, model={})
+
+    monkeypatch.setattr(step_time, "make_plan", make_largest_patch)
+    monkeypatch.setattr(step_time, "measure_step_time", measure)
+    dataset = SimpleNamespace(
+        fingerprints=[SimpleNamespace(shape=(8, 64, 64), spacing_mm=(4, 1, 1), crop_fraction=1.0)],
+        channels=("mri",),
+    )
+
+    def plan_for(seconds, *words):
+        settings = composed(*words, "trainer.accelerator=cpu", base=["model=unet_nnunet"])
+        is_overridden = settings.composition.is_overridden
+        plan, time = plan_within_time(settings.step, dataset, 2**34, is_overridden, seconds)
+        return plan.spacing_mm, plan.model.get("model.width"), time.count_steps(seconds)
+
+    return plan_for
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spacing", "width", "steps"),
+    [
+        (3000, (4, 1, 1), 32, 1287),  # as without a time
+        (1200, (4, 1, 1), 16, 1029),  # narrower before coarser
+        (600, (4, 1, 1), 8, 1029),
+        (400, (4, 1.59, 1.59), 8, 1757),  # fine axes become coarser first
+        (100, (5.04, 2.52, 2.52), 8, 1195),
+        (30, (5.04, 2.52, 2.52), 8, 358),  # too few steps anyhow: 24 voxels remain
+    ],
+)
+def test_a_plan_for_a_time_is_narrower_before_it_is_coarser(
+    plan_for, seconds, spacing, width, steps
+):
+    assert plan_for(seconds) == (spacing, width, steps)
+
+
+def test_a_plan_for_a_time_keeps_what_the_command_line_sets(plan_for):
+    assert plan_for(1, "model.width=32", "data.spacing_mm=[4,1,1]")[:2] == ((4, 1, 1), None)
+    assert plan_for(1, "data.patch_size=[16,32,32]")[0] == (4, 1, 1)
+
+
+def test_a_time_for_too_few_steps_says_which_one_would_do():
+    time = StepTime(seconds=0.9, is_measured=True, device="it")
+    assert (
+        step_time.describe_limit(time, 1000)
+        == "a step takes 0.9 s on it: about 1,000 steps fit 00:00:16:40"
+    )
+    assert step_time.describe_limit(time, 500).endswith("max_time=00:00:16:41 has time for 1,000")
+
+
+@pytest.mark.parametrize(
+    ("changes", "recipe"),
+    [
+        ({}, {"data.foreground_fraction": 0.5, "loss.batch_dice": False}),
+        (
+            {"batch_size": 9, "median_shape": (256, 256, 256)},
+            {"data.foreground_fraction": 1 / 3, "loss.batch_dice": True},
+        ),
+    ],
+)
+def test_the_long_recipe_samples_foreground_and_averages_dice_as_nnunet_does(changes, recipe):
+    assert describe_long_recipe(make_plan(**changes)) == pytest.approx(recipe)
+
+
+def test_the_long_recipe_turns_thin_patches_in_plane_by_any_angle():
+    thin = describe_long_recipe(make_plan(patch_size=(16, 64, 64)))
+    assert thin["augmentation.rotation_degrees"] == [180, 180, 180]
 
 
 @pytest.fixture

@@ -1,19 +1,32 @@
 """`unet3d plan data=... budget_gib=...`: choose settings, and write them as an experiment file."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from unet3d.config.compose import ComposedConfig, compose_config, format_overrides
-from unet3d.config.fields import OptionType, convert_option, is_text, one_of, read, read_settings
+from unet3d.config.fields import (
+    DURATION,
+    OptionType,
+    convert_option,
+    format_duration,
+    integer,
+    is_text,
+    one_of,
+    read,
+    read_settings,
+)
 from unet3d.data.preprocessing.channels import get_plane_names
 from unet3d.errors import UsageError
 from unet3d.files import write_text
 from unet3d.planning.dataset_summary import draw_dataset_summary, summarize_dataset
 from unet3d.planning.experiment import (
-    MAX_STEPS,
-    describe_step_time,
+    LONG_STEPS,
+    RECIPES,
+    choose_recipe,
+    describe_long_recipe,
     explain_limits,
     plan_schedule,
     render_experiment,
@@ -26,6 +39,12 @@ from unet3d.planning.planner import (
     format_dims,
     inspect_dataset,
     make_plan,
+)
+from unet3d.planning.step_time import (
+    describe_limit,
+    describe_step_time,
+    get_memory_budget,
+    plan_within_time,
 )
 from unet3d.planning.suggest import BUDGET, get_budget_bytes
 from unet3d.text import format_bytes
@@ -41,52 +60,84 @@ NAME = OptionType(
 )
 
 
+RECIPE = one_of(("auto", *RECIPES))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
     """What to plan, and the name of the experiment to write."""
 
-    training: TrainConfig
-    budget_gib: float | None  # None: the memory of this machine's GPU
+    training: Mapping[str, TrainConfig]  # by recipe
+    budget_gib: float | None  # None: what this machine's GPU has, or the CPU for max_time
+    max_seconds: Annotated[float | None, DURATION, "max_time"]
+    steps: Annotated[int | None, integer(">= 1")]
+    recipe: Annotated[str, RECIPE]
     name: Annotated[str, NAME]
     overwrite: bool
     measure_time: bool
 
+    def __post_init__(self):
+        if self.steps is not None and self.max_seconds is not None:
+            raise UsageError("use either steps= or max_time=")
+        if self.max_seconds is not None and not self.measure_time:
+            raise UsageError("max_time= needs the time of a step: remove measure_time=false")
+
 
 def read_config(composed: ComposedConfig) -> PlanConfig:
     """Read the config; a preset has its own network, and a budget of its own."""
-    config, overrides = composed.config, composed.composition.overrides
+    config, overrides, network = composed.config, composed.composition.overrides, []
     preset = convert_option(config, "", "preset", Annotated[str | None, one_of(tuple(PRESET_GIB))])
     if preset is not None:
         words = [word for word in overrides if word.startswith("model=")]
         if words:
             raise UsageError(f"preset={preset} has its own network: remove {words[0]}")
-        composed = compose_config(["model=unet_resenc", *overrides], "plan")
+        network = ["model=unet_resenc"]
     if read(config, "budget_gib") is not None:
         budget = BUDGET.parse(read(config, "budget_gib"), "budget_gib")
-    elif preset is not None:
-        budget = PRESET_GIB[preset]
     else:
-        raise UsageError("budget_gib must be given: GPU memory in GiB, or auto")
+        budget = PRESET_GIB.get(preset)
+        if budget is None and read(config, "max_time") is None:
+            raise UsageError("budget_gib must be given: GPU memory in GiB, or auto")
     return read_settings(
-        PlanConfig, config, training=parse_train_config(composed), budget_gib=budget
+        PlanConfig,
+        config,
+        training={
+            name: parse_train_config(
+                compose_config([*network, *recipe.overrides, *overrides], "plan")
+            )
+            for name, recipe in RECIPES.items()
+        },
+        budget_gib=budget,
     )
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Inspect the data, search, and write the experiment with a figure of the dataset."""
     settings = read_config(composed)
-    training, is_overridden = settings.training, settings.training.composition.is_overridden
-    step, fold = training.step, training.fold
+    steps, time = settings.steps or LONG_STEPS, settings.max_seconds
+    recipe = choose_recipe(settings.recipe, 0 if time else steps)
+    training, is_overridden = settings.training[recipe], composed.composition.is_overridden
     path = Path("conf") / "experiment" / f"{settings.name}.yaml"
     if path.exists() and not settings.overwrite:
         raise UsageError(f"{path} exists: choose another name=, or set overwrite=true")
-    budget = get_budget_bytes(settings.budget_gib)
-    dataset = inspect_dataset(training.data, fold, is_overridden)
+    budget = get_memory_budget(training.step) if time and settings.budget_gib is None else None
+    budget = budget or get_budget_bytes(settings.budget_gib)
+    dataset = inspect_dataset(training.data, training.fold, is_overridden)
     axes = get_plane_names(training.data.orientation)
     summary = summarize_dataset(dataset.fingerprints, dataset.classes, axes)
     print(*(f"skipped: {reason}" for reason in dataset.skipped), summary, sep="\n")
-    plan = make_plan(step, dataset, budget, is_overridden)
-    lines = [*summarize_plan(plan, budget), *explain_limits(plan, is_overridden)]
+    if time:
+        plan, step_time = plan_within_time(training.step, dataset, budget, is_overridden, time)
+        steps = step_time.count_steps(time)
+        recipe = choose_recipe(settings.recipe, steps)
+        training = settings.training[recipe]  # nnU-Net's optimizer has less state
+        limit, timing = {"max_time": format_duration(time)}, [describe_limit(step_time, time)]
+    else:
+        plan, limit = make_plan(training.step, dataset, budget, is_overridden), {"max_steps": steps}
+        is_measured = settings.measure_time
+        timing = [describe_step_time(training.step, plan, steps)] if is_measured else []
+    lines = summarize_plan(plan, budget)
+    lines += explain_limits(plan, is_overridden, is_timed=time is not None)
     if values := find_constant_border(dataset, is_overridden):
         span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in values))
         lines += [
@@ -95,13 +146,13 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         ]
     flip_axes, reasons = choose_flip_axes(training, dataset)
     lines += [*reasons, *dataset.notes, *filter(None, [dataset.too_few])]
-    patches, epochs = plan_schedule(plan, fold)
+    patches, epochs = schedule = plan_schedule(plan, training.fold, steps)
     frequency = "every epoch" if epochs == 1 else f"every {epochs} epochs"
-    lines.append(
-        f"{MAX_STEPS:,} steps; an epoch has {patches} patches per case; validation {frequency}"
-    )
-    if settings.measure_time:
-        lines.append(describe_step_time(step, plan))
+    lines += [
+        f"recipe={recipe}: {RECIPES[recipe].description}",
+        f"{steps:,} steps; an epoch has {patches} patches per case; validation {frequency}",
+        *timing,
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     comments = ["@package _global_", *summary.splitlines(), *lines]
     header = "".join(f"# {line}\n" for line in comments)
@@ -109,8 +160,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         training.composition,
         dataset,
         plan,
-        precision=step.precision,
-        fold=fold,
+        precision=training.step.precision,
+        schedule=schedule,
+        limit=limit,
+        recipe=describe_long_recipe(plan) if recipe == "long" else {},
         flip_axes=flip_axes if reasons else None,
     )
     write_text(path, header + experiment)

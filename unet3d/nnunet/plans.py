@@ -29,10 +29,10 @@ STEPS_PER_EPOCH, EPOCHS = 250, 1000
 STEPS_PER_VALIDATION = 5000
 """nnU-Net validates patches after each epoch, we whole volumes."""
 
-TRAINER = (
-    *("augmentation=nnunet", "optimizer=sgd", "scheduler=poly", "scheduler.warmup=0"),
-    *("precision=16", f"trainer.max_steps={STEPS_PER_EPOCH * EPOCHS}"),
-)
+RECIPE = ("augmentation=nnunet", "optimizer=sgd", "scheduler=poly", "scheduler.warmup=0")
+"""How nnU-Net's trainer trains."""
+
+TRAINER = (*RECIPE, "precision=16", f"trainer.max_steps={STEPS_PER_EPOCH * EPOCHS}")
 
 THIN_RATIO = 3
 """nnU-Net rotates patches whose first axis is shorter by more than this in plane only, by 180°."""
@@ -143,15 +143,23 @@ def _get_configuration(plans: Mapping[str, Any], name: str, path: Path) -> dict[
 
 def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str]:
     batch = int(sizes["batch_size"])
-    foreground = (batch - round(batch * (1 - 0.33))) / batch  # the last patches of a batch
     is_thin = max(sizes["patch_size"]) / sizes["patch_size"][0] > THIN_RATIO
     return [
         *(["augmentation.rotation_degrees=[180,180,180]"] if is_thin else []),
-        f"data.foreground_fraction={foreground:.4g}",
+        f"data.foreground_fraction={compute_foreground_fraction(batch):.4g}",
         f"data.spacing_mm={_list(float(sizes['spacing'][axis]) for axis in axes)}",
         f"data.patch_size={_list(int(sizes['patch_size'][axis]) for axis in axes)}",
         f"data.batch_size={batch}",
     ]
+
+
+def compute_foreground_fraction(batch_size: int) -> float:
+    """Return the fraction of a batch that nnU-Net centers on foreground: a third, its last patches.
+
+    >>> compute_foreground_fraction(2), compute_foreground_fraction(4)
+    (0.5, 0.25)
+    """
+    return (batch_size - round(batch_size * (1 - 0.33))) / batch_size
 
 
 def _describe_network(architecture: Mapping[str, Any], axes: Sequence[int]) -> list[str]:

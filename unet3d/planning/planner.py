@@ -121,7 +121,12 @@ def inspect_dataset(
 
 
 def make_plan(
-    config: StepConfig, dataset: DatasetFingerprint, budget: int, is_overridden: IsOverridden
+    config: StepConfig,
+    dataset: DatasetFingerprint,
+    budget: int,
+    is_overridden: IsOverridden,
+    *,
+    max_batch_size: int = MAX_BATCH_SIZE,
 ) -> TrainingPlan:
     """Choose the largest patch that fits with a batch of two, then the largest batch."""
     target, median = choose_resolution(config.data, dataset)
@@ -150,7 +155,7 @@ def make_plan(
         )
     patch, num_cases = patches[index], len(dataset.fingerprints)
     levels, planned = plan_levels(target, patch), with_patch(patch)
-    limit = given_batch or compute_max_batch_size(patch, median, num_cases)
+    limit = given_batch or min(max_batch_size, compute_max_batch_size(patch, median, num_cases))
     strategy, batch_size, peak = choose_strategy(planned, strategies, budget, limit)
     planned = planned.vary({**strategy, "data.batch_size": batch_size})
     if torch.cuda.is_available() and strategy:  # on a CPU, larger tiles are slower

@@ -17,6 +17,9 @@ COARSE_RATIO = 3
 """An axis with more than this times the spacing of the others is resampled to a finer spacing than
 the median."""
 
+MAX_COARSENING = 27
+"""Times the voxel volume that a plan for a training time may have: three times the spacing."""
+
 MIN_VOXELS = 4
 """Voxels that pooling must leave along an axis."""
 
@@ -25,6 +28,9 @@ MIN_VOXELS_ALONE = 12
 
 MAX_PATCH_VOXELS = 256**3
 """Voxels of the patch that the search starts with."""
+
+
+Spacing = tuple[float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +66,26 @@ def choose_target_spacing(
         target[coarsest] = fine if fine >= minimum else minimum + 1e-5
     d, h, w = (float(f"{s:.7g}") for s in target)
     return d, h, w
+
+
+def list_coarser_spacings(spacing_mm: Spacing) -> list[Spacing]:
+    """Return coarser spacings in steps of 1.26, up to `MAX_COARSENING` times the voxel volume.
+
+    Axes with less than half of the coarsest spacing become coarser before the others, as in
+    nnU-Net's low-resolution configuration.
+
+    >>> list_coarser_spacings((5.0, 1.5, 1.5))[:3]
+    [(5.0, 1.89, 1.89), (5.0, 2.38, 2.38), (5.0, 3.0, 3.0)]
+    """
+    spacings = [spacing_mm]
+    while prod(spacings[-1]) < MAX_COARSENING * prod(spacing_mm):
+        fine = [2 * s < max(spacings[-1]) for s in spacings[-1]]
+        d, h, w = (
+            float(f"{s * 2 ** (1 / 3):.3g}") if is_fine or not any(fine) else s
+            for s, is_fine in zip(spacings[-1], fine, strict=True)
+        )
+        spacings.append((d, h, w))
+    return spacings[1:]
 
 
 def find_median_shape(

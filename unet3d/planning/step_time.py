@@ -1,0 +1,204 @@
+"""Measure how long the steps of a plan take, and plan for a training time."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from math import prod
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from unet3d.config.fields import format_duration
+from unet3d.errors import UsageError, summarize_error
+from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, resolve_precision
+from unet3d.memory.step.config import StepConfig
+from unet3d.memory.step.training_step import make_step_factory, time_step
+from unet3d.planning.planner import (
+    OTHER_FACTOR,
+    DatasetFingerprint,
+    IsOverridden,
+    TrainingPlan,
+    choose_resolution,
+    make_plan,
+)
+from unet3d.planning.topology import (
+    Spacing,
+    list_coarser_spacings,
+    list_patches,
+    round_up_to_multiple,
+)
+from unet3d.text import format_bytes, pluralize
+from unet3d.types import Triple
+
+MIN_STEPS = 1000
+"""Steps that must fit a training time; with far fewer, a network has hardly learned."""
+
+TRAINING_FRACTION = 0.9
+"""Fraction of a training time for steps; validation takes the rest."""
+
+MIN_SIDE = 24
+"""Voxels that the longest side of a case keeps at a coarser spacing."""
+
+NARROWEST = 8
+"""Channels of the narrowest first level that is planned."""
+
+LIMIT_SECONDS = 10.0
+"""A step that is expected to take longer is not run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """The seconds of a step; unless it is measured, an upper bound from smaller steps."""
+
+    seconds: float
+    is_measured: bool
+    device: str
+
+    def describe(self) -> str:
+        """Return the time of a step as text."""
+        verb = "takes" if self.is_measured else "may take up to"
+        return f"a step {verb} {self.seconds:.2g} s on {self.device}"
+
+    def count_steps(self, training_seconds: float) -> int:
+        """Return how many steps fit a training time."""
+        return int(TRAINING_FRACTION * training_seconds / self.seconds)
+
+
+def get_memory_budget(config: StepConfig) -> int | None:
+    """Return the bytes that a step may take by the estimate for a GPU, on the device of a run.
+
+    Most CPUs compute in float32, which takes up to twice as much.
+    """
+    device = torch.device(resolve_device(config.accelerator))
+    available = get_available_bytes(device)
+    return None if available is None else available // (1 if device.type == "cuda" else 2)
+
+
+def plan_within_time(
+    config: StepConfig,
+    dataset: DatasetFingerprint,
+    budget: int,
+    is_overridden: IsOverridden,
+    training_seconds: float,
+) -> tuple[TrainingPlan, StepTime]:
+    """Choose the finest spacing, and for it the widest network, of which `MIN_STEPS` steps fit.
+
+    Every patch covers as much of a case as memory allows, in batches of two: steps that see less of
+    the anatomy are cheaper, but worth less. If too few steps fit anyhow, the plan has the coarsest
+    spacing and the narrowest network.
+    """
+    device = torch.device(resolve_device(config.accelerator))
+    target, median_shape = choose_resolution(config.data, dataset)
+    spacings = [target]
+    if not is_overridden("data.spacing_mm") and not is_overridden("data.patch_size"):
+        for spacing in list_coarser_spacings(target):
+            size = [n * fine / s for n, fine, s in zip(median_shape, target, spacing, strict=True)]
+            if max(size) >= MIN_SIDE and list_patches(spacing, size):
+                spacings.append(spacing)
+    widths = list_widths(config, is_overridden)
+
+    @cache
+    def make_timed_plan(spacing: Spacing, width: int | None) -> tuple[TrainingPlan, StepTime]:
+        changes = {} if width is None else {"model.width": width}
+        variant = config.vary({"data.spacing_mm": spacing, **changes})
+        plan = make_plan(variant, dataset, budget, is_overridden, max_batch_size=2)
+        time = measure_step_time(variant, plan, device)
+        return replace(plan, model={**changes, **plan.model}), time
+
+    def has_time(spacing: Spacing, width: int | None) -> bool:
+        return make_timed_plan(spacing, width)[1].count_steps(training_seconds) >= MIN_STEPS
+
+    index, last = 0, len(spacings) - 1
+    if not has_time(target, widths[-1]):
+        key = partial(has_time, width=widths[-1])
+        index = min(last, bisect_left(spacings, True, lo=1, key=key))
+    spacing = spacings[index]
+    width = next((width for width in widths[:-1] if has_time(spacing, width)), widths[-1])
+    return make_timed_plan(spacing, width)
+
+
+def list_widths(config: StepConfig, is_overridden: IsOverridden) -> Sequence[int | None]:
+    """Return the widths to try, widest first; None is the network's own, where it has to stay."""
+    width = config.network.model.arguments.get("width")
+    is_fixed = is_overridden("model.width") or is_overridden("model.channels")
+    if is_fixed or not isinstance(width, int):
+        return [None]
+    widths = [width]
+    while widths[-1] >= 2 * NARROWEST:
+        widths.append(widths[-1] // 2)
+    return widths
+
+
+def describe_step_time(config: StepConfig, plan: TrainingPlan, steps: int) -> str:
+    """Say how long steps take on the device that a run would use, or why that is unknown."""
+    device = torch.device(resolve_device(config.accelerator))
+    try:
+        time = measure_step_time(config, plan, device)
+    except Exception as error:  # a plan may be for another machine, and is useful without a time
+        return f"time not measured on {describe_device(device)}: {summarize_error(error)}"
+    hours = (
+        f"{steps:,} steps take {steps * time.seconds / 3600:.1f} hours, plus validation; an hour "
+        f"has time for {time.count_steps(3600):,} of them (max_time=00:01:00:00 plans for an hour)"
+    )
+    return f"{time.describe()}: {hours}"
+
+
+def describe_limit(time: StepTime, training_seconds: float) -> str:
+    """Say how many steps fit a training time, and which time would suffice if they are too few."""
+    steps, line = time.count_steps(training_seconds), time.describe()
+    line += f": about {steps:,} steps fit {format_duration(training_seconds)}"
+    if steps >= MIN_STEPS:
+        return line
+    enough = format_duration(1 + MIN_STEPS * time.seconds / TRAINING_FRACTION)
+    return f"{line}, too few to learn much; max_time={enough} has time for {MIN_STEPS:,}"
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the name of a GPU, or how many threads the CPU computes with."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"this machine's CPU ({pluralize(torch.get_num_threads(), 'thread')})"
+
+
+def measure_step_time(config: StepConfig, plan: TrainingPlan, device: torch.device) -> StepTime:
+    """Run a step of the planned network, and smaller ones before it.
+
+    If the step is expected to take too long, its time is an upper bound: small patches take longer
+    per voxel.
+    """
+    cuda, name = device.type == "cuda", describe_device(device)
+    precision = resolve_precision(config.precision, device.type)
+    needed = (plan.peak.reserved or 0) * (2 if precision.used == "32" else 1)
+    free = get_free_bytes(device) if cuda else get_available_bytes(device)
+    if free is not None and needed > free:
+        raise UsageError(f"it needs {format_bytes(needed)}, {format_bytes(free)} are free")
+    start, seconds, seconds_per_voxel = perf_counter(), 0.0, 0.0
+    for patch, batch_size in list_trial_sizes(plan):
+        voxels = batch_size * prod(patch)
+        expected = perf_counter() - start + 2 * seconds_per_voxel * voxels
+        if seconds_per_voxel and expected > LIMIT_SECONDS:
+            bound = seconds_per_voxel * plan.batch_size * prod(plan.patch_size)
+            return StepTime(seconds=bound, is_measured=False, device=name)
+        sizes = {"data.patch_size": patch, "data.batch_size": batch_size}
+        variant = config.vary({**sizes, **plan.model, **plan.strategy})
+        step = make_step_factory(variant, precision, cuda=cuda, device=device.type)()
+        time_step(step, device)  # compiles kernels, and allocates the optimizer's state
+        seconds = time_step(step, device)
+        if seconds < LIMIT_SECONDS / 20:
+            seconds = median([seconds, time_step(step, device), time_step(step, device)])
+        seconds_per_voxel = seconds / voxels
+    return StepTime(seconds=seconds, is_measured=True, device=name)
+
+
+def list_trial_sizes(plan: TrainingPlan) -> list[tuple[Triple, int]]:
+    """Return patches and batch sizes to run: sides of an eighth, a quarter, half, and the plan."""
+    factor = plan.levels.factor if plan.levels.pool_windows else (OTHER_FACTOR,) * 3
+    trials = []
+    for divisor in (8, 4, 2):
+        # Norms need two voxels at the coarsest level.
+        sides = zip(plan.patch_size, factor, strict=True)
+        size = [min(n, max(n // divisor, 2 * multiple)) for n, multiple in sides]
+        trials.append((round_up_to_multiple(size, factor), 1))
+    return [*dict.fromkeys(trials), (plan.patch_size, plan.batch_size)]
