@@ -26,6 +26,13 @@ VARIANTS = {
     "resenc": "residual encoder, `pool=strided`",
     "dynunet": "MONAI DynUNet",
     "nnunet": "nnU-Net PlainConvUNet",
+    "adamw_light": "`recipe=short`",
+    "adamw_nnunet": "`recipe=short augmentation=nnunet`",
+    "adamw_nnunet_flips": "the same, flipped along all axes",
+    "long": "`recipe=long`",
+    "w8_1mm": "width 8, 1 mm",
+    "w16_1.34mm": "width 16, 1.34 mm",
+    "w32_2mm": "width 32, 2 mm",
 }
 """Variants of scripts.bench.quality, as the documents call them."""
 
@@ -54,6 +61,11 @@ def quality(name: str = "cpu-quality") -> str:
 def quality_screen() -> str:
     """Compare validation Dice of short runs with other settings and networks."""
     return quality("cpu-screen-quality")
+
+
+def recipes() -> str:
+    """Compare the recipes of `unet3d plan` in short runs."""
+    return quality("cpu-recipes")
 
 
 def hippocampus() -> str:

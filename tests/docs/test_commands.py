@@ -63,7 +63,7 @@ TINY_STEP = ["volume=[32,16,16]", "data.patch_size=[32,16,16]"]
 LIMITS = {
     "memory": TINY_STEP,
     "suggest": [*TINY_STEP[1:], "precisions=[bf16]", "patches=[1]", "strategies=[fused]"],
-    "plan": ["model.width=4", "model.convs_per_level=1", "measure_time=false"],
+    "plan": ["model.width=4", "model.convs_per_level=1"],
     "lr": ["steps=20"],
 }
 """What is added to a command; a trace costs operations, not sizes."""
@@ -98,6 +98,8 @@ def shorten(words: list[str], small: list[str], page: str) -> list[str]:
         given += ["model.depth=2", "model.convs_per_level=1"]
     if options.get("benchmark") == "true":
         return [*words, "data.patch_size=[8,8,8]", "model.depth=2", "model.width=4", "seconds=1"]
+    if command == "plan" and "max_time" not in options:
+        given += ["measure_time=false"]
     if command not in ("train", "lr", "search"):
         return [command, *given, *LIMITS.get(command, [])]
     folder = re.escape(options.get("hydra.run.dir") or options.get("hydra.sweep.dir") or "?")

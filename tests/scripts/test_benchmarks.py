@@ -14,6 +14,7 @@ from scripts.bench.start import COMMANDS, time_process
 from scripts.docs import tables
 
 PATHS = [p for p in sorted((ROOT / "scripts").rglob("*.py")) if ">>> " in p.read_text()]
+QUALITY = ("quality", "screen-quality", "hippocampus", "recipes")
 MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PATHS]
 
 
@@ -24,7 +25,7 @@ def test_examples_of_scripts_are_true(name):
     assert results.failed == 0
 
 
-@pytest.mark.parametrize("name", ["cpu-quality", "cpu-screen-quality", "cpu-hippocampus"])
+@pytest.mark.parametrize("name", [f"cpu-{name}" for name in QUALITY])
 def test_summaries_of_dice_follow_from_the_recorded_runs(name):
     for variants in tables.read_result(name).values():
         for entry in variants.values():
