@@ -14,6 +14,7 @@ from unet3d.checkpoint_file import load_checkpoint
 from unet3d.data.case import Case
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.statistics import Statistics
+from unet3d.training import results
 from unet3d.training.results import choose_postprocessing
 
 
@@ -37,7 +38,9 @@ def test_a_run_ends_with_the_labels_that_predict_writes(unet3d, tmp_path, capsys
 
 
 @pytest.mark.parametrize(("reference_has_both", "chosen"), [(False, [1]), (True, [])])
-def test_the_largest_component_is_kept_where_that_raises_dice(tmp_path, reference_has_both, chosen):
+def test_the_largest_component_is_not_kept_where_that_lowers_dice(
+    tmp_path, reference_has_both, chosen
+):
     """A class has two components in the prediction, and one or two in the reference."""
     prediction = np.zeros((8, 8, 8), np.uint8)
     prediction[1:4, 1:4, 1:4] = 1
@@ -51,25 +54,33 @@ def test_the_largest_component_is_kept_where_that_raises_dice(tmp_path, referenc
     case = Case(name="case", images=(), label=tmp_path / "label.nii.gz")
     statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(8, 8, 8), percentiles=())
     volumes = [CachedVolume(case, tmp_path, (8, 8, 8), frozenset({1}), statistics)]
-    assert choose_postprocessing(volumes, range(1, 3), folder) == chosen
+    assert choose_postprocessing(volumes, [1], folder) == chosen
     assert np.array_equal(read_voxels(folder / "case.nii.gz"), reference)
 
 
-def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_training_labels(
-    tmp_path, capsys
-):
-    def draw(number):
-        label = np.zeros((16, 16, 16), np.uint8)
-        label[2:7, 2:7, 2:7] = 1
-        if number < 4:
-            label[9:11, 2:4, 2:4] = 2
-        label[12:14, 12:14, 2:4] = label[2:4, 12:14, 12:14] = 3
-        label[8:14, 2:8, 8:14] = label[0, 0, 0] = 4
-        return label
+def draw_components(number):
+    """Draw an organ, a rare one, a lesion of two components, and an organ with a stray voxel."""
+    label = np.zeros((16, 16, 16), np.uint8)
+    label[2:7, 2:7, 2:7] = 1
+    if number < 4:
+        label[9:11, 2:4, 2:4] = 2
+    label[12:14, 12:14, 2:4] = label[2:4, 12:14, 12:14] = 3
+    label[8:14, 2:8, 8:14] = label[0, 0, 0] = 4
+    return label
 
-    words = ["train", *write_pairs(tmp_path / "pairs", draw), "model.width=2", "model.depth=2"]
-    words += ["data.num_classes=5", "data.classes=[background,organ,rare,lesion,speckled]"]
-    words += ["fold=none", f"hydra.run.dir={tmp_path / 'all'}", "logger=none"]
+
+@pytest.fixture
+def train_on_components(tmp_path):
+    words = ["train", *write_pairs(tmp_path / "pairs", draw_components), "model.width=2"]
+    words += ["model.depth=2", "data.num_classes=5"]
+    words += ["data.classes=[background,organ,rare,lesion,speckled]", "logger=none"]
+    return words
+
+
+def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_training_labels(
+    train_on_components, tmp_path, capsys
+):
+    words = [*train_on_components, "fold=none", f"hydra.run.dir={tmp_path / 'all'}"]
     assert main(words) == 0
     assert "largest component" not in capsys.readouterr().out
     words += ["resume=auto", "evaluation.enabled=true"]
@@ -86,6 +97,19 @@ def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_tr
     assert content["unet3d"]["keep_largest_component"] == ["organ", "speckled"]
     assert main(words) == 0
     assert "this run is already finished" in capsys.readouterr().out
+
+
+def test_a_class_with_several_components_in_the_training_labels_keeps_them(
+    train_on_components, tmp_path, monkeypatch
+):
+    """Whatever that does to Dice on the validation cases, here of an untrained network."""
+    monkeypatch.setattr(results, "MIN_CASES", 4)
+    words = [*train_on_components, f"hydra.run.dir={tmp_path / 'run'}", "evaluation.enabled=true"]
+    assert main(words) == 0
+    postprocessing = json.loads((tmp_path / "run" / "report.json").read_text())["postprocessing"]
+    assert "lesion" not in postprocessing["largest_component"]
+    assert postprocessing["evidence"].startswith("4 training labels: in every case")
+    assert postprocessing["evidence"].endswith("; Dice on 1 validation case is not lower")
 
 
 def test_a_vanished_case_costs_no_other_case(unet3d, tmp_path, monkeypatch, capsys):

@@ -200,24 +200,25 @@ def draw_timeline(run: TrainingRun, report: Mapping[str, Any]) -> Any:
 def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
     """Score the validation cases in the grids of their files; return parts of the report.
 
-    Predictions are written to validation/, scores to evaluation/. Classes that score higher with
-    only their largest component are recorded in the checkpoints, where predict finds them; without
-    validation cases, classes that are one component in the training labels.
+    Predictions are written to validation/, scores to evaluation/. Classes that are one component in
+    the training labels, and do not score lower with only their largest component, are recorded in
+    the checkpoints, where predict finds them.
     """
-    names = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
-    checkpoints = [path for path in names if path.exists()]
+    files = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+    checkpoints = [path for path in files if path.exists()]
     volumes, folder = run.data.validation, run.folder / "validation"
+    single, evidence = find_single_components(run)
+    names = run.data.dataset.classes
     if not volumes:
-        return {"postprocessing": derive_postprocessing(run, checkpoints, log)}
+        chosen = [names[label] for label in single]
+        return {"postprocessing": record_postprocessing(chosen, evidence, checkpoints, log)}
     ensemble = load_ensemble(checkpoints[:1], allow_targets=None)
     log(f"evaluating {len(volumes)} validation cases with {checkpoints[0].name}")
     folder.mkdir(exist_ok=True)
     failures = predict_cases(run, ensemble, folder, log)
-    labels = [] if ensemble.regions else range(1, len(ensemble.classes))
-    cleaned = choose_postprocessing(volumes, labels, folder)
-    cleaned_classes = [ensemble.classes[label] for label in cleaned]
-    evidence = f"Dice on {pluralize(len(volumes), 'validation case')}"
-    postprocessing = record_postprocessing(cleaned_classes, evidence, checkpoints, log)
+    chosen = [names[label] for label in choose_postprocessing(volumes, single, folder)]
+    evidence += f"; Dice on {pluralize(len(volumes), 'validation case')} is not lower"
+    postprocessing = record_postprocessing(chosen, evidence, checkpoints, log)
     result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
     for name, reason in result.errors.items():
         log(f"{name} is not scored: {reason}")
@@ -259,12 +260,11 @@ def predict_cases(run: TrainingRun, ensemble: Ensemble, folder: Path, log: Log) 
     return failures
 
 
-def derive_postprocessing(
-    run: TrainingRun, checkpoints: Sequence[Path], log: Log
-) -> dict[str, Any]:
-    """Choose the classes of which nearly all is one component wherever the training cases have it.
+def find_single_components(run: TrainingRun) -> tuple[list[int], str]:
+    """Return labels of which nearly all is one component wherever the training cases have them.
 
-    A class is given up at the first case that speaks against it, so that lesions cost little time.
+    Also describe the evidence. A label is given up at the first case that speaks against it, so
+    that lesions cost little time.
     """
     classes, volumes = run.data.dataset.classes, run.data.training
     cases = {} if run.data.dataset.regions else dict.fromkeys(range(1, len(classes)), 0)
@@ -279,13 +279,12 @@ def derive_postprocessing(
             cases[label] += bool(size)
             if kept < MIN_SHARE * size:
                 del cases[label]
-    chosen = {classes[label]: count for label, count in cases.items() if count >= MIN_CASES}
-    counts = ", ".join(f"{name} {count}" for name, count in chosen.items())
-    evidence = (
+    cases = {label: count for label, count in cases.items() if count >= MIN_CASES}
+    counts = ", ".join(f"{classes[label]} {count}" for label, count in cases.items())
+    return list(cases), (
         f"{pluralize(len(volumes), 'training label')}: in every case with the class, one component "
         f"holds at least {MIN_SHARE:.0%} of its voxels ({counts or f'at least {MIN_CASES} cases'})"
     )
-    return record_postprocessing(list(chosen), evidence, checkpoints, log)
 
 
 def record_postprocessing(
@@ -302,7 +301,10 @@ def record_postprocessing(
 def choose_postprocessing(
     volumes: Sequence[CachedVolume], labels: Sequence[int], folder: Path
 ) -> list[int]:
-    """Return labels whose mean Dice is higher with only the largest component; clean the files."""
+    """Return labels whose mean Dice is not lower with only the largest component; clean the files.
+
+    A gain on a few cases alone is no evidence: it may delete true second lesions.
+    """
 
     def compute_dice(prediction: np.ndarray, reference: np.ndarray, label: int) -> float:
         p, r = prediction == label, reference == label
@@ -310,13 +312,13 @@ def choose_postprocessing(
         return 2 * int((p & r).sum()) / total if total else 1.0  # nothing can be gained
 
     gains = dict.fromkeys(labels, 0.0)
-    for prediction, reference, _ in iter_predictions(volumes, folder):
+    for prediction, reference, _ in iter_predictions(volumes, folder) if labels else ():
         cleaned = prediction.copy()
         keep_largest_component(cleaned, labels)
         for label in labels:
             before, after = (compute_dice(p, reference, label) for p in (prediction, cleaned))
             gains[label] += after - before
-    chosen = [label for label in labels if gains[label] > 0]
+    chosen = [label for label in labels if gains[label] >= 0]
     for prediction, _, path in iter_predictions(volumes, folder) if chosen else ():
         keep_largest_component(prediction, chosen)
         write_labels(path, prediction, path)
