@@ -88,7 +88,7 @@ def pluralize(count: int, noun: str) -> str:
     >>> pluralize(1, "warning"), pluralize(3, "warning")
     ('1 warning', '3 warnings')
     """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def format_bytes(nbytes: float) -> str:

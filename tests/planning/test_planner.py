@@ -60,6 +60,12 @@ def test_many_cases_are_validated_less_often(composed):
     assert num_windows / (400 * patches_per_case * epochs) == pytest.approx(0.03, rel=0.2)
 
 
+def test_a_run_validates_several_times_however_many_windows_its_volumes_have(composed):
+    plan = make_plan(num_cases=500, median_shape=(512, 512, 512), patch_size=(8, 8, 8))
+    patches_per_case, epochs = plan_schedule(plan, composed().fold, steps=1000)
+    assert 4 <= 1000 / (400 * patches_per_case / 2 * epochs) <= 6
+
+
 TINY = {"patch_size": (16,) * 3, "initial_patch": (16,) * 3, "batch_size": 32}
 FEW = {"patch_size": (32,) * 3, "initial_patch": (32,) * 3, "batch_size": 16}
 LARGE = {"initial_patch": (256,) * 3, "median_shape": (512,) * 3}

@@ -47,7 +47,7 @@ from unet3d.planning.step_time import (
     plan_within_time,
 )
 from unet3d.planning.suggest import BUDGET, get_budget_bytes
-from unet3d.text import format_bytes
+from unet3d.text import format_bytes, pluralize
 from unet3d.training.config import TrainConfig, parse_train_config
 
 PRESET_GIB = {"resenc_m": 8.5, "resenc_l": 21.1, "resenc_xl": 34.1}
@@ -150,7 +150,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     frequency = "every epoch" if epochs == 1 else f"every {epochs} epochs"
     lines += [
         f"recipe={recipe}: {RECIPES[recipe].description}",
-        f"{steps:,} steps; an epoch has {patches} patches per case; validation {frequency}",
+        f"{pluralize(steps, 'step')}; an epoch has {patches} patches per case; validation "
+        f"{frequency}",
         *timing,
     ]
     path.parent.mkdir(parents=True, exist_ok=True)

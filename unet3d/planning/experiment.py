@@ -53,7 +53,7 @@ LOW_RESOLUTION_FRACTION = 0.25
 MIN_STEPS_PER_VALIDATION = 50
 """Validation comes no more often: frequent enough for a short run to have curves, too."""
 
-MAX_VALIDATIONS = 1000
+MIN_VALIDATIONS, MAX_VALIDATIONS = 5, 1000
 
 VALIDATION_FRACTION = 0.03
 """Windows of validation per patch of training; a window takes less than a patch's step."""
@@ -102,7 +102,7 @@ def plan_schedule(plan: TrainingPlan, fold: int | None, steps: int) -> tuple[int
         for size, patch in zip(plan.median_shape, plan.patch_size, strict=True)
     )
     windows = (plan.num_cases - num_training) * windows_per_case / plan.batch_size
-    frequency = max(frequency, windows / VALIDATION_FRACTION)
+    frequency = min(max(frequency, windows / VALIDATION_FRACTION), steps / MIN_VALIDATIONS)
     return patches_per_case, max(1, round(frequency / steps_per_epoch))
 
 

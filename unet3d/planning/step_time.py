@@ -148,7 +148,7 @@ def describe_step_time(config: StepConfig, plan: TrainingPlan, steps: int) -> st
 def describe_limit(time: StepTime, training_seconds: float) -> str:
     """Say how many steps fit a training time, and which time would suffice if they are too few."""
     steps, line = time.count_steps(training_seconds), time.describe()
-    line += f": about {steps:,} steps fit {format_duration(training_seconds)}"
+    line += f": about {pluralize(steps, 'step')} fit {format_duration(training_seconds)}"
     if steps >= MIN_STEPS:
         return line
     enough = format_duration(1 + MIN_STEPS * time.seconds / TRAINING_FRACTION)
