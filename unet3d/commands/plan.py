@@ -134,8 +134,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         limit, timing = {"max_time": format_duration(time)}, [describe_limit(step_time, time)]
     else:
         plan, limit = make_plan(training.step, dataset, budget, is_overridden), {"max_steps": steps}
-        is_measured = settings.measure_time
-        timing = [describe_step_time(training.step, plan, steps)] if is_measured else []
+        measures = settings.measure_time
+        timing = [describe_step_time(training.step, plan, steps)] if measures else []
     lines = summarize_plan(plan, budget)
     lines += explain_limits(plan, is_overridden, is_timed=time is not None)
     if values := find_constant_border(dataset, is_overridden):
