@@ -30,6 +30,7 @@ VARIANTS = {
     "adamw_nnunet": "`recipe=short augmentation=nnunet`",
     "adamw_nnunet_flips": "the same, flipped along all axes",
     "long": "`recipe=long`",
+    "planned": "`unet3d plan max_time=00:00:10:00`",
     "w8_1mm": "width 8, 1 mm",
     "w16_1.34mm": "width 16, 1.34 mm",
     "w32_2mm": "width 32, 2 mm",
