@@ -151,8 +151,10 @@ def test_an_evaluation_replaces_no_report_of_a_run_and_needs_folders(tmp_path):
 def test_a_preset_has_nnunets_network_and_the_memory_that_it_needs():
     settings = parse("plan", {"preset": "resenc_l", "budget_gib": None})
     assert settings.budget_gib == 21.1
-    choices = settings.training.composition.choices
-    assert (choices["model"], choices["pool"]) == ("unet_resenc", "strided")
+    for recipe, optimizer in {"short": "adamw", "long": "sgd"}.items():
+        choices = settings.training[recipe].composition.choices
+        assert (choices["model"], choices["pool"]) == ("unet_resenc", "strided")
+        assert choices["optimizer"] == optimizer
     assert parse("plan", {"preset": "resenc_l", "budget_gib": 12}).budget_gib == 12
 
 
