@@ -59,7 +59,6 @@ NAME = OptionType(
     str,
 )
 
-
 RECIPE = one_of(("auto", *RECIPES))
 
 
@@ -98,17 +97,12 @@ def read_config(composed: ComposedConfig) -> PlanConfig:
         budget = PRESET_GIB.get(preset)
         if budget is None and read(config, "max_time") is None:
             raise UsageError("budget_gib must be given: GPU memory in GiB, or auto")
-    return read_settings(
-        PlanConfig,
-        config,
-        training={
-            name: parse_train_config(
-                compose_config([*network, *recipe.overrides, *overrides], "plan")
-            )
-            for name, recipe in RECIPES.items()
-        },
-        budget_gib=budget,
-    )
+    training = {}
+    for name, recipe in RECIPES.items():
+        words = [*network, *recipe.overrides]
+        with_recipe = compose_config([*words, *overrides], "plan") if words else composed
+        training[name] = parse_train_config(with_recipe)
+    return read_settings(PlanConfig, config, training=training, budget_gib=budget)
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:

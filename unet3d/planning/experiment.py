@@ -74,7 +74,9 @@ GROUPS = (
 
 def choose_recipe(recipe: str, steps: int) -> str:
     """Return the recipe of a run: nnU-Net's, where it has the steps for it."""
-    return recipe if recipe != "auto" else "long" if steps >= MIN_LONG_STEPS else "short"
+    if recipe != "auto":
+        return recipe
+    return "long" if steps >= MIN_LONG_STEPS else "short"
 
 
 def describe_long_recipe(plan: TrainingPlan) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import takewhile
 from math import prod
 from statistics import median
 from time import perf_counter
@@ -11,6 +12,7 @@ from time import perf_counter
 import torch
 
 from unet3d.config.fields import format_duration
+from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, resolve_precision
 from unet3d.memory.step.config import StepConfig
@@ -24,7 +26,6 @@ from unet3d.planning.planner import (
     make_plan,
 )
 from unet3d.planning.topology import (
-    Spacing,
     list_coarser_spacings,
     list_patches,
     round_up_to_multiple,
@@ -90,32 +91,33 @@ def plan_within_time(
     spacing and the narrowest network.
     """
     device = torch.device(resolve_device(config.accelerator))
-    target, median_shape = choose_resolution(config.data, dataset)
+    target = choose_resolution(config.data, dataset)[0]
     spacings = [target]
     if not is_overridden("data.spacing_mm") and not is_overridden("data.patch_size"):
         for spacing in list_coarser_spacings(target):
-            size = [n * fine / s for n, fine, s in zip(median_shape, target, spacing, strict=True)]
+            size = choose_resolution(replace(config.data, spacing_mm=spacing), dataset)[1]
             if max(size) >= MIN_SIDE and list_patches(spacing, size):
                 spacings.append(spacing)
     widths = list_widths(config, is_overridden)
 
     @cache
-    def make_timed_plan(spacing: Spacing, width: int | None) -> tuple[TrainingPlan, StepTime]:
+    def make_timed_plan(spacing: FloatTriple, width: int | None) -> tuple[TrainingPlan, StepTime]:
         changes = {} if width is None else {"model.width": width}
         variant = config.vary({"data.spacing_mm": spacing, **changes})
         plan = make_plan(variant, dataset, budget, is_overridden, max_batch_size=2)
         time = measure_step_time(variant, plan, device)
         return replace(plan, model={**changes, **plan.model}), time
 
-    def has_time(spacing: Spacing, width: int | None) -> bool:
+    def has_time(spacing: FloatTriple, width: int | None) -> bool:
         return make_timed_plan(spacing, width)[1].count_steps(training_seconds) >= MIN_STEPS
 
-    index, last = 0, len(spacings) - 1
-    if not has_time(target, widths[-1]):
-        key = partial(has_time, width=widths[-1])
-        index = min(last, bisect_left(spacings, True, lo=1, key=key))
-    spacing = spacings[index]
-    width = next((width for width in widths[:-1] if has_time(spacing, width)), widths[-1])
+    spacing, narrowest = target, widths[-1]
+    if not has_time(target, narrowest):
+        key = partial(has_time, width=narrowest)
+        index = bisect_left(spacings, True, lo=1, key=key)
+        spacing = spacings[min(index, len(spacings) - 1)]
+    fitting = [*takewhile(partial(has_time, spacing), reversed(widths))]
+    width = fitting[-1] if fitting else narrowest
     return make_timed_plan(spacing, width)
 
 

@@ -11,6 +11,7 @@ from math import ceil, prod
 import numpy as np
 
 from unet3d.data.preprocessing.channels import compute_resampled_shape
+from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.types import Triple
 
 COARSE_RATIO = 3
@@ -28,9 +29,6 @@ MIN_VOXELS_ALONE = 12
 
 MAX_PATCH_VOXELS = 256**3
 """Voxels of the patch that the search starts with."""
-
-
-Spacing = tuple[float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +66,7 @@ def choose_target_spacing(
     return d, h, w
 
 
-def list_coarser_spacings(spacing_mm: Spacing) -> list[Spacing]:
+def list_coarser_spacings(spacing_mm: FloatTriple) -> list[FloatTriple]:
     """Return coarser spacings in steps of 1.26, up to `MAX_COARSENING` times the voxel volume.
 
     Axes with less than half of the coarsest spacing become coarser before the others, as in
