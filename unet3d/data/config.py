@@ -91,6 +91,7 @@ class DataConfig:
     batch_size: Annotated[int, integer(">= 1")]
     patches_per_case: Annotated[int, integer(">= 1")]
     foreground_fraction: Annotated[float, number(">= 0", "<= 1")]
+    balance_classes: bool
     num_workers: Annotated[int, integer(">= 0")]
 
     def __post_init__(self):

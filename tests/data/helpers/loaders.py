@@ -14,7 +14,8 @@ CPU = torch.device("cpu")
 def make_data(**changes):
     """Return the settings of the group `data` that loaders read."""
     settings = {"patch_size": [6, 7, 8], "batch_size": 2, "patches_per_case": 2}
-    return SimpleNamespace(**settings | {"foreground_fraction": 0.5, "num_workers": 0} | changes)
+    settings |= {"foreground_fraction": 0.5, "balance_classes": False, "num_workers": 0}
+    return SimpleNamespace(**settings | changes)
 
 
 def make_loader(volumes, *, num_workers=0, defer=False, augment=AUGMENT, device=CPU):

@@ -58,6 +58,27 @@ def test_patches_are_centered_on_every_class_equally_often(tmp_path):
     assert 15 < sum(has_small_class) < 45
 
 
+@pytest.mark.parametrize(("balance_classes", "expected"), [(True, 15), (False, 3)])
+def test_balanced_classes_get_equally_many_patches_however_few_cases_have_them(
+    tmp_path, balance_classes, expected
+):
+    volumes = []
+    for n in range(5):
+        label = np.zeros((9, 9, 9), np.uint8)
+        label[3, 3, 3] = 1
+        label[5, 5, 5] = 2 * (n == 4)
+        case = write_case(tmp_path, noise(9, 9, 9), label, name=f"case_{n}")
+        volumes.append(preprocess(case, tmp_path, num_classes=3))
+    patches = make_patches(*volumes, patch_size=[1, 1, 1], balance_classes=balance_classes)
+    centers = []
+    for epoch in range(3):
+        sampler = make_sampler(20)
+        sampler.start_at(epoch)
+        centers += [int(patches[index]["label"].item()) for index in sampler if index[2]]
+    assert len(centers) == 30
+    assert abs(centers.count(2) - expected) <= (0 if balance_classes else 3)
+
+
 def test_no_patch_is_ignored_as_a_whole(tmp_path):
     label = np.full((30, 30, 30), 9, np.uint8)
     label[20:22, 20:22, 20:22] = 0
@@ -145,7 +166,7 @@ def test_every_batch_and_the_whole_run_have_their_fraction_of_foreground(
     foreground = []
     for epoch in range(3):
         sampler.start_at(epoch)
-        foreground += [is_foreground for _, _, is_foreground in sampler]
+        foreground += [number > 0 for _, _, number in sampler]
     for n in range(0, len(foreground), batch_size):
         assert abs(sum(foreground[n : n + batch_size]) - batch_size * fraction) < 1
     assert abs(sum(foreground) - len(foreground) * fraction) < 1

@@ -21,8 +21,8 @@ from unet3d.types import IGNORE_LABEL, Sample
 TARGET_VOXELS = 2**26  # voxels to count, which takes a fifth of a second
 MIN_PATCHES = 32
 
-PatchIndex = tuple[int, int, bool]
-"""(epoch, sample index, whether the patch is centered on foreground)."""
+PatchIndex = tuple[int, int, int]
+"""(epoch, sample index, 1, 2, ... for the run's patches centered on foreground, or 0)."""
 
 
 class PatchSample(Sample):
@@ -71,14 +71,18 @@ class EpochSampler(Sampler[PatchIndex]):
             start = (batch * self.world_size + self.rank) * self.batch_size
             for position in range(start, start + self.batch_size):
                 n = epoch * total + position
-                is_foreground = floor((n + 1) * fraction) > floor(n * fraction)
+                before, number = floor(n * fraction), floor((n + 1) * fraction)
                 # The last batch is filled with extra indices, which are patches of their own.
                 index = int(order[position]) if position < self.samples else position
-                yield epoch, index, is_foreground
+                yield epoch, index, number if number > before else 0
 
 
 class TrainingPatches(Dataset[PatchSample]):
-    """Patches of `patch_size`, augmented here or, with `defer_augmentation`, later on the GPU."""
+    """Patches of `patch_size`, augmented here or, with `defer_augmentation`, later on the GPU.
+
+    Foreground patches are centered on a class of their case. With `balance_classes`, they are
+    centered on one class after the other, each in one of the cases that have it.
+    """
 
     def __init__(
         self,
@@ -87,10 +91,16 @@ class TrainingPatches(Dataset[PatchSample]):
         patch_size: Sequence[int],
         augment: Augment,
         seed: int,
+        balance_classes: bool = False,
         defer_augmentation: bool = False,
     ):
         self.volumes = list(volumes)
         self.in_flight = WorkerCaseTracker(self.volumes)
+        classes = {c for volume in self.volumes for c in volume.classes} if balance_classes else ()
+        self.classes = [
+            (c, [n for n, volume in enumerate(self.volumes) if c in volume.classes])
+            for c in sorted(classes)
+        ]
         self.patch_size, self.augment, self.seed = tuple(patch_size), augment, seed
         self.defer_augmentation = defer_augmentation
 
@@ -98,7 +108,7 @@ class TrainingPatches(Dataset[PatchSample]):
         return len(self.volumes)
 
     def __getitem__(self, index: PatchIndex) -> PatchSample:
-        with self.in_flight(index[1] % len(self.volumes)):
+        with self.in_flight(self._choose(index)[0]):
             started = perf_counter()
             volume, augmentation_seed, start = self._draw(index)
             transform = self.augment.sample_transform(augmentation_seed, self.patch_size)
@@ -123,24 +133,32 @@ class TrainingPatches(Dataset[PatchSample]):
 
     def read_label(self, index: PatchIndex) -> np.ndarray:
         """Return the labels (D, H, W) of a patch before augmentation."""
-        with self.in_flight(index[1] % len(self.volumes)):
+        with self.in_flight(self._choose(index)[0]):
             volume, _, start = self._draw(index)
             return crop_padded(volume.label, start, self.patch_size)
 
+    def _choose(self, index: PatchIndex) -> tuple[int, list[int]]:
+        """Return the number of a patch's volume, and the classes of which one is at its center."""
+        _, sample_index, foreground = index
+        if foreground and self.classes:
+            c, volumes = self.classes[foreground % len(self.classes)]
+            return volumes[sample_index % len(volumes)], [c]
+        n = sample_index % len(self.volumes)
+        return n, sorted(self.volumes[n].classes) if foreground else []
+
     def _draw(self, index: PatchIndex) -> tuple[CachedVolume, int, list[int]]:
         """Draw the volume, the seed of its augmentation and the start of the patch."""
-        epoch, sample_index, is_foreground = index
-        volume = self.volumes[sample_index % len(self.volumes)]
+        epoch, sample_index, _ = index
+        n, classes = self._choose(index)
         rng = np.random.default_rng((self.seed, epoch, sample_index))
         augmentation_seed = int(rng.integers(2**63))
-        return volume, augmentation_seed, self._draw_start(volume, is_foreground, rng)
+        return self.volumes[n], augmentation_seed, self._draw_start(self.volumes[n], classes, rng)
 
     def _draw_start(
-        self, volume: CachedVolume, is_foreground: bool, rng: np.random.Generator
+        self, volume: CachedVolume, classes: Sequence[int], rng: np.random.Generator
     ) -> list[int]:
         """Draw the start of a patch; it is negative where the volume is smaller than the patch."""
         slack = [n - p for n, p in zip(volume.shape, self.patch_size, strict=True)]
-        classes = sorted(volume.classes) if is_foreground else []
         if not classes and not volume.has_ignored:
             return [int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack]
         # The class is drawn first, so that small classes are not rare. A patch around any labeled

@@ -89,6 +89,7 @@ class TrainLoader(DataLoader[PatchSample]):
             patch_size=data.patch_size,
             augment=augment,
             seed=seed,
+            balance_classes=data.balance_classes,
             defer_augmentation=is_cuda,
         )
         self.epoch_sampler = EpochSampler(
