@@ -54,6 +54,7 @@ ELSEWHERE = ("torchrun", "sbatch", "srun", "docker", "podman", "apptainer", "sin
 COMPOSED = (
     *("trainer=ddp", "trainer.devices=", "hydra/launcher=", "measure=true"),
     *("trainer.accelerator=cuda", "device=cuda", "budget_gib=auto", "compile=true"),
+    "init_from=hf://",
 )
 """Several processes, a GPU, minutes of compiling: only composed as well, like download and view."""
 

@@ -1,13 +1,17 @@
 """Weights of nnU-Net's and MONAI's networks in ours, against the networks that they come from."""
 
+import re
 from functools import partial
+from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from monai.networks.nets.basic_unet import BasicUNet
 from monai.networks.nets.dynunet import DynUNet
 from torch import nn
 
+from unet3d.errors import UsageError
 from unet3d.model.blocks import Strided
 from unet3d.model.foreign_weights import adapt_input_channels, is_first_convolution, rename_weights
 from unet3d.model.unet import UNet3D
@@ -143,3 +147,57 @@ def test_other_channels_and_classes_are_adapted_and_said(tmp_path):
     message = load_pretrained(ours, path)
     assert "adapted encoder.0.convs.0.conv.weight from 2 to 1 input channels" in message
     assert "randomly initialized: heads.0.bias, heads.0.weight" in message
+
+
+RESENC = {**OURS, "in_channels": 2, "residual_blocks": [1, 2, 1, 1], "convs_per_level": 1}
+
+
+def make_pretrained(folder, encoder):
+    """Save a residual encoder with the names and the plan of nnssl; return its weights."""
+    unet = pytest.importorskip("dynamic_network_architectures.architectures.unet")
+    network = unet.ResidualEncoderUNet(
+        *(1, 4, CHANNELS, nn.Conv3d, KERNELS, STRIDES, RESENC["residual_blocks"], 1, [1] * 3),
+        conv_bias=True,
+        norm_op=nn.InstanceNorm3d,
+        norm_op_kwargs={"affine": True},
+        nonlin=nn.LeakyReLU,
+    )
+    weights = randomize(network).state_dict()
+    plan = {
+        "key_to_encoder": f"{encoder}.stages",
+        "key_to_stem": f"{encoder}.stem",
+        "keys_to_in_proj": [
+            f"{encoder}.stem.convs.0.conv",
+            f"{encoder}.stem.convs.0.all_modules.0",
+        ],
+        "pretrain_num_input_channels": 1,
+    }
+    named = {re.sub("^encoder", encoder, name): weight for name, weight in weights.items()}
+    content = {"network_weights": named, "nnssl_adaptation_plan": plan, "citations": ["a", "b"]}
+    torch.save(content, folder / "checkpoint_final.pth")
+    return weights
+
+
+@pytest.mark.parametrize("encoder", ["encoder", "online_network.encoder"])
+def test_an_encoder_that_nnssl_pretrained_is_loaded_from_the_hub(encoder, tmp_path, monkeypatch):
+    weights = make_pretrained(tmp_path, encoder)
+    asked = []
+
+    def download(name, **options):
+        asked.append((name, options))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    ours = UNet3D(**RESENC)
+    message = load_pretrained(ours, Path("hf://lab/resenc@v2"))
+    options = {"revision": "v2", "allow_patterns": ["checkpoint_final.pth"]}
+    assert asked == [("lab/resenc", options)]
+    assert "weights of nnU-Net's ResidualEncoderUNet" in message
+    assert "adapted encoder.0.convs.0.conv.weight from 1 to 2 input channels" in message
+    assert message.endswith("randomly initialized: heads.0.bias, heads.0.weight")
+    first = weights["encoder.stem.convs.0.conv.weight"]
+    adapted = ours.get_parameter("encoder.0.convs.0.conv.weight")
+    torch.testing.assert_close(adapted.detach(), swap(first).expand_as(adapted) / 2)
+    (tmp_path / "checkpoint_final.pth").unlink()
+    with pytest.raises(UsageError, match="it has no checkpoint_final"):
+        load_pretrained(ours, Path("hf://lab/resenc@v2"))

@@ -6,7 +6,6 @@ its exported networks, without this package.
 """
 
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -19,13 +18,11 @@ from torch import Tensor
 from unet3d.checkpoint_file import check_format_version
 from unet3d.errors import UsageError, explain_missing_packages, summarize_error
 from unet3d.files import read_json
+from unet3d.hub import download
 
 FORMAT = "unet3d bundle"
 FORMAT_VERSION = 1
 """Raised when an older unet3d could not read a bundle any more."""
-
-HUB_PREFIX = "hf:/"
-"""What is left of hf:// in a path."""
 
 DESCRIPTION_FILE = "bundle.json"
 MONAI_LABEL_FILE = "model.pt"
@@ -137,33 +134,6 @@ def read_bundle(folder: Path) -> list[dict[str, Any]]:
     return networks
 
 
-def is_on_hub(path: Path) -> bool:
-    """Return whether a path names a repository on the hub.
-
-    >>> is_on_hub(Path("hf://lab/liver@v2"))
-    True
-    """
-    return str(path).startswith(HUB_PREFIX)
-
-
 def download_bundle(path: Path) -> Path:
-    """Return the folder of a bundle with what is read of it, downloaded unless it is there."""
-    name = f"hf://{str(path).removeprefix(HUB_PREFIX).lstrip('/')}"
-    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", name)
-    if match is None:
-        raise UsageError(f"{name} must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
-    with explain_missing_packages("hf://", "huggingface_hub", "safetensors"):
-        from huggingface_hub import snapshot_download
-    previous_level = logging.root.manager.disable
-    logging.disable(logging.INFO)  # every request is logged
-    try:
-        files = [DESCRIPTION_FILE, "models/*.safetensors"]
-        folder = snapshot_download(match[1], revision=match[2], allow_patterns=files)
-    except Exception as error:  # of the hub, of the network, of the cache
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"hf://{match[1]} cannot be downloaded: {reason}") from error
-    finally:
-        logging.disable(previous_level)
-    if not (Path(folder) / DESCRIPTION_FILE).is_file():
-        raise UsageError(f"hf://{match[1]} is not a bundle: it has no {DESCRIPTION_FILE}")
-    return Path(folder)
+    """Return the folder of a bundle on the hub with what is read of it."""
+    return download(path, [DESCRIPTION_FILE, "models/*.safetensors"], is_a="bundle")

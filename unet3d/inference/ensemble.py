@@ -16,9 +16,9 @@ from unet3d.export.bundle import (
     DESCRIPTION_FILE,
     download_bundle,
     is_bundle,
-    is_on_hub,
     read_bundle,
 )
+from unet3d.hub import is_on_hub
 from unet3d.model.config import parse_saved_network
 from unet3d.types import Triple
 

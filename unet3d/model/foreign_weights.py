@@ -1,4 +1,4 @@
-"""Exchange weights with other projects: read nnU-Net's and MONAI's, and write nnU-Net's.
+"""Exchange weights with other projects: read those of nnU-Net, nnssl and MONAI, write nnU-Net's.
 
 Names were read in dynamic-network-architectures 0.4.4 (PlainConvUNet, ResidualEncoderUNet) and
 MONAI 1.6.1 (DynUNet, BasicUNet).
@@ -148,6 +148,25 @@ def rename_weights(
             if up is not None:
                 renamed[name] = _swap_inputs(renamed[name], up.shape[1])
     return RenamedWeights(renamed, project.name)
+
+
+def rename_nnssl_encoder(
+    weights: Mapping[str, Tensor], plan: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Return a network that nnssl has pretrained with the names that nnU-Net's encoder has.
+
+    Its adaptation plan says where the encoder is, which depends on the method of pretraining.
+
+    >>> plan = {"key_to_encoder": "online.stages", "key_to_stem": "online.stem"}
+    >>> list(rename_nnssl_encoder({"online.stem.convs.0.conv.bias": torch.zeros(1)}, plan))
+    ['encoder.stem.convs.0.conv.bias']
+    """
+    renamed = dict(weights)
+    for key, own in (("key_to_encoder", "encoder.stages"), ("key_to_stem", "encoder.stem")):
+        prefix = plan.get(key, own)
+        for name in [name for name in weights if name.startswith(f"{prefix}.")]:
+            renamed[own + name.removeprefix(prefix)] = renamed.pop(name)
+    return renamed
 
 
 def _swap_inputs(weight: Tensor, first: int) -> Tensor:

@@ -25,10 +25,12 @@ from unet3d.checkpoint_file import (
 )
 from unet3d.errors import UsageError, describe_os_error
 from unet3d.files import find_temporary_files
+from unet3d.hub import download, is_on_hub
 from unet3d.model.foreign_weights import (
     adapt_input_channels,
     get_nnunet_axes,
     is_first_convolution,
+    rename_nnssl_encoder,
     rename_weights,
 )
 from unet3d.training.callbacks.resume_state import get_logged_steps
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from unet3d.training.run import TrainingRun
 
 LAST, BEST, CORRUPTED = "last.ckpt", "best.ckpt", "corrupted.ckpt"
+
+PRETRAINED = "checkpoint_final.pth"
+"""The file of a repository on the hub that nnssl or nnU-Net has trained."""
 
 MAX_TIME_FRACTION = 0.01  # largest fraction of a run's time that may go into saving `last.ckpt`
 
@@ -301,13 +306,18 @@ def is_finished(run: "TrainingRun", content: Mapping[str, Any]) -> bool:
 def load_pretrained(model: nn.Module, path: Path) -> str:
     """Load the weights that match by name and shape; return a line on what was loaded.
 
-    Those of nnU-Net and MONAI are renamed first.
+    Those of nnU-Net, nnssl and MONAI are renamed first. A repository on the hub has them in
+    checkpoint_final.pth, as nnssl and nnU-Net save it.
     """
     initial = model.state_dict()
+    if is_on_hub(path):
+        path = download(path, [PRETRAINED], is_a="pretrained network") / PRETRAINED
     content = load_checkpoint(path)
     given = {
         name.removeprefix("model."): value for name, value in extract_weights(path, content).items()
     }
+    if "nnssl_adaptation_plan" in content:
+        given = rename_nnssl_encoder(given, content["nnssl_adaptation_plan"])
     axes = get_nnunet_axes(content.get("init_args", {}).get("plans", {}))
     weights, project = rename_weights(given, initial, axes)
     changes = f", weights of {project}" if project else ""
