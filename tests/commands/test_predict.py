@@ -178,7 +178,7 @@ def test_only_axes_that_training_flipped_are_mirrored(
     predict, checkpoint, images, tmp_path, capsys
 ):
     folder = images("a.nii")
-    flipped = checkpoint("flipped", "augmentation.flip_axes=[1]")
+    flipped = checkpoint("flipped", "augmentation.flip_axes=[1]", "evaluation.tta=true")
     never = checkpoint("never", "augmentation.flip_p=0")
     nothing = "nothing to mirror, because there is no axis that the training of every network"
     for network, line in (
@@ -189,6 +189,9 @@ def test_only_axes_that_training_flipped_are_mirrored(
         assert predict(**words, tta="true") == 0
         assert f"tta=true: {line}\n" in capsys.readouterr().out
         mirrored = read_labels(tmp_path / "out" / "a.nii").tobytes()
+        assert predict(**words) == 0  # as its training was evaluated
+        assert read_labels(tmp_path / "out" / "a.nii").tobytes() == mirrored
+        assert ("tta=auto: mirroring" in capsys.readouterr().out) == (network == flipped)
         assert predict(**words, tta="false") == 0
         is_equal = read_labels(tmp_path / "out" / "a.nii").tobytes() == mirrored
         assert is_equal == (network != flipped)

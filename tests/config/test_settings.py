@@ -55,6 +55,7 @@ parse_run = partial(parse, "train")
         ("evaluate", "regions", {"a": [1, 2], "b": 2}, "regions", {"a": (1, 2), "b": (2,)}),
         ("plan", "budget_gib", "auto", "budget_gib", None),
         ("plan", "name", 7, "name", "7"),
+        ("predict", "tta", "auto", "flip_axes", "auto"),
         ("predict", "tta", True, "flip_axes", None),
         ("predict", "tta", [2, 0], "flip_axes", (2, 0)),
         ("predict", "memory_gib", 0.5, "memory_bytes", GIB // 2),

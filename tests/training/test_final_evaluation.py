@@ -24,13 +24,17 @@ def read_voxels(path):
 
 def test_a_run_ends_with_the_labels_that_predict_writes(unet3d, tmp_path, capsys):
     data = tmp_path / "data"
-    assert unet3d("trainer.max_steps=4", "evaluation.enabled=true", f"data.root={data}") == 0
+    words = ["evaluation.enabled=true", "evaluation.tta=true", "augmentation.flip_p=0.5"]
+    assert unet3d("trainer.max_steps=4", f"data.root={data}", *words) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "Dice, mean" in line]
     assert line.endswith("(validation, best of 2 checkpoints)")
     run = tmp_path / "run"
     (images,) = data.rglob("imagesTr")
     output = tmp_path / "predictions"
     assert main(["predict", f"checkpoint={run}", f"input={images}", f"output={output}"]) == 0
+    assert (
+        "tta=auto: mirroring the axes that training flipped: [0, 1, 2]" in capsys.readouterr().out
+    )
     predictions = sorted((run / "validation").iterdir())
     assert predictions
     for path in predictions:

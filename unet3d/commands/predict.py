@@ -109,8 +109,10 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
     pending, notice = find_pending(tasks, made_with, overwrite=settings.overwrite)
     if index == 0:
         print(predictor, flush=True)
-        if settings.flip_axes is None:
-            print(f"tta=true: {ensemble.describe_mirroring()}", flush=True)
+        is_auto = settings.flip_axes == "auto"
+        if settings.flip_axes is None or (is_auto and ensemble.uses_tta):
+            value = "auto" if is_auto else "true"
+            print(f"tta={value}: {ensemble.describe_mirroring()}", flush=True)
         if (ignored := describe_ignored(settings.input)) is not None:
             print(f"warning: {ignored}", file=sys.stderr, flush=True)
     if notice is not None:

@@ -38,6 +38,7 @@ class Ensemble:
     region_labels: list[int] | None = None  # what predictions hold in each region
     training_statistics: tuple[TrainingStatistics, ...] = ()  # older members have none
     mirroring_axes: tuple[int, ...] | None = None  # flipped in all trainings; None: unknown
+    uses_tta: bool = False  # whether all trainings were evaluated with test-time augmentation
     digests: tuple[str, ...] = ()  # one per member, from the contents of its files
 
     def __str__(self) -> str:
@@ -135,6 +136,9 @@ def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
         mirroring_axes=None
         if len(known) < len(mirrored)
         else tuple(axis for axis in range(3) if all(axis in axes for axes in known)),
+        uses_tta=all(
+            metadata["config"].get("evaluation", {}).get("tta", False) for metadata in described
+        ),
         preprocessing=Preprocessing.from_dict(first["preprocessing"]),
         patch_size=members[0].patch_size,
         precision=str(first["config"]["precision"]),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from unet3d.config.fields import (
     DEVICE_KIND,
@@ -50,7 +50,8 @@ class PredictorConfig:
 
     overlap: Annotated[float, OVERLAP]  # fraction of a window that its neighbor covers, too
     batch_size: Annotated[int, BATCH_SIZE]  # windows at a time
-    flip_axes: Annotated[tuple[int, ...] | None, AXES, "tta"]  # None: those of training
+    # None: those of training; auto: those or none, as training was evaluated
+    flip_axes: Annotated[tuple[int, ...] | Literal["auto"] | None, AXES, "tta"]
     precision: Annotated[str | None, PRECISION]  # None: as the first network was trained
     device: Annotated[str, DEVICE_KIND]
     backend: Annotated[str, BACKEND]  # what runs the networks
@@ -86,13 +87,15 @@ def build_predictor(
 
 
 def resolve_flip_axes(
-    requested: Sequence[int] | None, ensemble: Ensemble, option: str
+    requested: Sequence[int] | Literal["auto"] | None, ensemble: Ensemble, option: str
 ) -> tuple[int, ...]:
-    """Return the axes to flip, those of training if None; refuse those that training did not flip.
+    """Return the axes to flip; refuse those that training did not flip.
 
     A network that never saw a mirrored scan segments it wrongly.
     """
     trained = ensemble.mirroring_axes
+    if requested == "auto":
+        requested = None if ensemble.uses_tta else ()
     if requested is None:
         if trained is None:
             raise UsageError(

@@ -32,7 +32,12 @@ STEPS_PER_VALIDATION = 5000
 RECIPE = ("augmentation=nnunet", "optimizer=sgd", "scheduler=poly", "scheduler.warmup=0")
 """How nnU-Net's trainer trains."""
 
-TRAINER = (*RECIPE, "precision=16", f"trainer.max_steps={STEPS_PER_EPOCH * EPOCHS}")
+TRAINER = (
+    *RECIPE,
+    "evaluation.tta=true",
+    "precision=16",
+    f"trainer.max_steps={STEPS_PER_EPOCH * EPOCHS}",
+)
 
 THIN_RATIO = 3
 """nnU-Net rotates patches whose first axis is shorter by more than this in plane only, by 180°."""

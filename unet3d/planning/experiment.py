@@ -85,6 +85,7 @@ def describe_long_recipe(plan: TrainingPlan) -> dict[str, Any]:
     values: dict[str, Any] = {
         "data.foreground_fraction": compute_foreground_fraction(plan.batch_size),
         "loss.batch_dice": covered < LOW_RESOLUTION_FRACTION,
+        "evaluation.tta": True,
     }
     if max(plan.patch_size) > THIN_RATIO * min(plan.patch_size):
         values["augmentation.rotation_degrees"] = [180, 180, 180]  # in plane only

@@ -61,6 +61,7 @@ class FinalEvaluationConfig:
     enabled: bool
     tolerance_mm: Annotated[float, number(">= 0")]
     draw_worst: Annotated[int, integer(">= 0")]
+    tta: bool
 
 
 @dataclass(frozen=True, kw_only=True)

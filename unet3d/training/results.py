@@ -19,6 +19,7 @@ from unet3d.evaluation.evaluate import CasePair, Evaluation, run_evaluation
 from unet3d.evaluation.options import build_metrics, select_class_metrics
 from unet3d.files import read_report, write_text
 from unet3d.inference.ensemble import Ensemble, load_ensemble
+from unet3d.inference.options import resolve_flip_axes
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor, ScanTask
 from unet3d.machine import summarize_machine
@@ -243,6 +244,7 @@ def predict_cases(run: TrainingRun, ensemble: Ensemble, folder: Path, log: Log) 
         precision=run.precision,
         overlap=windows.overlap,
         batch_size=windows.batch_size,
+        flip_axes=resolve_flip_axes("auto", ensemble, "evaluation.tta"),
     )
     failures: dict[str, str] = {}
     for volume in run.data.validation:
