@@ -5,46 +5,21 @@ reads its folders from the environment when it is imported.
 """
 
 import json
-import os
 import sys
-import types
-from importlib import import_module
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import torch
 
+from scripts.bench.nnunet_trainer import set_folders
 from tests.contract.helpers.datasets import save
 from unet3d.__main__ import main as run_unet3d
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.model.foreign_weights import rename_weights
-from unet3d.nnunet import fused_network
 
 NAME = "Dataset001_Tiny"
 NEARLY_TIED = 2**-9  # of probabilities, from logits below 4 that are rounded to 11 bits
-
-
-class Absent(types.ModuleType):
-    """Stands for a module with networks that need torchvision, which has no build for any torch."""
-
-    def __getattr__(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-def set_folders(root: Path) -> None:
-    """Set nnU-Net's folders and options, which it reads when it is imported."""
-    for name in ("raw", "preprocessed", "results"):
-        os.environ[f"nnUNet_{name}"] = str(root / name)
-    trainers = Path(fused_network.__file__).parent / "trainer"
-    os.environ |= {"nnUNet_extTrainer": str(trainers), "nnUNet_compile": "f"}
-    os.environ |= {"nnUNet_n_proc_DA": "1", "nnUNet_def_n_proc": "1"}
-    try:
-        import_module("torchvision")
-    except Exception:  # a build for another torch raises RuntimeError
-        sys.modules["dynamic_network_architectures.architectures.primus"] = Absent("primus")
 
 
 def write_dataset(folder: Path) -> None:
@@ -130,7 +105,7 @@ def train_here_and_export(root: Path, image: Path, checkpoint: Path) -> None:
         ["export", f"checkpoint={run}", f"output={folder}", "format=nnunet"],
         [
             *("predict", f"checkpoint={run}", f"input={image.parent}"),
-            *(f"output={root / 'labels'}", "keep_largest_component=none"),
+            *(f"output={root / 'labels'}", "keep_largest_component=none", "tta=false"),
         ],
     ]
     print("exit codes:", [run_unet3d(command) for command in commands])
