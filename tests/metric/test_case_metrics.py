@@ -9,7 +9,7 @@ from unet3d.errors import UsageError
 from unet3d.loss.skeleton_recall import skeletonize
 from unet3d.metric import case_scores
 from unet3d.metric.calibration import CalibrationError
-from unet3d.metric.case_scores import CaseMetricAccumulator, ValidationHD95
+from unet3d.metric.case_scores import CaseMetricAccumulator
 from unet3d.metric.class_metrics import CenterlineDice, LesionScores, VolumeError, find_skeleton
 from unet3d.types import IGNORE_LABEL
 
@@ -112,7 +112,8 @@ def test_regions_are_calibrated_one_by_one():
 
 def test_scores_of_cases_are_means_over_those_that_have_a_class():
     metrics = [VolumeError(), CalibrationError()]
-    scores = CaseMetricAccumulator(metrics, {"a": [1], "b": [2]}, {"x": SPACING, "y": SPACING})
+    classes, spacings = {"a": [1], "b": [2]}, {"x": SPACING, "y": SPACING}
+    scores = CaseMetricAccumulator(metrics, classes, spacings, hd95=False)
     a = torch.tensor([[[1, 1, 0, 0]]], dtype=torch.uint8)
     for case, labels, predicted in (("x", a, torch.ones_like(a)), ("y", a, a)):
         observe = scores.begin(labels)
@@ -136,37 +137,34 @@ def test_invalid_options_are_an_error():
             build()
 
 
-def make_block(start, shape=(1, 12, 12, 12)):
+def make_block(start, shape=(12, 12, 12)):
     labels = torch.zeros(shape, dtype=torch.uint8)
-    labels[:, start : start + 4, 2:6, 2:6] = 1
+    labels[start : start + 4, 2:6, 2:6] = 1
     return labels
 
 
+def score_hd95(*pairs, classes=("a",), spacings=((1.0, 1.0, 2.0),)):
+    """Return the HD95 of a validation with these predictions and references."""
+    spacing_mm = {f"case_{n}": mm for n, mm in enumerate(spacings)}
+    labels = {name: [label] for label, name in enumerate(classes, 1)}
+    metric = CaseMetricAccumulator([], labels, spacing_mm, hd95=True)
+    for case, pair in zip(spacing_mm, pairs, strict=False):
+        assert metric.begin(pair[1]) is None
+        metric.end(case, *pair)
+    return metric.compute()
+
+
 def test_hd95_uses_each_cases_spacing_and_is_averaged_over_volumes():
-    metric = ValidationHD95({"a": [1]}, {"near": (1.0, 1.0, 1.0), "far": (3.0, 1.0, 1.0)})
-    for case in ("near", "far"):
-        metric.update([case], make_block(3), make_block(2))
-    assert metric.compute() == {"hd95_mm": 2.0, "hd95_mm/a": 2.0}
+    pair, spacings = (make_block(3), make_block(2)), ((1.0, 1.0, 1.0), (3.0, 1.0, 1.0))
+    assert score_hd95(pair, pair, spacings=spacings) == {"hd95_mm": 2.0, "hd95_mm/a": 2.0}
 
 
-def test_absent_classes_score_as_in_an_evaluation():
-    metric = ValidationHD95({"a": [1], "b": [2]}, {"x": (1.0, 1.0, 2.0)})
-    metric.update(["x"], torch.zeros(1, 12, 12, 12, dtype=torch.uint8), make_block(2))
-    diagonal = np.linalg.norm([12, 12, 24])
-    scores = metric.compute()
-    assert scores["hd95_mm/a"] == scores["hd95_mm"] == pytest.approx(diagonal)
-    assert "hd95_mm/b" not in scores
-
-
-def test_ignored_voxels_and_an_empty_validation_have_no_score():
-    metric = ValidationHD95({"a": [1]}, {"x": (1.0, 1.0, 1.0)})
-    assert metric.compute() == {}
-    metric.update(["x"], make_block(2), torch.full((1, 12, 12, 12), IGNORE_LABEL))
-    assert metric.compute() == {}
-
-
-def test_noise_is_skipped_instead_of_measured_for_minutes(monkeypatch):
+def test_classes_without_a_voxel_score_as_in_an_evaluation_and_unknown_ones_not_at_all(monkeypatch):
+    empty, block = make_block(20), make_block(2)
+    diagonal = pytest.approx(np.linalg.norm([12, 12, 24]))
+    expected = {"hd95_mm": diagonal, "hd95_mm/a": diagonal}
+    assert score_hd95((empty, block), classes=("a", "b")) == expected
+    assert score_hd95((block, torch.full_like(block, IGNORE_LABEL))) == score_hd95() == {}
     monkeypatch.setattr(case_scores, "MAX_POINTS", 50)
-    metric = ValidationHD95({"a": [1]}, {"x": (1.0, 1.0, 1.0)})
-    metric.update(["x"], torch.randint(0, 2, (1, 12, 12, 12)), make_block(2))
-    assert metric.compute() == {}
+    noise = torch.randint(0, 2, block.shape)
+    assert score_hd95((noise, block)) == {}  # it would be measured for minutes

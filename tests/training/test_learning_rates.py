@@ -68,7 +68,7 @@ def test_the_rate_falls_when_validation_no_longer_improves(composed, tmp_path):
 
         def on_validation_start(self, trainer, module):
             if not trainer.sanity_checking:
-                module.validation_hd95.compute = lambda: {"hd95_mm": next(self.values)}
+                module.case_scores.compute = lambda: {"hd95_mm": next(self.values)}
 
     words = ["scheduler=plateau", "scheduler.monitor=val/hd95_mm", "scheduler.mode=min"]
     words += ["scheduler.patience=1", "scheduler.factor=0.1", "optimizer.lr=1.0"]

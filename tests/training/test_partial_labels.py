@@ -68,7 +68,7 @@ def test_a_validation_scores_the_classes_that_a_case_annotates(build):
     assert scores[f"dice/{names[known]}"] == 1
     assert np.isnan(scores[f"dice/{names[unknown]}"])
     assert set(batch["label"].unique().tolist()) <= {0, known}  # pictures show it
-    distances = run.module.validation_hd95.compute()
+    distances = run.module.case_scores.compute()
     assert distances == {"hd95_mm": 0, f"hd95_mm/{names[known]}": 0}
 
 

@@ -5,14 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from unet3d.metric.scores import (
-    ClassMetric,
-    LogitMetric,
-    call_metrics,
-    iter_masks,
-    mask_ignored,
-    score_case,
-)
+from unet3d.metric.scores import ClassMetric, LogitMetric, score_case
 from unet3d.types import IGNORE_LABEL
 
 MAX_POINTS = 1_000_000
@@ -23,16 +16,25 @@ The noise that an untrained network predicts has more: a meaningless number woul
 
 
 class CaseMetricAccumulator:
-    """Scores of each case; call `begin` and `end` for every one, then `compute`."""
+    """Scores of each case; call `begin` and `end` for every one, then `compute`.
+
+    Absent classes are scored as in an evaluation (`scores.RULES`).
+    """
 
     def __init__(
         self,
         metrics: Sequence[ClassMetric | LogitMetric],
         scored_classes: Mapping[str, Sequence[int]],  # name -> labels
         spacing_mm: Mapping[str, Sequence[float]],  # by case
+        *,
+        hd95: bool,
     ):
         self.class_metrics = [m for m in metrics if isinstance(m, ClassMetric)]
         self.logit_metrics = [m for m in metrics if isinstance(m, LogitMetric)]
+        self.class_scores = [score for metric in self.class_metrics for score in metric.scores]
+        if hd95:
+            self.class_scores.insert(0, "hd95_mm")
+        self.max_points = MAX_POINTS if hd95 else 0
         self.scored_classes, self.spacing_mm = scored_classes, spacing_mm
         self.reset()
 
@@ -54,57 +56,34 @@ class CaseMetricAccumulator:
     def end(self, case: str, prediction: Tensor, labels: Tensor) -> None:
         """Add a case with its predicted and reference labels (D, H, W)."""
         scores = {k: v for metric in self.logit_metrics for k, v in metric.finish().items()}
-        if self.class_metrics:
-            volumes = prediction.cpu().numpy(), labels.cpu().numpy()
-            known = mask_ignored(*volumes, [IGNORE_LABEL])
-            for name, p, r in iter_masks(*known, self.scored_classes):
-                values = call_metrics(self.class_metrics, p, r, self.spacing_mm[case])
-                scores |= {f"{score}/{name}": value for score, value in values.items()}
-        self.cases.append(scores)
-
-    def compute(self) -> dict[str, float]:
-        """Return means over the cases that have a score, and over classes; NaN if none has it."""
-        names = dict.fromkeys(name for case in self.cases for name in case)
-        means = {name: compute_mean([case[name] for case in self.cases]) for name in names}
-        scores: dict[str, list[float]] = {}
-        for name, mean in means.items():
-            scores.setdefault(name.partition("/")[0], []).append(mean)
-        return {score: compute_mean(values) for score, values in scores.items()} | means
-
-
-class ValidationHD95:
-    """HD95 of each class; absent ones are scored as in an evaluation (`scores.RULES`)."""
-
-    def __init__(
-        self,
-        scored_classes: Mapping[str, Sequence[int]],
-        spacing_mm: Mapping[str, Sequence[float]],
-    ):
-        self.scored_classes, self.spacing_mm = scored_classes, spacing_mm
-        self.reset()
-
-    def reset(self) -> None:
-        self.distances_mm: list[list[float]] = []  # (volumes, classes)
-
-    def update(self, cases: Sequence[str], prediction: Tensor, labels: Tensor) -> None:
-        """Add predicted and reference labels, both (B, D, H, W)."""
-        for case, p, t in zip(cases, prediction.cpu().numpy(), labels.cpu().numpy(), strict=True):
-            scores = score_case(
-                p,
-                t,
+        if self.class_scores:
+            by_class = score_case(
+                prediction.cpu().numpy(),
+                labels.cpu().numpy(),
                 spacing_mm=self.spacing_mm[case],
                 classes=self.scored_classes,
                 ignore_labels=[IGNORE_LABEL],
-                max_points=MAX_POINTS,
+                max_points=self.max_points,
+                metrics=self.class_metrics,
             )
-            self.distances_mm.append([by_class["hd95_mm"] for by_class in scores.values()])
+            for name, values in by_class.items():
+                scores |= {f"{score}/{name}": values[score] for score in self.class_scores}
+        self.cases.append(scores)
 
     def compute(self) -> dict[str, float]:
-        """Return `hd95_mm` (mean over classes) and `hd95_mm/<class>`, without undefined ones."""
-        columns = zip(*self.distances_mm, strict=True)
-        means = dict(zip(self.scored_classes, map(compute_mean, columns), strict=False))
-        known = {f"hd95_mm/{name}": mean for name, mean in means.items() if not np.isnan(mean)}
-        return {"hd95_mm": compute_mean(list(known.values()))} | known if known else {}
+        """Return means over the cases that have a score, and over classes; NaN if none has it.
+
+        HD95 without a case that has it is left out.
+        """
+        names = dict.fromkeys(name for case in self.cases for name in case)
+        means = {name: compute_mean([case[name] for case in self.cases]) for name in names}
+        scores: dict[str, list[float]] = {}
+        for name, mean in list(means.items()):
+            if name.startswith("hd95_mm/") and np.isnan(mean):
+                del means[name]
+            else:
+                scores.setdefault(name.partition("/")[0], []).append(mean)
+        return {score: compute_mean(values) for score, values in scores.items()} | means
 
 
 def compute_mean(values: Sequence[float]) -> float:

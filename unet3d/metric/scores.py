@@ -89,10 +89,13 @@ def score_case(
     for name, p, r in iter_masks(prediction, reference, classes):
         in_p, in_r, shared = (int(np.count_nonzero(m)) for m in (p, r, p & r))
         scores = dict.fromkeys(("dice", "iou", "hd95_mm", "surface_dice"), np.nan)
+        extra = {score: np.nan for metric in metrics for score in metric.scores}
         if in_p or in_r:
             scores["dice"] = 2 * shared / (in_p + in_r)
             scores["iou"] = shared / (in_p + in_r - shared)
             scores["hd95_mm"], scores["surface_dice"] = diagonal, 0.0
+            for metric in metrics:
+                extra |= {score: float(v) for score, v in metric(p, r, spacing_mm).items()}
         if in_p and in_r:
             mm = tolerance_mm if isinstance(tolerance_mm, float | int) else tolerance_mm[name]
             scores["hd95_mm"], scores["surface_dice"] = compute_surface_scores(
@@ -103,21 +106,8 @@ def score_case(
             "prediction_ml": in_p * voxel_ml,
             "difference_ml": (in_p - in_r) * voxel_ml,
         }
-        results[name] = scores | volumes_ml | call_metrics(metrics, p, r, spacing_mm)
+        results[name] = scores | volumes_ml | extra
     return results
-
-
-def call_metrics(
-    metrics: Sequence[ClassMetric], p: np.ndarray, r: np.ndarray, spacing_mm: Sequence[float]
-) -> dict[str, float]:
-    """Return the scores of one class; NaN where neither mask has a voxel."""
-    if not (p.any() or r.any()):
-        return {score: np.nan for metric in metrics for score in metric.scores}
-    return {
-        score: float(value)
-        for metric in metrics
-        for score, value in metric(p, r, spacing_mm).items()
-    }
 
 
 def iter_masks(

@@ -23,7 +23,7 @@ from unet3d.loss.build import check_loss
 from unet3d.machine import Precision
 from unet3d.memory.step.build import group_parameters, list_head_parameters, make_optimizer_factory
 from unet3d.memory.step.config import list_data_values
-from unet3d.metric.case_scores import CaseMetricAccumulator, ValidationHD95
+from unet3d.metric.case_scores import CaseMetricAccumulator
 from unet3d.metric.dice import Dice, mask_unannotated
 from unet3d.training.config import TrainConfig
 from unet3d.training.cuda_graph import GraphedPass
@@ -84,16 +84,14 @@ class SegmentationModule(LightningModule):
         self.metric = Dice(dataset.classes, dataset.regions)
         classes = self.metric.scored_classes
         extra = build_metrics(settings.metrics, dataset.regions)
-        self.validation_hd95 = (
-            ValidationHD95(classes, data.spacing_mm) if settings.validate_hd95 else None
+        self.case_scores = CaseMetricAccumulator(
+            extra, classes, data.spacing_mm, hd95=settings.validate_hd95
         )
-        self.case_scores = CaseMetricAccumulator(extra, classes, data.spacing_mm) if extra else None
-        metrics: list[tuple[Any, str]] = [  # each with the name of its results by case
+        # with the names of their results by case
+        self.metrics: list[tuple[Any, str]] = [
             (self.metric, "matrices"),
-            (self.validation_hd95, "distances_mm"),
             (self.case_scores, "cases"),
         ]
-        self.metrics = [(metric, results) for metric, results in metrics if metric is not None]
         self.unannotated_classes = step.data.unannotated_classes  # for which a label may stand
         self.sliding_window = SlidingWindow(
             list(step.data.patch_size),
@@ -135,8 +133,7 @@ class SegmentationModule(LightningModule):
         """Return the predicted classes (B, D, H, W) of full volumes; None for a placeholder."""
         if not batch["case"][0]:
             return None
-        scores, recorded = self.case_scores, self.graphed_pass
-        observe = None if scores is None else scores.begin(batch["label"][0])
+        recorded, observe = self.graphed_pass, self.case_scores.begin(batch["label"][0])
         with nullcontext() if recorded is None else recorded.use_memory():
             prediction = self.sliding_window(batch["image"], self.model, observe)
         if recorded is not None:
@@ -145,10 +142,7 @@ class SegmentationModule(LightningModule):
             prediction, batch["label"], self.unannotated_classes
         )
         self.metric.update(known, batch["label"])
-        if self.validation_hd95 is not None:
-            self.validation_hd95.update(batch["case"], known, batch["label"])
-        if scores is not None:
-            scores.end(batch["case"][0], known[0], batch["label"][0])
+        self.case_scores.end(batch["case"][0], known[0], batch["label"][0])
         return prediction
 
     def on_validation_start(self) -> None:
