@@ -46,10 +46,7 @@ class Annotations:
     def get_background_label(self, case: str) -> int:
         """Return the label of voxels that a case does not label."""
         unknown = tuple(self.classes.index(name) + 1 for name in self.find_unannotated(case))
-        labels = (
-            label for label, classes in self.unannotated_classes.items() if classes == unknown
-        )
-        return next(labels, 0)
+        return next((n for n, classes in self.unannotated_classes.items() if classes == unknown), 0)
 
     def find_contradictions(self, case: str, labels: Set[int]) -> list[str]:
         """Return a problem for each label that a case has, although it does not annotate it."""

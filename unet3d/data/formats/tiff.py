@@ -1,7 +1,6 @@
 """Stacks of TIFF pages, by tifffile."""
 
 import logging
-import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,16 +82,13 @@ def open_tiff(file: Path) -> Generator[tuple[Any, str]]:
     """
     import tifffile
 
-    errors: list[str] = []
-    thread = threading.get_ident()
-
-    def collect(record: logging.LogRecord) -> bool:
-        if record.thread == thread and record.levelno >= logging.ERROR:
-            errors.append(record.getMessage())
-        return record.thread != thread
+    def refuse(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.ERROR:
+            raise UnreadableFileError(f"is damaged: {record.getMessage()}")
+        return False
 
     log = tifffile.logger()
-    log.addFilter(collect)
+    log.addFilter(refuse)
     try:
         with tifffile.TiffFile(file) as tif:
             series = tif.series[0]
@@ -106,10 +102,8 @@ def open_tiff(file: Path) -> Generator[tuple[Any, str]]:
                     f"lacks {missing:,} of the {len(series):,} planes that its metadata declares"
                 )
             yield tif, name_axes(series.axes, series.shape)
-            if errors:
-                raise UnreadableFileError(f"is damaged: {errors[0]}")
     finally:
-        log.removeFilter(collect)
+        log.removeFilter(refuse)
 
 
 def name_axes(axes: str, shape: Sequence[int]) -> str:
