@@ -32,8 +32,7 @@ def make_volume(shape=(40, 48, 30), box=(40, 48, 30), *, classes=20, side=16, ba
     )
 
 
-@pytest.mark.parametrize("slabs", [1, 3])
-@pytest.mark.parametrize(("batch_size", "mirror"), [(1, []), (3, [0, 1])])
+@pytest.mark.parametrize(("batch_size", "mirror", "slabs"), [(1, [], 1), (3, [0, 1], 3)])
 @pytest.mark.parametrize("box", [(40, 48, 30), (60, 70, 45), (20, 30, 11)])
 def test_estimated_memory_is_a_tight_upper_bound(box, batch_size, mirror, slabs):
     network = torch.nn.Conv3d(1, 20, 1).requires_grad_(False)
