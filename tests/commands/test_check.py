@@ -30,7 +30,7 @@ def test_findings_are_grouped_by_case_with_exit_code_1(check, tmp_path, capsys):
         "case_01",
         "case_02",
         "3 cases, 3 problems in 2 cases",
-        "NIfTI, 12 x 10 x 8 voxels of 1 x 1 x 2 mm; channels MRI; classes background, front, back",
+        "NIfTI, 16 x 16 x 16 voxels of 1 x 1 x 2 mm; channels MRI; classes background, front, back",
     ]
     start = lines.index("case_01")
     assert lines[start + 1].startswith("  labelsTr/case_01.nii.gz has spacing 1 x 1 x 3 mm")

@@ -33,11 +33,11 @@ def experiment(folder):
 def test_a_constant_nonzero_border_is_planned_as_background(tmp_path, monkeypatch, capsys):
     write_nnunet(tmp_path / "data", 3)
     for n, file in enumerate(sorted((tmp_path / "data" / "imagesTr").iterdir())):
-        framed = np.full((16, 14, 12), -3.5 - n, np.float32)
-        framed[3:15, 2:12, 2:10] = make_image(n)
+        framed = np.full((20, 20, 20), -3.5 - n, np.float32)
+        framed[2:18, 2:18, 2:18] = make_image(n)
         save_volume(file, framed)
     for n, file in enumerate(sorted((tmp_path / "data" / "labelsTr").iterdir())):
-        save_volume(file, np.pad(make_label(n), ((3, 1), (2, 2), (2, 2))))
+        save_volume(file, np.pad(make_label(n), 2))
     monkeypatch.chdir(tmp_path)
     words = ["data=nnunet", "data.root=data", "budget_gib=4", *SMALL]
     words += ["data.patch_size=[8,8,8]", "data.batch_size=2"]

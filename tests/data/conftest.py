@@ -9,6 +9,11 @@ from unet3d.data.preprocessing.statistics import Statistics
 
 
 @pytest.fixture
+def voxels():
+    return np.random.default_rng(0).integers(0, 999, (10, 9, 7)).astype(np.int16)
+
+
+@pytest.fixture
 def volumes(tmp_path):
     """Three cached volumes of different sizes with two foreground classes each."""
     volumes, rng = [], np.random.default_rng(0)

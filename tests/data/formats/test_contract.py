@@ -1,13 +1,11 @@
 """What every format must do, and reading labels of any format."""
 
-import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from packaging.requirements import Requirement
 
 from tests.contract.helpers.datasets import save
 from tests.data.helpers.formats import (
@@ -49,11 +47,6 @@ WRITERS = {
 }
 
 every_format = pytest.mark.parametrize("name", WRITERS)
-
-
-@pytest.fixture
-def voxels():
-    return np.random.default_rng(0).integers(0, 1000, (10, 9, 7)).astype(np.uint16)
 
 
 @pytest.fixture
@@ -161,21 +154,21 @@ def test_labels_are_refused_by_a_format_that_cannot_hold_their_grid(tmp_path, la
 
 
 @pytest.mark.parametrize(
-    ("name", "package", "extra"),
-    [("a.nrrd", "SimpleITK", "itk"), ("a", "pydicom", "dicom"), ("a.dcm", "highdicom", "dicom")],
+    ("name", "package", "needed"),
+    [
+        ("a.nrrd", "SimpleITK", "SimpleITK"),
+        *(("a", "pydicom", "pydicom highdicom"), ("a.dcm", "highdicom", "pydicom highdicom")),
+    ],
 )
 def test_a_missing_package_is_one_line_with_the_packages_to_install(
-    tmp_path, voxels, name, package, extra, monkeypatch
+    tmp_path, voxels, name, package, needed, monkeypatch
 ):
     if name in WRITERS:
         write(tmp_path, name, voxels)
     else:
         (tmp_path / name).write_bytes(b"x")
     monkeypatch.setitem(__import__("sys").modules, package, None)
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    needed = [Requirement(line).name for line in project["optional-dependencies"][extra]]
-    command = f"needs {', '.join(needed)}: pip install {' '.join(needed)} \\("
-    with pytest.raises(UsageError, match=command):
+    with pytest.raises(UsageError, match=f"needs .*: pip install {needed} \\("):
         read_header(tmp_path / name)
 
 

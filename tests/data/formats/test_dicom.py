@@ -23,11 +23,6 @@ OBLIQUE = turn(0.7, 0.8, 2.5)
 
 
 @pytest.fixture
-def voxels():
-    return np.random.default_rng(0).integers(0, 999, (10, 9, 7)).astype(np.int16)
-
-
-@pytest.fixture
 def labels():
     labels = np.zeros((10, 9, 7), np.uint8)
     labels[2:5, 3:8, 2:4], labels[6:8, 1:3, 3:5] = 1, 3

@@ -11,11 +11,6 @@ from unet3d.errors import UsageError
 OBLIQUE = turn(0.7, 0.8, 2.5)
 
 
-@pytest.fixture
-def voxels():
-    return np.random.default_rng(0).integers(0, 99, (9, 8, 7)).astype(np.int16)
-
-
 def test_vectors_and_a_fourth_axis_are_channels_and_simpleitks_image_counts_as_memory(tmp_path):
     voxels, file = np.random.default_rng(0).random((3, 7, 8, 9)), tmp_path / "a.nrrd"
     vectors = SimpleITK.GetImageFromArray(np.moveaxis(voxels, 0, -1), isVector=True)

@@ -4,7 +4,8 @@ import nibabel
 import numpy as np
 import pytest
 
-from tests.data.helpers.datasets import make_image, save_volume
+from tests.contract.helpers.datasets import save as save_volume
+from tests.data.helpers.cases import noise
 from unet3d.data.formats.nifti import open_probability_file
 from unet3d.data.formats.volumes import read_header, read_volume, write_labels
 
@@ -51,7 +52,7 @@ def test_probabilities_are_written_through_a_memory_map(image, tmp_path):
 @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
 @pytest.mark.parametrize("slope", [None, 0.37])
 def test_values_match_nibabel_and_integers_stay_integers_without_scaling(tmp_path, name, slope):
-    written = nibabel.Nifti1Image((make_image(0, (5, 6, 7, 2)) * 3).astype(np.int16), np.eye(4))
+    written = nibabel.Nifti1Image((noise(5, 6, 7, 2) * 3).astype(np.int16), np.eye(4))
     written.header.set_slope_inter(slope, None if slope is None else -11.3)
     nibabel.save(written, tmp_path / name)
     channels, _ = read_volume(tmp_path / name)

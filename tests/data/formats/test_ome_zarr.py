@@ -10,11 +10,6 @@ from unet3d.errors import UsageError
 AFFINE = np.diag([0.0005, 0.0005, 0.002, 1.0])
 
 
-@pytest.fixture
-def voxels():
-    return np.random.default_rng(0).integers(0, 99, (9, 8, 7)).astype(np.uint16)
-
-
 def edit(folder, change):
     """Change the first image of an OME-Zarr 0.5."""
     content = json.loads((folder / "zarr.json").read_text())

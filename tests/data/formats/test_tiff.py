@@ -43,15 +43,6 @@ def test_channels_and_colors_are_channels(tmp_path, axes, shape):
         np.testing.assert_array_equal(read_volume(tmp_path / "a.tif")[0], voxels.transpose(order))
 
 
-def test_the_spacing_of_imagej_is_read(tmp_path, stack):
-    metadata = {"spacing": 2, "unit": "um", "axes": "ZYX"}
-    options = {"imagej": True, "resolution": (2, 4), "metadata": metadata}
-    tifffile.imwrite(tmp_path / "a.tif", stack, **options)
-    header = read_header(tmp_path / "a.tif")
-    assert header.spacing_mm == pytest.approx((5e-4, 2.5e-4, 2e-3), rel=1e-6)
-    assert header.assumption is None
-
-
 def test_the_spacing_of_ome_is_read_and_written_exactly(tmp_path, stack):
     metadata = {"axes": "ZYX"}
     for axis, size in zip("XYZ", (0.1234567890123, 0.3, 1.7), strict=True):

@@ -1,7 +1,6 @@
 import pytest
 
 from tests.data.helpers.datasets import make_image, make_label, save_volume, write_pairs
-from unet3d.data.checks import check_headers
 from unet3d.data.layouts.pairs import Pairs
 from unet3d.errors import UsageError
 
@@ -9,19 +8,6 @@ from unet3d.errors import UsageError
 def make_layout(root, **options):
     defaults = {"images": "images/*.nii.gz", "labels": "labels/*.nii.gz", "num_classes": 3}
     return Pairs(str(root), **{**defaults, "channels": None, "classes": None, **options})
-
-
-def test_images_and_labels_are_paired_by_the_wildcard(tmp_path):
-    layout = make_layout(write_pairs(tmp_path, 3))
-    cases = layout.list_cases()
-    assert [case.name for case in cases] == ["case_00", "case_01", "case_02"]
-    assert cases[1].images == (tmp_path / "images" / "case_01.nii.gz",)
-    assert cases[1].label == tmp_path / "labels" / "case_01.nii.gz"
-    assert check_headers(cases, channels=1) == layout.find_problems() == []
-    missing = [tmp_path / "images" / "case_00.nii.gz", tmp_path / "labels" / "case_02.nii.gz"]
-    for file in missing:
-        file.unlink()
-    assert [f.file for f in check_headers(layout.list_cases(), channels=1)] == missing
 
 
 def test_classes_and_channels_are_named_or_numbered(tmp_path):

@@ -47,14 +47,6 @@ def test_deferred_augmentation_gives_the_same_batches(volumes):
     assert_equal(load_epochs(deferred, 0, 1), load_epochs(make_loader(volumes), 0, 1))
 
 
-def test_the_epoch_can_be_set_after_the_iterator_is_created(volumes):
-    """Lightning does so when it resumes."""
-    loader = make_loader(volumes)
-    iterator = iter(loader)
-    loader.load_state_dict({"epoch": 4, "batch": 0})
-    assert_equal(list(iterator), load_epochs(make_loader(volumes), 4))
-
-
 def test_a_fetched_batch_comes_next_and_none_is_lost(volumes):
     expected = load_epochs(make_loader(volumes), 0)
     loader, batches = make_loader(volumes), []

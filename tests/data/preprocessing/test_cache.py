@@ -17,7 +17,6 @@ from unet3d.data.preprocessing.cache import (
     preprocess_all,
 )
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.types import IGNORE_LABEL
 
 
 def test_a_case_is_preprocessed_once_until_its_file_or_the_settings_change(tmp_path):
@@ -34,16 +33,6 @@ def test_a_case_is_preprocessed_once_until_its_file_or_the_settings_change(tmp_p
     assert preprocess(copied, tmp_path).folder == first.folder
     changed = write_case(tmp_path, noise(12, 10, 8) * 2)
     assert preprocess(changed, tmp_path) != first
-
-
-def test_ignored_voxels_become_the_ignore_label_and_no_class(tmp_path):
-    label = np.zeros((8, 8, 8), np.int16)
-    label[0], label[1] = -1, 7
-    case = write_case(tmp_path, noise(8, 8, 8), label)
-    volume = preprocess(case, tmp_path, ignore_labels=(-1, 7))
-    assert (volume.label[:2] == IGNORE_LABEL).all()
-    assert not volume.label[2:].any()
-    assert volume.classes == set()
 
 
 @pytest.mark.parametrize("spacing_mm", [None, (0.5, 1.0, 2.0), (2.0, 2.0, 2.0)])
