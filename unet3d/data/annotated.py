@@ -74,11 +74,6 @@ def read_annotations(key: str, value: Any, classes: Sequence[str]) -> Annotation
     if isinstance(value, str):
         file = Path(value)
         value = load_json_object(file, f"{key}: no file {file.absolute()}")
-    if not isinstance(value, Mapping) or not value:
-        raise UsageError(
-            f"{key} must be patterns of case names with the classes that they annotate, as in "
-            f"{key}={{liver_*:[liver]}}, or a JSON file of these; got {value!r}"
-        )
     unknown = {}
     for pattern, annotated in value.items():
         names = annotated if isinstance(annotated, list) else [annotated]

@@ -24,6 +24,7 @@ from unet3d.report.evaluation import (
     write_csv,
 )
 from unet3d.report.run_report import collect_versions, write_report
+from unet3d.text import join_first
 
 AFFINE_TOLERANCE_MM = 1e-3  # affines that differ by more are different grids
 SAME_GRID = "both must be on the same voxel grid; resample the prediction to the reference's grid"
@@ -165,7 +166,7 @@ class Evaluation:
         known = self.names.known_labels if self.names else None
         unknown = sorted(c for c in labels if c < 0 or (known is not None and c not in known))
         if unknown:
-            listed = ", ".join(map(str, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+            listed = join_first(list(map(str, unknown)))
             expected = "0 or above" if known is None else ", ".join(map(str, sorted(known)))
             raise UsageError(f"{file}: labels must be {expected}, it holds {listed}")
         return labels
