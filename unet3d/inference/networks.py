@@ -133,9 +133,7 @@ def measure_window_memory(
         nonlocal output_bytes
         output_bytes += output.nbytes if isinstance(output, Tensor) else 0
 
-    hook = register_module_forward_hook(
-        count
-    )  # a global hook: a hook on a module would disable fused blocks
+    hook = register_module_forward_hook(count)  # one of a module would disable fused blocks
     meter, num_outputs = PeakMeter(), 0
     if device.type == "cuda":
         torch.cuda.empty_cache()

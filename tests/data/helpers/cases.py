@@ -17,12 +17,6 @@ def write_case(folder, image, label=None, affine=None, name="case"):
     return Case(name=name, images=(image_file,), label=label_file)
 
 
-def flip_bit(file, position=-9):
-    content = bytearray(file.read_bytes())
-    content[position] ^= 0x10
-    file.write_bytes(content)
-
-
 def noise(*size, mean=5.0):
     return np.random.default_rng(0).normal(mean, 2, size).astype(np.float32)
 

@@ -19,7 +19,7 @@ def load(layout):
     )
 
 
-def test_volumes_are_nifti_files_that_are_written_once(tmp_path):
+def test_volumes_are_written_once_and_not_in_a_folder_with_other_data(tmp_path):
     first = Synthetic(str(tmp_path), **SETTINGS).list_cases()[0]
     image = nibabel.load(first.images[0])
     assert image.shape == (48, 48, 24)
@@ -27,12 +27,7 @@ def test_volumes_are_nifti_files_that_are_written_once(tmp_path):
     written = first.images[0].stat().st_mtime_ns
     again = Synthetic(str(tmp_path), **SETTINGS).list_cases()[0]
     assert again.images[0].stat().st_mtime_ns == written
-    assert [p.name[0] for p in tmp_path.iterdir()] != ["."]
-
-
-def test_volumes_are_not_generated_in_a_folder_with_other_data(tmp_path):
-    for change in ({}, {"seed": 1}):  # another generated dataset is no obstacle
-        Synthetic(str(tmp_path), **{**SETTINGS, **change}).describe()
+    Synthetic(str(tmp_path), **{**SETTINGS, "seed": 1}).describe()  # this one is no obstacle
     (tmp_path / "imagesTr").mkdir()
     Synthetic(str(tmp_path), **SETTINGS).describe()
     with pytest.raises(UsageError, match="holds imagesTr, and volumes would be generated there"):

@@ -150,7 +150,13 @@ class Augment:
             (self.brightness_p, 1, self.brightness, lerp, torch.mul),
             (self.contrast_p, 1, self.contrast, lerp, scale_contrast),
             (self.low_resolution_p, 0.5, self.low_resolution, lerp, simulate_low_resolution),
-            (self.inverted_gamma_p, 1, self.gamma, log_lerp, apply_inverted_gamma),
+            (
+                self.inverted_gamma_p,
+                1,
+                self.gamma,
+                log_lerp,
+                lambda x, power: -apply_gamma(-x, power),
+            ),
             (self.gamma_p, 1, self.gamma, log_lerp, apply_gamma),
         ):
             number, *numbers = rng.random(1 + len(image)).tolist()
@@ -163,11 +169,6 @@ class Augment:
                         channels[c] = change(channels[c], strength)
                 image = torch.stack(channels)
         return image
-
-
-def apply_inverted_gamma(channel: Tensor, power: float) -> Tensor:
-    """Apply a gamma correction to the negative of a channel."""
-    return -apply_gamma(-channel, power)
 
 
 def lerp(span: Sequence[float], weight: float) -> float:
