@@ -45,12 +45,7 @@ SHARED_TAGS = (
 )
 """What is the same in all images of a volume."""
 
-TAGS = [
-    *("SOPClassUID", "SeriesDescription", "Modality", "SliceThickness", "NumberOfFrames"),
-    *("RescaleSlope", "RescaleIntercept", *GEOMETRY_TAGS, *SHARED_TAGS),
-]
-"""What a header needs of each image."""
-
+MAX_FIELD_BYTES = 2**10  # of a field that is read with a header
 MAX_TURN = 1e-3  # tolerated difference between the components of two orientations
 GAP_TOLERANCE = 0.02  # tolerated difference between distances of slices, as a fraction of them
 HEAD_BYTES = 512  # bytes at a file's start that name its class
@@ -101,7 +96,7 @@ class Dicom(VolumeFormat):
         logging.getLogger("highdicom").setLevel(logging.WARNING)  # it tells every step
         planes = labels.T  # in the order of the slices
         if like.is_dir():
-            sources = [dataset for _, dataset in read_series_header(like, tags=None).images]
+            sources = [dataset for _, dataset in read_series_header(like).images]
             if sources[0].get("SliceThickness") is None:  # may be empty; highdicom needs a number
                 sources[0].SliceThickness = np.linalg.norm(grid.affine[:3, 2])
         else:
@@ -185,15 +180,14 @@ def read_dataset(file: Path, **options: Any) -> Any:
     return pydicom.dcmread(file, **options)
 
 
-def read_series_header(folder: Path, tags: Sequence[str] | None = TAGS) -> SeriesHeader:
+def read_series_header(folder: Path) -> SeriesHeader:
     """Read the headers of the images of a folder, and sort them along the axis of the slices.
 
-    `tags` are the fields that are read; None: all. The type is float32 if any slice is scaled.
+    The type is float32 if any slice is scaled. Long private fields are not kept in memory.
     """
-    options = {} if tags is None else {"specific_tags": list(tags)}
     found: dict[tuple[str, ...], list[tuple[Path, Any]]] = {}
     for file in list_dicom_files(folder):
-        dataset = read_dataset(file, stop_before_pixels=True, **options)
+        dataset = read_dataset(file, stop_before_pixels=True, defer_size=MAX_FIELD_BYTES)
         if "Rows" not in dataset:  # a report or a presentation state
             continue
         for tag in GEOMETRY_TAGS:
