@@ -1,12 +1,12 @@
 """Train and evaluate from Python, as the commands do."""
 
 import io
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from unet3d.commands.train import train as run_training
 from unet3d.config.compose import replace_values, to_yaml_literal
@@ -111,24 +111,15 @@ def evaluate(
         workers: cases that are scored in parallel.
         allow_targets: not needed: metrics may be of any package.
     """
-    values = {key: to_plain(value) for key, value in dict(locals()).items() if key != "metrics"}
+    given = {key: value for key, value in dict(locals()).items() if key != "metrics"}
+    values = json.loads(json.dumps(given, default=str))  # as a config holds them: paths are text
     chosen = [f"metrics=[{','.join(metrics)}]"] if metrics else []
     required = ["predictions=null", "references=null", "output=null"]
     composed, _ = compose_api_config("evaluate", [*required, *chosen])
     settings = read_config(replace_values(composed, values))
-    given = [f"{k}={to_yaml_literal(v)}" for k, v in values.items() if v is not None and v != []]
-    command = replace(composed.composition, overrides=(*given, *chosen)).format_command()
+    words = [f"{k}={to_yaml_literal(v)}" for k, v in values.items() if v is not None and v != []]
+    command = replace(composed.composition, overrides=(*words, *chosen)).format_command()
     return run_evaluation(build_evaluation(replace(settings, command=command)))
-
-
-def to_plain(value: Any) -> Any:
-    """Return mappings, sequences and paths as a config holds them."""
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, Path):
-        return str(value)
-    is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
-    return [to_plain(item) for item in value] if is_sequence else value
 
 
 class LineWriter(io.TextIOBase):
