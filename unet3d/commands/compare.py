@@ -9,7 +9,7 @@ from typing import Literal
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import read_settings
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, summarize_error
 from unet3d.files import write_figure, write_output
 from unet3d.report.comparison import (
     AGAINST_BEST,
@@ -21,7 +21,7 @@ from unet3d.report.comparison import (
     group_by_data,
     make_comparison_rows,
     plot_runs,
-    try_write_comparison_page,
+    write_comparison_page,
 )
 from unet3d.text import format_columns
 
@@ -40,9 +40,6 @@ class CompareConfig:
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Print the comparison; return 1 if an argument is not a run."""
     settings = read_settings(CompareConfig, composed.config)
-    for path in settings.runs:
-        if not path.exists():
-            raise UsageError(f"{path} does not exist")
     runs, errors = find_runs(settings.runs)
     if not runs:
         raise UsageError("; ".join(errors))
@@ -55,8 +52,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         write_figure(plot_runs(runs), settings.figure)
         print(settings.figure, file=sys.stderr)
     if settings.report is not None:
-        written = try_write_comparison_page(runs, settings.report, settings.runs, errors)
-        print(written, file=sys.stderr)
+        write_comparison_page(runs, settings.report, settings.runs, errors)
+        print(settings.report, file=sys.stderr)
     return 1 if errors else 0
 
 
@@ -76,11 +73,12 @@ def print_sweep_summary(folder: Path) -> None:
     if len(runs) < 2:
         return
     print("\n" + format_comparison(runs))
-    if any(run.headline_metrics.get("dice") is not None for run in runs):
-        figure = folder / "comparison.png"
-        try:
+    figure, page = folder / "comparison.png", folder / "comparison.html"
+    try:
+        if any(run.has_costs for run in runs):
             write_figure(plot_runs(runs), figure)
             print(figure)
-        except (OSError, UsageError) as reason:
-            print(f"no figure: {reason}")
-    print(try_write_comparison_page(runs, folder / "comparison.html", [folder], []))
+        write_comparison_page(runs, page, [folder], [])
+        print(page)
+    except OSError as error:
+        print(f"the comparison was not written: {summarize_error(error)}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unet3d.errors import UsageError, summarize_error
+from unet3d.errors import UsageError
 from unet3d.files import read_json, write_text
 from unet3d.metric.bootstrap import compute_bootstrap_means
 from unet3d.report.figures import Points, add_legend, plot_curves, to_svg
@@ -299,16 +299,12 @@ def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     ]
 
 
-def try_write_comparison_page(
+def write_comparison_page(
     runs: Sequence[RunSummary], path: Path, compared: Sequence[Path], problems: Sequence[str]
-) -> str:
-    """Write the page and return its path, or in one line what prevented that."""
+) -> None:
+    """Write the page of a comparison of what these paths hold."""
     command = join(["unet3d", "compare", *map(str, compared)])
-    try:
-        write_text(path, render_comparison(runs, problems=problems, command=command))
-    except Exception as error:  # the comparison itself has been printed
-        return f"{path} was not written: {summarize_error(error)}"
-    return str(path)
+    write_text(path, render_comparison(runs, problems=problems, command=command))
 
 
 def render_comparison(runs: Sequence[RunSummary], *, problems: Sequence[str], command: str) -> str:
