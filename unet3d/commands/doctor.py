@@ -20,7 +20,6 @@ from unet3d import __version__
 from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.config.fields import number, read_settings
 from unet3d.cpp_kernels import find_compiler
-from unet3d.data.config import DataConfig
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import find_existing_dir, write_output
 from unet3d.machine import (
@@ -100,7 +99,8 @@ def measure_and_save_benchmark(settings: DoctorConfig) -> int:
     if device == "cuda" and all(word.partition("=")[0] in KEYS for word in words):
         training = parse_train_config(compose_config(BENCHMARK_JOB, "doctor"))
     machine = describe_machine(torch.device(device))
-    file = settings.output or Path(make_file_name(machine))
+    name = "-".join(machine.get("gpu", device).lower().split())
+    file = settings.output or Path(f"unet3d-benchmark-{name}.json")
     result = run_benchmark(
         training.step,
         machine,
@@ -194,11 +194,8 @@ def describe_software() -> dict[str, Any]:
 
 
 def get_cudnn_version() -> str | None:
-    """Return cuDNN's version with dots: 91002 is 9.10.2; None if torch does not take it."""
-    try:
-        number = torch.backends.cudnn.version()
-    except RuntimeError:
-        return None
+    """Return cuDNN's version with dots: 91002 is 9.10.2."""
+    number = torch.backends.cudnn.version()
     return None if number is None else f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
 
 
@@ -284,9 +281,7 @@ def inspect_run(
                 problems += [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []
                 largest = find_largest_batch(step, run.available) if cuda else None
                 run.largest_batch = None if largest is None else largest[0]
-        problems += find_performance_problems(
-            settings.data, precision, device, machine, requested=requested
-        )
+        problems += find_performance_problems(settings, precision, device, machine)
     return run, sorted(problems, key=lambda problem: not problem.is_fatal)
 
 
@@ -303,17 +298,10 @@ def collect_errors(problems: list[Problem]) -> Generator[None]:
 
 
 def find_performance_problems(
-    data: DataConfig,
-    precision: Precision,
-    device: str,
-    machine: Mapping[str, Any],
-    *,
-    requested: str,
+    settings: TrainConfig, precision: Precision, device: str, machine: Mapping[str, Any]
 ) -> list[Problem]:
-    """Return what would make a run slower or smaller than it could be.
-
-    `requested` is the user's trainer.accelerator, which is auto by default.
-    """
+    """Return what would make a run slower or smaller than it could be."""
+    data, requested = settings.data, settings.step.accelerator
     cores, software = machine["system"]["cores"], machine["software"]
     messages = [describe_missing_kernels(device)]
     if device == "cpu":
@@ -327,8 +315,9 @@ def find_performance_problems(
     if device == "cuda":
         messages.append(describe_missing_triton(software))
         for gpu in machine["gpus"]:
-            names = ("held_by_others", "total", "free")
-            held, total, free = (format_bytes(gpu[name]) for name in names)
+            held, total, free = map(
+                format_bytes, (gpu[k] for k in ("held_by_others", "total", "free"))
+            )
             if gpu["held_by_others"]:
                 messages.append(
                     f"other processes hold {held} of GPU {gpu['index']}'s {total}: {free} are free "
@@ -371,13 +360,3 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     facts |= {name: software[name] for name in ("torch", "cuda", "cudnn")}
     facts |= {"triton": software["packages"]["triton"], "threads": torch.get_num_threads()}
     return {"device": device.type, **facts}
-
-
-def make_file_name(machine: dict[str, Any]) -> str:
-    """Return a file name with the name of the device.
-
-    >>> make_file_name({"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3"})
-    'unet3d-benchmark-nvidia-h100-80gb-hbm3.json'
-    """
-    device = machine.get("gpu") or machine["device"]
-    return f"unet3d-benchmark-{'-'.join(device.lower().split())}.json"
