@@ -37,6 +37,7 @@ def test_flags_of_hydra_are_accepted_before_and_after_overrides():
         ("train +model.foo=1", "unexpected keyword argument 'foo'"),
         ("train data.cache=/proc/x", "/proc/x: No such file"),
         ("train data.regions={a:[1,2],b:[3]}", "a must have exactly one label that no later"),
+        ("check data=nnunet", "data.root must be given: data.root=... ("),
         ("doctor trainer=3", "Hydra cannot run this"),
         ("check data.root=scans", "scans: File exists: remove or rename it, or choose another"),
     ],

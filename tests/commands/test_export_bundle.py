@@ -100,6 +100,7 @@ def run_here(bundle: Path, monkeypatch, *words: object) -> None:
     runpy.run_path(str(bundle / "scripts" / "predict.py"), run_name="__main__")
 
 
+@pytest.mark.parametrize("exported", ["regions"], indirect=True)
 def test_the_script_needs_numpy_nibabel_and_onnxruntime(exported, scan, tmp_path):
     run_alone(exported[0], SCRIPT, scan, tmp_path / "labels.nii.gz", without="torch")
     check_labels(tmp_path / "labels.nii.gz", exported)

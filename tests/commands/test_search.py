@@ -30,21 +30,6 @@ def read_trials(folder):
     return json.loads((folder / "search" / "search.json").read_text())["trials"]
 
 
-@pytest.mark.slow
-def test_a_search_goes_on_with_more_trials(search, tmp_path, capsys):
-    assert search("trials=2", "prune=false") == 0
-    assert "Pareto-optimal in Dice, peak memory and step time" in capsys.readouterr().out
-    first = read_trials(tmp_path)
-    assert search("trials=3", "prune=false") == 0
-    assert "\ntrial 0: " not in capsys.readouterr().out  # it is complete
-    trials = read_trials(tmp_path)
-    assert (trials[:2], len(trials)) == (first, 3)
-    assert (tmp_path / "search" / "trial-002" / "report.json").exists()
-    for trial in trials:
-        assert {*trial["values"]} == {"pool", "optimizer.lr", "model.width"}
-        assert 1e-3 <= trial["values"]["optimizer.lr"] <= 3e-2
-
-
 def interrupt_in_validation(monkeypatch, count):
     """Send SIGTERM in a validation, counted over the whole search."""
     from unet3d.training.callbacks.resume_state import ResumeState
@@ -119,13 +104,17 @@ def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, mon
     assert "not trained: a step is estimated to need 1.0 GiB" in capsys.readouterr().out
 
 
-def test_another_search_needs_another_folder(search, monkeypatch, capsys):
+def test_a_search_goes_on_with_more_trials_and_another_one_needs_another_folder(
+    search, monkeypatch, capsys
+):
     def train(settings, folder, signals, callbacks, log):
         callbacks[0].report(1, 0.5)
 
     monkeypatch.setattr("unet3d.commands.search.train", train)
     assert search("trials=1") == 0
+    assert "\ntrial 0: " in capsys.readouterr().out
     assert search("trials=2") == 0
+    assert "\ntrial 0: " not in capsys.readouterr().out
     assert search("trials=3", "space={pool:[max,median]}") == 2
     assert "holds a search with space" in capsys.readouterr().err
     assert search("trials=3", "seed=1") == 2

@@ -114,19 +114,6 @@ def test_types_are_those_of_the_selected_option():
         check_config(composed, [])
 
 
-@pytest.mark.parametrize(
-    ("command", "overrides", "message"),
-    [
-        ("train", ["data=nnunet"], "data.root must be given: data.root=... ("),
-        ("predict", [], "checkpoint, input, output must be given: checkpoint=... input=..."),
-    ],
-)
-def test_missing_keys_are_named_together_and_a_single_one_is_described(command, overrides, message):
-    with pytest.raises(UsageError) as caught:
-        check_config(compose_config(overrides, command), [])
-    assert str(caught.value).startswith(message)
-
-
 def test_a_command_that_reads_no_dataset_needs_no_data_root():
     check_config(compose_config(["data=nnunet"], "memory"), [])
 

@@ -31,11 +31,11 @@ def make_nnunet(conv, norm, *, residual=False, deep=False):
     )
 
 
-def make_wolny(name):
+def make_wolny():
     from pytorch3dunet.unet3d import model
 
     options = {"f_maps": 8, "num_groups": 4, "num_levels": 3, "is_segmentation": False}
-    return getattr(model, name)(1, 3, final_sigmoid=False, **options)
+    return model.ResidualUNetSE3D(1, 3, final_sigmoid=False, **options)
 
 
 NETWORKS = {
@@ -47,8 +47,7 @@ NETWORKS = {
         lambda: make_nnunet(nn.Conv3d, nn.InstanceNorm3d, residual=True, deep=True),
         CUBE,
     ),
-    "pytorch-3dunet UNet3D": (lambda: make_wolny("UNet3D"), CUBE),
-    "pytorch-3dunet ResidualUNetSE3D": (lambda: make_wolny("ResidualUNetSE3D"), CUBE),
+    "pytorch-3dunet ResidualUNetSE3D": (make_wolny, CUBE),
 }
 
 
