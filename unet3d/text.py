@@ -1,6 +1,5 @@
 """Format names, bytes, counts and tables for people to read."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,15 +19,6 @@ def escape_unprintable(text: str, keep: str = "") -> str:
     return "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
-
-
-def escape_markdown(text: str) -> str:
-    r"""Return text that Markdown shows as it is, in one line.
-
-    >>> print(escape_markdown("<img> [a](b) | left_lung"))
-    \<img\> \[a\](b) \| left_lung
-    """
-    return re.sub(r"([\\`*<>\[\]|&!])", r"\\\1", escape_unprintable(text))
 
 
 def escape_mathtext(text: str) -> str:

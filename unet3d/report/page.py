@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from unet3d.text import escape_markdown, pluralize
+from unet3d.text import pluralize
 
 MAX_BYTES = 5_000_000  # size limit of a report, so that it can be sent by mail
 PICTURES_SHARE = 0.25  # of these bytes, for pictures of the worst cases; the viewer gets the rest
@@ -44,4 +44,4 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters |= {"score": format_score, "pluralize": pluralize, "md": escape_markdown}
+ENVIRONMENT.filters |= {"score": format_score, "pluralize": pluralize}

@@ -16,7 +16,7 @@ from unet3d import __version__
 from unet3d.files import atomic_write
 from unet3d.report.evaluation import make_score_cards, make_scores
 from unet3d.report.figures import Points, plot_curves, to_svg
-from unet3d.report.page import ENVIRONMENT
+from unet3d.report.page import render_page
 from unet3d.report.slices import get_class_colors
 from unet3d.text import MIB, format_bytes, format_columns, pluralize
 
@@ -287,9 +287,7 @@ def make_model_card(
             if report is not None
         ],
     }
-    # The template escapes names, which may be those of a stranger's dataset, for Markdown.
-    template = ENVIRONMENT.overlay(autoescape=False).get_template("model_card.md.jinja")
-    return template.render(content) + "\n"
+    return render_page("model_card.md.jinja", **content) + "\n"
 
 
 def describe_training(metadata: Mapping[str, Any]) -> str:
