@@ -45,13 +45,10 @@ def test_every_flipped_bit_that_changes_the_content_is_detected(tmp_path):
         assert loaded["name"] == content["name"]
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", [1, 2]])
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint"])
 def test_a_file_that_is_not_a_checkpoint_is_rejected_by_name(tmp_path, content):
     path = tmp_path / "x.ckpt"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
+    path.write_bytes(content)
     with pytest.raises(UsageError, match=r"x\.ckpt"):
         load_checkpoint(path)
 

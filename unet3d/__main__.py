@@ -67,12 +67,9 @@ def handle_arguments(args: Sequence[str]) -> int:
         return 2
     from unet3d import app  # imports Hydra
 
-    needs_help = {"-h", "--help"} & set(rest)
-    return (
-        app.print_help(command, COMMANDS[command], rest)
-        if needs_help
-        else app.run_app(command, rest)
-    )
+    if {"-h", "--help"} & set(rest):
+        return app.print_help(command, COMMANDS[command], rest)
+    return app.run_app(command, rest)
 
 
 def format_help() -> str:

@@ -119,9 +119,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
     reports: dict[Path, Mapping[str, Any]] = {}
     problems = []
     for path in paths:
-        files = [path / "report.json"]
-        if not files[0].is_file():
-            files = sorted(path.rglob("report.json"))
+        files = sorted(path.rglob("report.json"))
         if not files:
             problems.append(
                 f"{path}: no report.json in this folder or below: give run folders, or folders "
