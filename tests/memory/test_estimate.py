@@ -39,19 +39,6 @@ def test_the_peak_includes_workspaces_and_most_activations_are_at_full_resolutio
     assert 0.6 < forum.levels[0] / sum(forum.levels.values()) < 0.8
 
 
-def test_gradients_are_freed_before_the_next_forward(composed):
-    words = "model.width=32", "data.patch_size=[8,8,8]", "data.batch_size=1"
-    estimate = estimate_configured_step(composed(*words).step)
-
-    def count_gradient_bytes(phase):
-        (*_, start) = (p.start for p in estimate.trace.phases if p.phase == phase)
-        live = estimate.find_live_blocks(start + 2)
-        return sum(block.nbytes for block in live if block.kind == "gradients")
-
-    assert count_gradient_bytes("forward") == 0
-    assert count_gradient_bytes("optimizer") == 4 * estimate.parameters
-
-
 def test_savings_are_ranked_by_size(composed):
     words = ["data.patch_size=[32,32,32]", "model.width=32", "model.depth=2"]
     request = composed("trainer.accelerator=auto", *words)
