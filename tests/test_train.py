@@ -59,8 +59,8 @@ def test_a_signal_after_the_last_step_puts_the_evaluation_off(unet3d, monkeypatc
         pytest.param(["precision=16-true", "trainer.accelerator=gpu"], marks=pytest.mark.gpu),
     ],
 )
-def test_pure_half_precision_trains_fifty_steps_without_nan(composed, tmp_path, words):
-    overrides = ["model.norm=batch", "trainer.max_steps=50", "fold=none"]
+def test_pure_half_precision_trains_without_nan(composed, tmp_path, words):
+    overrides = ["model.norm=batch", "trainer.max_steps=20", "fold=none"]
     run = build_training(composed(*words, *overrides), tmp_path)
     run.trainer.fit(run.module, run.data)
     model = run.module.model
@@ -68,9 +68,9 @@ def test_pure_half_precision_trains_fifty_steps_without_nan(composed, tmp_path, 
     assert model.encoder[0].convs[0].norm.running_mean.dtype == torch.float32
     assert all(p.isfinite().all() for p in model.parameters())
     losses = [s.value for s in read_events(tmp_path).Scalars("train/loss")]
-    assert len(losses) == 50
+    assert len(losses) == 20
     assert math.isfinite(sum(losses))
-    assert sum(losses[-10:]) < sum(losses[:10])
+    assert sum(losses[-5:]) < sum(losses[:5])
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from unet3d.errors import UsageError
 from unet3d.training.callbacks.trials import PrunedTrialError
 
 SPACE = "space={pool:[max,avg],optimizer.lr:{low:1e-3,high:3e-2,log:true},model.width:[4,8]}"
-SHORT = ["trials=4", "startup=2", "prune_after=1", "trainer.max_steps=6", "logger=none"]
+SHORT = ["trials=3", "startup=2", "prune_after=1", "trainer.max_steps=6", "logger=none"]
 TINY = ["model.depth=2", "data.num_workers=0"]
 
 
