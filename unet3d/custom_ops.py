@@ -28,6 +28,8 @@ class CustomOp:
     def __init__(self, name: str, body: Callable[..., Any], mutates_args: Iterable[str] = ()):
         self.body = body
         self.op = torch.library.custom_op(name, body, mutates_args=tuple(mutates_args))
+        self.register_fake = self.op.register_fake  # what it returns for tensors without values
+        self.register_autograd = self.op.register_autograd
         self.list_temporaries: Callable[..., list[int]] = lambda *args: []
         update_wrapper(self, body)
         OPERATORS[name] = self
@@ -35,19 +37,9 @@ class CustomOp:
     def __call__(self, *args: Any) -> Any:
         return self.body(*args) if is_eager(args) else self.op(*args)
 
-    def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register what the operator returns for tensors without values."""
-        return self.op.register_fake(function)
-
     def register_temporaries(self, function: Callable[..., list[int]]) -> None:
         """Register the bytes of the tensors that the CUDA kernels allocate and free in a call."""
         self.list_temporaries = function
-
-    def register_autograd(
-        self, backward: Callable[..., Any], *, setup_context: Callable[..., None]
-    ) -> None:
-        """Register the operator's derivative."""
-        self.op.register_autograd(backward, setup_context=setup_context)
 
 
 def custom_op(name: str, *, mutates_args: Iterable[str] = ()) -> Callable[..., CustomOp]:
