@@ -2,7 +2,6 @@
 
 import pytest
 
-from unet3d.config.instantiate import read_factory
 from unet3d.config.keys import compose_api_config
 from unet3d.errors import UsageError
 from unet3d.training.config import parse_train_config
@@ -21,16 +20,6 @@ def compose(tmp_path):
         ].config
 
     return write_and_compose
-
-
-def test_an_option_may_name_any_class_and_function(compose):
-    config = compose(
-        "callbacks:\n"
-        "  best: {_target_: lightning.pytorch.callbacks.ModelCheckpoint, dirpath: a}\n"
-        "  encoded: {_target_: json.dumps, obj: {a: [1]}}"
-    )
-    assert type(read_factory(config, "callbacks.best")()).__name__ == "ModelCheckpoint"
-    assert read_factory(config, "callbacks.encoded")() == '{"a": [1]}'
 
 
 def test_an_option_may_configure_hydra_loggers_and_the_trainer(compose, tmp_path, monkeypatch):
