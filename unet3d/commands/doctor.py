@@ -183,7 +183,7 @@ def describe_software() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,  # that torch is built for
         "rocm": torch.version.hip,
-        "cudnn": get_cudnn_version(),
+        "cudnn": format_cudnn_version(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
         "driver": collect_env.get_nvidia_driver_version(collect_env.run),
         "cpu_compiler": find_program(find_compiler()),
@@ -193,7 +193,7 @@ def describe_software() -> dict[str, Any]:
     }
 
 
-def get_cudnn_version() -> str | None:
+def format_cudnn_version() -> str | None:
     """Return cuDNN's version with dots: 91002 is 9.10.2."""
     number = torch.backends.cudnn.version()
     return None if number is None else f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"

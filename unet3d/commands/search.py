@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -105,12 +106,12 @@ def read_space(space: Any) -> dict[str, Any]:
             "space must be keys with what to try, as in space={pool:[max,median]}, or a file of "
             f"these, got {space!r}"
         )
+    with explain_missing_packages("search", "optuna"):
+        import_module("optuna")
     distributions = {}
     for key, values in space.items():
         try:
             distributions[str(key)] = make_distribution(values)
-        except UsageError:  # Optuna is missing
-            raise
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 f"space.{key} must be a list of values, or {{low: NUMBER, high: NUMBER}} with "
@@ -121,14 +122,13 @@ def read_space(space: Any) -> dict[str, Any]:
 
 def make_distribution(values: Any) -> Any:
     """Return Optuna's distribution of the values of a list, or of the numbers of a range."""
-    with explain_missing_packages("search", "optuna"):
-        from optuna import distributions
+    from optuna import distributions
+
     if isinstance(values, list):
         return distributions.CategoricalDistribution(tuple(map(to_yaml_literal, values)))
     is_integer = isinstance(values["low"], int) and isinstance(values["high"], int)
-    if is_integer:
-        return distributions.IntDistribution(**values)
-    return distributions.FloatDistribution(**values)
+    kind = distributions.IntDistribution if is_integer else distributions.FloatDistribution
+    return kind(**values)
 
 
 def main(composed: ComposedConfig, folder: Path) -> int:

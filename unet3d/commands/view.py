@@ -80,10 +80,8 @@ def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolum
     }
     classes = find_classes(labels, list(volumes.values()))
     legend = [{"name": n, "color": c, "note": ""} for n, c in get_class_colors(classes).items()]
-    layers = {}
-    for name, volume in volumes.items():
-        numbers = reorient(make_class_map(volume, classes), axes, flips)
-        layers[name] = LabelLayer(labels=numbers, classes=legend)
+    maps = {n: reorient(make_class_map(v, classes), axes, flips) for n, v in volumes.items()}
+    layers = {name: LabelLayer(labels=numbers, classes=legend) for name, numbers in maps.items()}
     return CaseVolumes(
         name=image.name,
         title=", ".join(volumes) or "Image",

@@ -1,7 +1,6 @@
 """Show an evaluation: a CSV file, a table, box plots, its worst cases and its page."""
 
 import csv
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from unet3d.data.formats.volumes import is_volume, list_files_by_name, read_label_pair, read_volume
 from unet3d.data.preprocessing.channels import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError, summarize_error
-from unet3d.files import atomic_write, write_text
+from unet3d.files import atomic_write, read_json, write_text
 from unet3d.metric.scores import mask_ignored
 from unet3d.report.figures import to_svg
 from unet3d.report.page import MAX_BYTES, embed_pictures, format_score, render_page
@@ -236,7 +235,7 @@ def read_result(path: Path) -> dict[str, Any]:
             return {key: restore(inner) for key, inner in value.items()}
         return math.nan if value is None else value
 
-    result = json.loads(path.read_text("utf-8"))
+    result = read_json(path)
     return result | {key: restore(result[key]) for key in ("cases", "mean", "per_class")}
 
 
