@@ -94,7 +94,7 @@ def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, mon
         return {4: 2**20, 8: 2**30}[width]
 
     monkeypatch.setattr("unet3d.commands.search.estimate_run_bytes", predict)
-    assert search("budget_gib=0.5", "trials=12", "startup=4") == 0
+    assert search("budget_gib=0.5", "trials=6", "startup=4") == 0
     trials = read_trials(tmp_path)
     assert needed.keys() == {4, 8}
     for trial in trials:
