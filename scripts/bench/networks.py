@@ -15,6 +15,12 @@ from unet3d.pool.avg import AvgPool3d
 RESIDUAL_CHANNELS, BLOCKS = [32, 64, 128, 256, 320, 320], [1, 3, 4, 6, 6, 6]
 """Channels and residual blocks of the levels of ResEnc L."""
 
+LAYERS: dict[str, Any] = {
+    **{"conv_bias": True, "norm_op": nn.InstanceNorm3d, "norm_op_kwargs": {"affine": True}},
+    **{"nonlin": nn.LeakyReLU, "nonlin_kwargs": {"inplace": True}},
+}
+"""Layers as nnU-Net plans them."""
+
 RESIDUAL, PLAIN_CONV = "nnU-Net ResidualEncoderUNet", "nnU-Net PlainConvUNet"
 
 
@@ -34,23 +40,8 @@ class NnUNet(PlainConvUNet):
         strides: Sequence[Any],
         filters: Sequence[int],
     ):
-        levels = len(filters)
-        super().__init__(
-            input_channels=in_channels,
-            n_stages=levels,
-            features_per_stage=list(filters),
-            conv_op=nn.Conv3d,
-            kernel_sizes=list(kernel_size),
-            strides=list(strides),
-            n_conv_per_stage=2,
-            num_classes=out_channels,
-            n_conv_per_stage_decoder=2,
-            conv_bias=True,
-            norm_op=nn.InstanceNorm3d,
-            norm_op_kwargs={"eps": 1e-5, "affine": True},
-            nonlin=nn.LeakyReLU,
-            nonlin_kwargs={"inplace": True},
-        )
+        sizes = len(filters), list(filters), nn.Conv3d, list(kernel_size), list(strides)
+        super().__init__(in_channels, *sizes, 2, out_channels, 2, **LAYERS)
         self.apply(self.initialize)
 
 
@@ -81,9 +72,5 @@ def build_theirs(
     return kind(
         *(1, levels, channels, nn.Conv3d, 3, [1] + [2] * (levels - 1), blocks, 4),
         [decoder] * (levels - 1),
-        conv_bias=True,
-        norm_op=nn.InstanceNorm3d,
-        norm_op_kwargs={"affine": True},
-        nonlin=nn.LeakyReLU,
-        nonlin_kwargs={"inplace": True},
+        **LAYERS,
     )

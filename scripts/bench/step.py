@@ -128,6 +128,13 @@ def build_variant(make: Factory, channels_last: bool, compiled: bool) -> nn.Modu
     return model
 
 
+class TrainOnlyStep(TrainingStep):
+    """A step without validation: some networks reject small volumes."""
+
+    def validate(self, trace: Any) -> None:
+        """Do nothing."""
+
+
 def build_step(
     make: Factory, size: list[int], batch: int, precision: str, device: str
 ) -> TrainingStep:
@@ -136,7 +143,7 @@ def build_step(
     if device != "cpu":
         model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    return TrainingStep(
+    return TrainOnlyStep(
         model=model,
         loss=DiceCE().to(device),
         optimizer=optimizer,
@@ -155,31 +162,12 @@ def build_cuda_step(make: Factory, size: list[int], batch: int, precision: str) 
     return step
 
 
-class TrainOnlyStep:
-    """A step without validation: some networks reject small volumes."""
-
-    def __init__(self, inner: TrainingStep):
-        self.model, self.inner, self.repeats = inner.model, inner, inner.repeats
-
-    def train(self, trace: Trace) -> None:
-        """Run one optimizer step."""
-        self.inner.train(trace)
-
-    def validate(self, trace: Trace) -> None:
-        """Do nothing."""
-
-
 def estimate(
     make: Factory, size: list[int], batch: int, precision: str, *, cuda: bool
 ) -> MemoryEstimate:
     """Estimate the memory of a step."""
-
-    def make_step() -> TrainOnlyStep:
-        if cuda:
-            return TrainOnlyStep(build_cuda_step(make, size, batch, precision))
-        return TrainOnlyStep(build_step(make, size, batch, precision, "cpu"))
-
-    return estimate_step(make_step, cuda=cuda)
+    build = build_cuda_step if cuda else partial(build_step, device="cpu")
+    return estimate_step(partial(build, make, size, batch, precision), cuda=cuda)
 
 
 def to_mib(nbytes: int | None) -> int:
@@ -284,7 +272,7 @@ def predict_residual() -> dict[str, Any]:
             enable_foreach(step.optimizer)
             return step
 
-        peak = estimate_step(lambda: TrainOnlyStep(make_step()), cuda=True).peak
+        peak = estimate_step(make_step, cuda=True).peak
         with simulate_cuda():  # in the tiles of a GPU
             flops = count_flops(make_step)
         rows[name] = {

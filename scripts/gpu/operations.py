@@ -44,7 +44,6 @@ FOREACH_TENSORS = 60
 class Operation:
     """One operation of a step; `nbytes` are read and written, without caches."""
 
-    phase: str
     name: str
     launches: int
     nbytes: int
@@ -92,7 +91,6 @@ class OperationCounter(TorchDispatchMode):
         formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
         first = next(iter([*outputs, *inputs.values()]), None)
         return Operation(
-            phase=self.phase,
             name=name,
             launches=count_launches(func, name, args),
             nbytes=count_moved_bytes(name, args, list(inputs.values()), outputs),

@@ -66,13 +66,9 @@ def run_part(path: Path, name: str, part: Part, device: str, deadline: float) ->
     start = time.time()
     limit = min(start + part.limit_seconds, deadline + GRACE_SECONDS)
     with tempfile.TemporaryDirectory(prefix="gpu-report-") as folder:
-        job: dict[str, Any] = {
-            "path": str(path),
-            "part": name,
-            "module": part.module,
-            "device": device,
-        }
-        job |= {"deadline": limit, "min_seconds": part.min_seconds, "scratch": folder}
+        job: dict[str, Any] = {"path": str(path), "part": name, "device": device}
+        job |= {"module": part.module, "deadline": limit, "min_seconds": part.min_seconds}
+        job["scratch"] = folder
         while True:
             before = count_rows(read_parts(path)[name])
             code, log = run_worker(job)

@@ -10,7 +10,6 @@ is that of the step. Caches, clocks that fall under load and waiting for data ar
 
 import argparse
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,21 +64,6 @@ ASSUMPTIONS = (
     "least time of a kernel; no caches, no waiting for data."
 )
 
-KINDS = {
-    "convolution": ("convolution", "convolution_backward", "addmm", "mm", "bmm"),
-    "norm and activation": (
-        *("unet3d::add_moments", "unet3d::normalize", "unet3d::add_norm_gradient_sums"),
-        *("unet3d::norm_gradient", "unet3d::fold_statistics", "unet3d::fold_gradient"),
-        *("native_batch_norm", "native_batch_norm_backward", "native_group_norm"),
-        *("native_group_norm_backward", "relu", "relu_", "leaky_relu", "leaky_relu_"),
-        *("threshold_backward", "leaky_relu_backward", "instance_norm"),
-    ),
-    "pooling": ("unet3d::pool3d_backward",),
-    "upsampling": ("unet3d::interpolate", "unet3d::interpolate_gradient"),
-    "copies": ("copy_", "clone", "_to_copy", "cat", "constant_pad_nd", "zero_", "zeros"),
-}
-"""Kinds of operations; poolings, upsampling and the loss also by a part of their name."""
-
 TRITON_LAUNCH_US, TORCH_LAUNCH_US = 55.0, 18.0
 """Microseconds of the host per launch of Triton and of torch, with all of the Python around it.
 
@@ -88,52 +72,24 @@ They were measured on one core of an AMD EPYC.
 
 
 def model_step_time(operations: Sequence[Operation], gpu: GpuSpec, *, tf32: bool) -> dict[str, Any]:
-    """Model the time of these operations on a GPU, in all and by kind of operation."""
+    """Model the time of these operations on a GPU."""
     low, high = gpu.conv_efficiency
-
-    def sum_up(group: Sequence[Operation]) -> dict[str, Any]:
-        return {
-            "launches": sum(o.launches for o in group),
-            "flops": sum(o.flops for o in group),  # of convolutions and matrix products
-            "bytes": sum(o.nbytes for o in group),  # that kernels read and write
-            "gpu_ms": sum(compute_gpu_ms(o, gpu, (low + high) / 2, tf32) for o in group),
-        }
-
-    by_kind: dict[str, list[Operation]] = defaultdict(list)
-    for operation in operations:
-        by_kind[get_kind(operation)].append(operation)
-    parts = {kind: sum_up(group) for kind, group in by_kind.items()}
-    parts = dict(sorted(parts.items(), key=lambda item: -item[1]["gpu_ms"]))
-    gpu_ms = sum(part["gpu_ms"] for part in parts.values())
+    gpu_ms, shortest, longest = (
+        sum(compute_gpu_ms(o, gpu, efficiency, tf32) for o in operations)
+        for efficiency in ((low + high) / 2, high, low)
+    )
     host_ms = sum(compute_host_ms(o) for o in operations)
     return {
         "gpu": gpu.name,
-        **sum_up(operations),
+        "launches": sum(o.launches for o in operations),
+        "flops": sum(o.flops for o in operations),  # of convolutions and matrix products
+        "bytes": sum(o.nbytes for o in operations),  # that kernels read and write
         "gpu_ms": gpu_ms,
-        "gpu_ms_range": [
-            sum(compute_gpu_ms(o, gpu, efficiency, tf32) for o in operations)
-            for efficiency in (high, low)
-        ],
+        "gpu_ms_range": [shortest, longest],
         "host_ms": host_ms,
         "step_ms": max(gpu_ms, host_ms),
-        "parts": parts,
         "assumptions": ASSUMPTIONS,
     }
-
-
-def get_kind(operation: Operation) -> str:
-    """Return the kind of an operation."""
-    name = operation.name
-    if operation.phase == "optimizer":
-        return "optimizer"
-    if "dice_ce" in name or "softmax" in name:
-        return "loss"
-    for kind, names in KINDS.items():
-        if name in names:
-            return kind
-    if "pool" in name:
-        return "pooling"
-    return "upsampling" if "upsample" in name else "others"
 
 
 def compute_gpu_ms(operation: Operation, gpu: GpuSpec, efficiency: float, tf32: bool) -> float:

@@ -8,7 +8,7 @@ from scripts.gpu.step_model import GPUS, model_step_time
 
 
 def make_operation(name="convolution", *, flops=0, nbytes=0, launches=1, dtype=torch.float16):
-    return Operation("forward", name, launches, nbytes, flops, dtype)
+    return Operation(name, launches, nbytes, flops, dtype)
 
 
 def model_gpu_ms(*operations, gpu="h100", tf32=True):
@@ -34,12 +34,3 @@ def test_the_host_limits_a_step_of_many_small_kernels():
     assert small["step_ms"] == small["host_ms"] > small["gpu_ms"]
     large = model_step_time([make_operation(flops=10**13)], GPUS["h100"], tf32=True)
     assert large["step_ms"] == large["gpu_ms"] > large["host_ms"]
-
-
-def test_a_step_is_split_by_kind_without_a_remainder():
-    names = ("convolution", "unet3d::normalize", "unet3d::dice_ce_sums", "copy_", "sub")
-    operations = [make_operation(name, nbytes=10**9) for name in names]
-    model = model_step_time(operations, GPUS["a100"], tf32=True)
-    kinds = {"convolution", "norm and activation", "loss", "copies", "others"}
-    assert set(model["parts"]) == kinds
-    assert model["bytes"] == 5 * 10**9
