@@ -136,7 +136,7 @@ def approx_median(x: Tensor, windows: PoolWindows, tau: float) -> Tensor:
         middle = gather_at(x, windows, index)
         weights, distances = weigh(x, windows, middle, tau)
         means.append(middle + (weights * distances).sum(0))
-    return ((means[0] + means[1]) / 2).masked_fill(has_nan(x, windows), torch.nan)
+    return (means[0] / 2 + means[1] / 2).masked_fill(has_nan(x, windows), torch.nan)
 
 
 def differentiate_approx_median(x: Tensor, windows: PoolWindows, tau: float) -> Tensor:
