@@ -5,8 +5,12 @@ import pytest
 import torch
 from torch import nn
 
+from unet3d.config.compose import list_options
+from unet3d.data.dataset import get_network_sizes
 from unet3d.errors import UsageError
 from unet3d.loss.build import AdaptedLoss, check_loss, choose_arguments
+from unet3d.memory.any_network import estimate_memory
+from unet3d.memory.step.build import complete_step
 from unet3d.types import IGNORE_LABEL
 
 REGIONS = {"whole": (1, 2), "core": (2,)}
@@ -23,6 +27,33 @@ OF_CLASSES = {
     "NACLLoss": {"classes": 3, "dim": 3},
 }
 """Losses of MONAI for the class of each voxel."""
+
+
+VARIANTS = {
+    **{name: (f"loss={name}", "data.regions={a:[1,2,3],b:[2,3]}") for name in list_options("loss")},
+    "cross_entropy": ("loss=cross_entropy",),
+    "topk": ("loss.voxel_loss=topk", "loss.class_weights=[0.1,1,1,2]"),
+}
+
+
+class WithLoss(nn.Module):
+    def __init__(self, loss, outputs):
+        super().__init__()
+        self.conv, self.loss = nn.Conv3d(1, outputs, 1), loss
+
+    def forward(self, x):
+        return self.loss(self.conv(x), torch.zeros(2, 8, 8, 8, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_option_takes_levels_ignored_voxels_and_regions_and_is_estimated(composed, name):
+    step = complete_step(composed(*VARIANTS[name], "data.ignore_label=9").step)
+    loss, (_, outputs) = step.build_loss(), get_network_sizes(step.data)
+    logits, labels = make_batch(outputs)
+    loss([logits, torch.randn(2, outputs, 6, 4, 5)], labels).backward()
+    assert logits.grad.isfinite().all()
+    assert logits.grad.abs().sum() > 0
+    assert estimate_memory(WithLoss(loss, outputs), (2, 1, 8, 8, 8), device="cpu").peak > 0
 
 
 def adapt(target, regions=None, **given):
