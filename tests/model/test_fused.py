@@ -71,6 +71,7 @@ NETWORKS = {
     "residual, pooled, group": {"residual_blocks": [1, 2], "norm": "group", "max_width": 8},
     "residual, no norm": {"residual_blocks": [1, 2], "norm": "none", "pool": STRIDED},
 }
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = {"even": (16, 8, 16), "odd": (13, 19, 17), "long H": (9, 26, 12)}
 
 
@@ -251,23 +252,20 @@ def find_median_error_ratio(device, autocast, network):
     return sorted(ratios)[1]
 
 
-TWO_NETWORKS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "network", ["instance, leaky, transposed, supervised", "group, nearest, flat"]
 )
-
-
-@TWO_NETWORKS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rounding_errors_are_those_of_plain_modules(network, dtype, small_tiles):
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        *(("cpu", dtype) for dtype in (torch.float32, torch.bfloat16)),
+        *(pytest.param("cuda", dtype, marks=pytest.mark.gpu) for dtype in DTYPES),
+    ],
+    ids=str,
+)
+def test_rounding_errors_are_those_of_plain_modules(network, device, dtype, small_tiles):
     cpu.kernels.library(dtype)
-    assert find_median_error_ratio("cpu", dtype, network) < 1.3
-
-
-@pytest.mark.gpu
-@TWO_NETWORKS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_rounding_errors_on_a_gpu_are_those_of_plain_modules(network, dtype, small_tiles):
-    assert find_median_error_ratio("cuda", dtype, network) < 1.3
+    assert find_median_error_ratio(device, dtype, network) < 1.3
 
 
 def test_torch_compile_sees_plain_modules():
