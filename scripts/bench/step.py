@@ -9,7 +9,6 @@ benchmarks/cpu-step.json, as are the times that scripts.bench.step_times measure
 """
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -77,34 +76,21 @@ def list_peers(c: list[int]) -> Iterator[tuple[str, Factory]]:
     if before is None:  # MONAI sets it, which would make later estimates larger
         os.environ.pop(variable, None)
 
-    def basic() -> nn.Module:
-        return BasicUNet(3, 1, 5, features=(*c, c[-1], c[0]))
-
-    def dynunet() -> nn.Module:
-        n = len(c)
-        return DynUNet(
-            3, 1, 5, [3] * n, [1] + [2] * (n - 1), [2] * (n - 1), filters=c, norm_name="instance"
-        )
-
-    yield "MONAI DynUNet", dynunet
-    yield "MONAI BasicUNet, a level more", basic
+    kernels, strides = [3] * len(c), [1] + [2] * (len(c) - 1)
+    sizes = (3, 1, 5, kernels, strides, strides[1:])
+    yield "MONAI DynUNet", partial(DynUNet, *sizes, filters=c, norm_name="instance")
+    features = (*c, c[-1], c[0])
+    yield "MONAI BasicUNet, a level more", partial(BasicUNet, 3, 1, 5, features=features)
     if find_spec("dynamic_network_architectures"):
         from scripts.bench.networks import NnUNet
 
-        def plain_conv() -> nn.Module:
-            strides, kernels = [1] + [2] * (len(c) - 1), [3] * len(c)
-            return NnUNet(
-                in_channels=1, out_channels=5, kernel_size=kernels, strides=strides, filters=c
-            )
-
-        yield "nnU-Net PlainConvUNet", plain_conv
+        options: Any = {"kernel_size": kernels, "strides": strides, "filters": c}
+        yield "nnU-Net PlainConvUNet", partial(NnUNet, in_channels=1, out_channels=5, **options)
     if find_spec("pytorch3dunet"):
         from pytorch3dunet.unet3d.model import UNet3D as Wolny
 
-        def wolny() -> nn.Module:
-            return Wolny(1, 5, final_sigmoid=False, f_maps=c, num_groups=8, is_segmentation=False)
-
-        yield "pytorch-3dunet UNet3D", wolny
+        options = {"final_sigmoid": False, "num_groups": 8, "is_segmentation": False}
+        yield "pytorch-3dunet UNet3D", partial(Wolny, 1, 5, f_maps=c, **options)
 
 
 def list_variants(name: str, make: Factory) -> dict[str, Factory]:
@@ -294,7 +280,7 @@ def set_tile_size(make: Factory, mib: int) -> Factory:
     return make_with_tiles
 
 
-def main() -> int:
+def main() -> None:
     options = make_parser("scripts.bench.step", __doc__, output="cpu-step.json").parse_args()
     warnings.simplefilter("ignore")
     with patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8"):  # 32 MiB, an H100's default
@@ -302,8 +288,7 @@ def main() -> int:
         if find_spec("dynamic_network_architectures"):
             parts["residual encoder"] = predict_residual()
     write_results(options.output, {"predicted": parts}, update=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,7 +14,6 @@ import argparse
 import gc
 import json
 import statistics
-import sys
 import time
 import warnings
 from collections import defaultdict
@@ -140,7 +139,7 @@ def summarize(runs: list[dict[str, list[float]]], base: str) -> dict[str, Any]:
     return rows
 
 
-def main() -> int:
+def main() -> None:
     parser = make_parser("scripts.bench.step_times", __doc__, output="cpu-step.json")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
     parser.add_argument("--processes", type=int, default=5)
@@ -152,7 +151,7 @@ def main() -> int:
         case = CASES[options.child]
         seconds = time_in_turns(list_networks(case), list(case.size), case.batch, options.rounds)
         print(json.dumps(seconds))
-        return 0
+        return
     key = "times, 32"
     times = read_results(options.output).get(key, {"cases": {}})
     times |= {"threads": 1, "clock": "processor seconds", "torch": torch.__version__}
@@ -168,8 +167,7 @@ def main() -> int:
         for network, row in rows.items():
             low, high = row["time_ratio_range"]
             print(f"{name}, {network}: {row['time_ratio']:.2f}x ({low:.2f} to {high:.2f})")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -39,12 +39,6 @@ class GpuSpec:
     conv_efficiency: tuple[float, float]  # lower and upper fraction of the peak rate
     kernel_us: float  # the least time of a kernel
 
-    def get_tflops(self, *, is_half: bool, tf32: bool) -> float:
-        """Return the peak rate of convolutions."""
-        if is_half:
-            return self.half_tflops
-        return self.tf32_tflops if tf32 else self.float32_tflops
-
 
 # fmt: off
 GPUS = {  # half, TF32, float32 TFLOP/s; TB/s; efficiency of convolutions; us
@@ -58,11 +52,6 @@ GPUS = {  # half, TF32, float32 TFLOP/s; TB/s; efficiency of convolutions; us
 }
 # fmt: on
 """By the name that users type."""
-
-ASSUMPTIONS = (
-    "A model, not a measurement: operations one after another, each limited by FLOPs, bytes or the "
-    "least time of a kernel; no caches, no waiting for data."
-)
 
 TRITON_LAUNCH_US, TORCH_LAUNCH_US = 55.0, 18.0
 """Microseconds of the host per launch of Triton and of torch, with all of the Python around it.
@@ -88,7 +77,6 @@ def model_step_time(operations: Sequence[Operation], gpu: GpuSpec, *, tf32: bool
         "gpu_ms_range": [shortest, longest],
         "host_ms": host_ms,
         "step_ms": max(gpu_ms, host_ms),
-        "assumptions": ASSUMPTIONS,
     }
 
 
@@ -96,10 +84,11 @@ def compute_gpu_ms(operation: Operation, gpu: GpuSpec, efficiency: float, tf32: 
     """Return the milliseconds that an operation takes the GPU."""
     if not operation.launches:
         return 0.0
-    is_half = operation.dtype in (torch.float16, torch.bfloat16)
-    rate = gpu.get_tflops(is_half=is_half, tf32=tf32) * 1e12 * efficiency
+    tflops = gpu.tf32_tflops if tf32 else gpu.float32_tflops
+    if operation.dtype in (torch.float16, torch.bfloat16):
+        tflops = gpu.half_tflops
     seconds = max(
-        operation.flops / rate,
+        operation.flops / (tflops * 1e12 * efficiency),
         operation.nbytes / (gpu.bandwidth_tb * 1e12 * ACHIEVED_BANDWIDTH),
         gpu.kernel_us * 1e-6,
     )
