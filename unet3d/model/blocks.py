@@ -43,11 +43,6 @@ MakeLayer = Callable[..., "ConvNormAct"]
 """Build a layer from its channels and, by name, its stride and what other layers do not have."""
 
 
-def build_activation(name: str, negative_slope: float) -> nn.Module:
-    """Build the activation that the config names."""
-    return lookup(ACTIVATIONS, name, "activation")(negative_slope)
-
-
 class ConvNormAct(nn.Sequential):
     """A convolution, a norm and an activation; with stride 1 it preserves the size.
 

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from unet3d.errors import UsageError
 from unet3d.model.blocks import (
+    ACTIVATIONS,
     ConvBlock,
     ConvNormAct,
     ResidualLevel,
     Strided,
-    build_activation,
     build_upsampling,
+    lookup,
     pad_to,
 )
 from unet3d.model.fused.decoder import Decoder
@@ -102,7 +103,7 @@ class UNet3D(nn.Module):
         self.norm = norm
         pool = get_pooling(pool)
 
-        make_activation = partial(build_activation, activation, negative_slope)
+        make_activation = partial(lookup(ACTIVATIONS, activation, "activation"), negative_slope)
         layers = [
             partial(ConvNormAct, kernel_size=kernel, norm=norm, activation=make_activation)
             for kernel in kernels
