@@ -73,3 +73,8 @@ def simulate_cuda() -> Generator[None]:
 def get_device_type(x: Tensor) -> str:
     """Return the type of the device that a tensor is on, or stands for."""
     return "cuda" if _is_simulating_cuda else x.device.type
+
+
+def upcast(x: Tensor) -> Tensor:
+    """Cast to float32; float64 stays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

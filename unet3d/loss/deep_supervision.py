@@ -14,24 +14,22 @@ def average_levels(
     Each level has half the weight of the one before and sees the labels at its own resolution.
     """
     levels = split_levels(logits, labels)
-    if isinstance(levels, Tensor):
-        return compute(levels, resize_labels(labels, levels.shape[2:]))
-    weights = [2.0**-i for i in range(len(levels))]
-    losses = [
-        w * compute(y, resize_labels(labels, y.shape[2:]))
-        for w, y in zip(weights, levels, strict=True)
-    ]
-    return torch.stack(losses).sum() / sum(weights)
+    losses = [compute(y, resize_labels(labels, y.shape[2:])) for y in levels]
+    if len(losses) == 1:
+        return losses[0]
+    weights = [2.0**-i for i in range(len(losses))]
+    weighted = [w * loss for w, loss in zip(weights, losses, strict=True)]
+    return torch.stack(weighted).sum() / sum(weights)
 
 
-def split_levels(logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor | Sequence[Tensor]:
-    """Return the levels of logits, or logits of one resolution as they are.
+def split_levels(logits: Tensor | Sequence[Tensor], labels: Tensor) -> Sequence[Tensor]:
+    """Return the levels of logits, finest first.
 
     MONAI's DynUNet has a tensor (B, L, K, D, H, W) of levels at the same resolution.
     """
-    if isinstance(logits, Tensor) and logits.dim() == labels.dim() + 2:
-        return logits.unbind(1)
-    return logits
+    if not isinstance(logits, Tensor):
+        return logits
+    return logits.unbind(1) if logits.dim() == labels.dim() + 2 else [logits]
 
 
 def resize_labels(labels: Tensor, size: Sequence[int]) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from unet3d.custom_ops import upcast
 from unet3d.loss.kernels import cuda
 from unet3d.triton_kernels import runs_triton
 from unet3d.types import IGNORE_LABEL
@@ -107,11 +108,6 @@ def make_region_table(regions: Iterable[int | Sequence[int]]) -> Tensor:
     for row, labels in zip(table, sets, strict=True):
         row[torch.tensor(labels)] = True
     return table
-
-
-def upcast(x: Tensor) -> Tensor:
-    """Cast to float32; float64 stays."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def find_threshold(logits: Tensor, labels: Tensor, share: float) -> Tensor:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from unet3d.custom_ops import upcast
 from unet3d.loss.deep_supervision import resize_labels, split_levels
-from unet3d.loss.dice_terms import iter_chunks, upcast
+from unet3d.loss.dice_terms import iter_chunks
 from unet3d.types import IGNORE_LABEL
 
 ABSENT_LOGIT = -1e4
@@ -39,16 +40,12 @@ class PartialLabels(nn.Module):
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
-        levels = split_levels(logits, labels)
-        if isinstance(levels, Tensor):
-            merged = self._merge(levels, labels)
-        else:
-            merged = [self._merge(level, labels) for level in levels]
+        merged = [
+            _MergeUnknown.apply(level, resize_labels(labels, level.shape[2:]), self.table)
+            for level in split_levels(logits, labels)
+        ]
         is_unknown = (labels >= self.first) & (labels != IGNORE_LABEL)
         return self.loss(merged, labels.masked_fill(is_unknown, 0))
-
-    def _merge(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return _MergeUnknown.apply(logits, resize_labels(labels, logits.shape[2:]), self.table)
 
 
 class _MergeUnknown(Function):

@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from unet3d.custom_ops import custom_op, get_device_type
+from unet3d.custom_ops import custom_op, get_device_type, upcast
 from unet3d.model.fused.kernels import cpu, cuda
 from unet3d.model.fused.tiling import merge_moments
 
@@ -42,7 +42,7 @@ def add_moments(y: Tensor, count: int, total: Tensor) -> None:
         return kernels.add_moments(y, count, total)
     result, n = torch.empty_like(total), y[0, 0].numel()
     for c in _iter_channels(y):
-        variance, mean = torch.var_mean(_upcast(y[:, c]), dim=(2, 3, 4), correction=0)
+        variance, mean = torch.var_mean(upcast(y[:, c]), dim=(2, 3, 4), correction=0)
         result[0, :, c], result[1, :, c] = mean, variance * n
     merge_moments(total, count, result, n)
 
@@ -81,7 +81,7 @@ def add_norm_gradient_sums(
         sums.zero_()
     for c in _iter_channels(y):
         m = _activation_backward(g, y, scale, shift, slope, c)
-        x = (_upcast(y[:, c]) - _per_channel(mean[:, c])) * _per_channel(rstd[:, c])
+        x = (upcast(y[:, c]) - _per_channel(mean[:, c])) * _per_channel(rstd[:, c])
         sums[0, :, c] += m.sum((2, 3, 4))
         sums[1, :, c] += (m * x).sum((2, 3, 4))
 
@@ -174,7 +174,7 @@ def _iter_channels(x: Tensor) -> Iterator[slice]:
 
 
 def _normalized(y: Tensor, scale: Tensor, shift: Tensor, c: slice) -> Tensor:
-    return torch.addcmul(_per_channel(shift[:, c]), _upcast(y[:, c]), _per_channel(scale[:, c]))
+    return torch.addcmul(_per_channel(shift[:, c]), upcast(y[:, c]), _per_channel(scale[:, c]))
 
 
 def _activation_backward(
@@ -185,16 +185,12 @@ def _activation_backward(
 
 def _scale_negative(g: Tensor, is_positive: Tensor, slope: float) -> Tensor:
     """Return the gradient of an activation's input, given that of its output."""
-    wide = _upcast(g)
+    wide = upcast(g)
     return torch.where(is_positive, wide, wide * slope)
 
 
 def _per_channel(t: Tensor) -> Tensor:
     return t[:, :, None, None, None]
-
-
-def _upcast(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _matrices(axes: Sequence[int], linear: bool, up: Tensor, low: Tensor) -> list[Tensor]:

@@ -9,6 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from unet3d.custom_ops import upcast
 from unet3d.pool.argmax_codes import SelectedIndices, choose_code, decode, encode
 from unet3d.pool.windows import PoolWindows
 
@@ -55,11 +56,6 @@ def compute_gradient(
         indices = decode(saved, choose_code(pool, windows), windows, shape)
         parts = send_to_selected(grad, indices, windows.elements)
     return windows.scatter_add(grad.new_zeros(shape), parts)
-
-
-def upcast(x: Tensor) -> Tensor:
-    """Cast to float32; float64 stays."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def maximum(x: Tensor, windows: PoolWindows) -> tuple[Tensor, SelectedIndices]:
