@@ -31,7 +31,6 @@ def get_layer(network):
 CHANGES = {
     "weight_norm": lambda n: parametrizations.weight_norm(get_layer(n).conv),
     "pruning": lambda n: prune.l1_unstructured(get_layer(n).conv, "weight", amount=0.5),
-    "activation": lambda n: setattr(get_layer(n), "act", nn.PReLU()),
     "padding_mode": lambda n: setattr(
         get_layer(n), "conv", nn.Conv3d(4, 4, 3, padding=1, padding_mode="reflect")
     ),
@@ -44,7 +43,6 @@ CHANGES = {
     "upsampling": lambda n: setattr(n.decoder[0], "up", nn.Upsample(scale_factor=2, mode="area")),
     "head": lambda n: n.heads.__setitem__(0, nn.Conv3d(4, 2, 3, padding=1)),
     "another forward": lambda n: setattr(get_layer(n).act, "forward", torch.sin),
-    "forward hook": lambda n: get_layer(n).conv.register_forward_hook(lambda m, i, y: y * 2),
     "forward pre-hook": lambda n: get_layer(n).register_forward_pre_hook(lambda m, i: i[0] * 2),
     "backward hook": lambda n: get_layer(n).register_full_backward_hook(
         lambda m, to_input, to_output: (to_input[0] * 2,)

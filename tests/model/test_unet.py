@@ -26,13 +26,6 @@ def test_unet_small_computes_what_the_naive_network_computes():
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9)
 
 
-def test_deep_supervision_returns_a_list_in_training_and_a_tensor_in_evaluation():
-    network = make_unet(depth=4, width=2, deep_supervision=True)
-    x = torch.randn(2, 1, 16, 16, 16)
-    assert [y.shape[-1] for y in network(x)] == [16, 8]
-    assert network.eval()(x).shape == (2, 5, 16, 16, 16)
-
-
 def test_blocks_yields_every_level_twice_except_the_coarsest():
     naive = NaiveUNet3D(in_channels=1, num_classes=2, encoder=[2, 4, 8], decoder=[4, 2])
     for network in (make_unet(depth=3, width=2), naive):

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad, gradgradcheck
 
+from scripts.bench.pool import measure_peak
 from tests.contract.helpers.components import saved_bytes
 from unet3d.pool.kernels import cpu
 from unet3d.pool.median import MedianPool3d
@@ -74,14 +75,5 @@ def test_the_memory_peak_is_gradients_output_and_codes(name, dtype, peak):
     assert cpu.kernels.library(dtype)
     x = torch.randn(1, 8, 16, 16, 16).to(dtype).requires_grad_()
     module = POOLINGS[name](2)
-    outputs = x.numel() // 8
-    with torch.profiler.profile(profile_memory=True) as profile:
-        y = module(x)
-        y.backward(torch.ones_like(y))
-    events = profile.profiler.kineto_results.events()
-    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-    current = top = 0
-    for _, change in sorted(changes):
-        current += change
-        top = max(top, current)
-    assert top / outputs == pytest.approx(peak - (name == "avg"), abs=0.1)
+    peak_bytes = measure_peak(module, x, torch.ones_like(module(x)))
+    assert peak_bytes / (x.numel() // 8) == pytest.approx(peak - (name == "avg"), abs=0.1)
