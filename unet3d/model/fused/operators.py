@@ -141,17 +141,6 @@ def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tens
         low[:, c] += x
 
 
-@add_moments.register_fake
-@add_norm_gradient_sums.register_fake
-@normalize.register_fake
-@norm_gradient.register_fake
-@activation_gradient.register_fake
-@interpolate.register_fake
-@interpolate_gradient.register_fake
-def _(*arguments: object) -> None:
-    return None
-
-
 @interpolate_gradient.register_temporaries
 def _(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> list[int]:
     """Return the bytes of the float32 sums along W, and of those along W and H."""
