@@ -19,7 +19,6 @@ from unet3d.loss.dice_terms import (
 
 Regions = Mapping[str, int | Sequence[int]]
 VoxelLoss = Literal["ce", "focal", "topk"]
-Weighting = Literal["square", "simple", "uniform"]
 EXPONENTS = {"square": 2, "simple": 1, "uniform": 0}
 
 
@@ -194,14 +193,14 @@ class GeneralizedDice(OverlapLoss):
     def __init__(
         self,
         *,
-        weighting: Weighting = "square",
+        weighting: str = "square",
         ce: float = 0.0,
         smooth: float = 1e-5,
         batch: bool = True,
         class_weights: Sequence[float] | None = None,
         regions: Regions | None = None,
     ):
-        if weighting not in get_args(Weighting):
+        if weighting not in EXPONENTS:
             raise UsageError(f"loss.weighting is square, simple or uniform, got {weighting}")
         super().__init__(
             ce=ce, smooth=smooth, batch=batch, class_weights=class_weights, regions=regions

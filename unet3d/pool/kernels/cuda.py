@@ -74,9 +74,7 @@ def _run_tiled(
     d, h, w = grad.shape[2:]
     depth, height, width = (-(-n // k) for n, k in zip(space, windows.size, strict=True))
     pairs = not last and _in_pairs(result, windows) and _in_pairs(x, windows)
-    planes, per_plane = b * c * depth, height * width
-    if last:
-        planes, per_plane = b * depth * height, width * c
+    planes, per_plane = (b * depth * height, width * c) if last else (b * c * depth, height * width)
     _launch(
         *(tiled_kernel, grad.device, planes, per_plane, windows),
         **{"grad": grad, "code": codes, "x": _view_pairs(x) if pairs else x},
@@ -99,9 +97,7 @@ def _run_covering(
     last = is_channels_last(result)
     b, c, depth, height, width = result.shape
     d, h, w = grad.shape[2:]
-    planes, per_plane = b * c * depth, height * width
-    if last:
-        planes, per_plane = b * depth * height, width * c
+    planes, per_plane = (b * depth * height, width * c) if last else (b * c * depth, height * width)
     _launch(
         *(covering_kernel, grad.device, planes, per_plane, windows),
         **{"grad": grad, "code": codes, "to": result, "D": depth, "H": height},
