@@ -83,7 +83,7 @@ def test_the_default_run_learns_every_class(tmp_path, monkeypatch):
     overrides = ["seed=1", "trainer.max_epochs=12", "trainer.enable_progress_bar=false"]
     assert main(["train", *overrides, "hydra.run.dir=run", "trainer.accelerator=cpu"]) == 0
     report = read_report(tmp_path / "run")
-    assert all("still rising" in warning for warning in report["warnings"])  # it is cut short
+    assert report["warnings"] == []
     for name in ("ball", "tube", "box"):
         assert report["metrics"][f"val/dice/{name}"] > 0.6
     dice = [s.value for s in read_events(tmp_path / "run").Scalars("val/dice")]

@@ -15,17 +15,13 @@ from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig
 from unet3d.training.module import SegmentationModule
 
-MIN_VALIDATIONS = 3  # in a row, before a class counts as never predicted or its Dice as low
+MIN_VALIDATIONS = 3  # in a row, before a class counts as never predicted
 SILENT_FRACTION = 0.25  # of a run, in which nothing is reported: small classes are learned late
-LOW_DICE = 0.05  # below it a class has not been learned
-LOW_LR_FRACTION = 0.25  # of the peak learning rate, below which little more is learned
-LATE_RISE = 0.05  # a run that gains this much Dice in its last quarter ended too early
 MIN_FALL = 0.05  # fraction by which the loss must have fallen by the end
 LEARNED_DICE = 0.5  # from here on, a loss that stays flat was low from the start (init_from=)
 DIVERGED = 10.0  # a loss above this, and this many times as high as its lowest value, has diverged
 MIN_POINTS = 64  # of the curve of the loss, with fewer it is not judged
 HIGH_FOREGROUND_FRACTION = 0.9  # the foreground fraction that is suggested to a run with less
-
 
 LOWER_RATE = "lower optimizer.lr (unet3d lr suggests a rate)"
 
@@ -49,7 +45,6 @@ class TrainingWarnings(Callback):
         self.lowest_loss = math.inf  # of all batches
         self.dice: list[float] = []  # mean Dice of each validation
         self.unpredicted: dict[str, int] = {}  # class: validations in a row without a voxel of it
-        self.low: dict[str, int] = {}  # class: validations in a row with a Dice below LOW_DICE
         self.active: list[str] = []  # problems that have been printed and still hold
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: SegmentationModule, *_: Any) -> None:
@@ -60,20 +55,15 @@ class TrainingWarnings(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: SegmentationModule) -> None:
         if trainer.sanity_checking:
             return
-        scores, voxels = pl_module.metric.compute(), pl_module.metric.voxels()
-        self.dice.append(scores["dice"])
-        for name, (reference, predicted) in voxels.items():
+        self.dice.append(pl_module.metric.compute()["dice"])
+        for name, (reference, predicted) in pl_module.metric.voxels().items():
             missing = reference > 0 and predicted == 0
             self.unpredicted[name] = self.unpredicted.get(name, 0) + 1 if missing else 0
-            low = scores[f"dice/{name}"] < LOW_DICE  # False for NaN
-            self.low[name] = self.low.get(name, 0) + 1 if low else 0
         steps, skipped = trainer.global_step, pl_module.nonfinite_guard.skipped
         done = self.limits.fraction_done(trainer)
-        group = trainer.optimizers[0].param_groups[0]
-        rate = float(group["lr"]) / float(group["initial_lr"] or 1)
         found = self._find_problems(steps, skipped)
         known = [problem for problem in self.active if problem in found]
-        new = [p for p in found if p not in known and self._is_due(p, done, rate)]
+        new = [p for p in found if p not in known and self._is_due(p, done)]
         for message in self._describe(new, steps, skipped):
             pl_module.print(f"step {steps}: {message}")
         self.active = known + new
@@ -82,19 +72,14 @@ class TrainingWarnings(Callback):
         """Return the names of all problems; a run that has diverged has no other."""
         if self._describe_divergence(steps, skipped) is not None:
             return ["divergence"]
-        missing = [name for name, count in self.unpredicted.items() if count]
-        low = [name for name, count in self.low.items() if count and name not in missing]
-        problems = [f"unpredicted {name}" for name in missing] + [f"low {name}" for name in low]
+        problems = [f"unpredicted {name}" for name, count in self.unpredicted.items() if count]
         return problems if self._find_flat_loss() is None else [*problems, "loss"]
 
-    def _is_due(self, problem: str, done: float, rate: float) -> bool:
-        """Return whether a problem is worth a line at this fraction of the run and of the rate."""
+    def _is_due(self, problem: str, done: float) -> bool:
+        """Return whether a problem is worth a line at this fraction of the run."""
         kind, _, name = problem.partition(" ")
-        if kind == "unpredicted":
-            return done >= SILENT_FRACTION and self.unpredicted[name] >= MIN_VALIDATIONS
-        if kind == "low":  # a low rate in a warmup does not count
-            is_late = done > 0.5 and rate <= LOW_LR_FRACTION
-            return is_late and self.low[name] >= MIN_VALIDATIONS
+        if kind == "unpredicted" and self.unpredicted[name] < MIN_VALIDATIONS:
+            return False
         return kind == "divergence" or done >= SILENT_FRACTION
 
     def _describe(self, problems: Sequence[str], steps: int, skipped: int) -> list[str]:
@@ -109,9 +94,6 @@ class TrainingWarnings(Callback):
         ]
         if missing:
             message = f"no voxel of the validation set is predicted as {join_first(missing)}"
-            messages.append(self._append_overrides(message, "class"))
-        if low := [name for name in self.low if f"low {name}" in problems]:
-            message = f"Dice is below {LOW_DICE} for {join_first(low)}"
             messages.append(self._append_overrides(message, "class"))
         medians = self._find_flat_loss() if "loss" in problems else None
         if medians is not None:
@@ -153,23 +135,16 @@ class TrainingWarnings(Callback):
         """Return all current problems of a finished run; of another, those already printed."""
         found = self._find_problems(steps, skipped)
         warnings = list(self.absent)
-        if done and found != ["divergence"]:  # then more steps would not help
-            if self.limits.ended_early(steps):
-                planned = self.limits.planned_steps
-                time = format_duration(self.limits.time_elapsed() * planned / steps)
-                message = (
-                    f"trainer.max_time ended the run after {steps:,} of {planned:,} steps: resume "
-                    f"it with more time (resume=auto trainer.max_time={time} for all steps), or "
-                    "start a run with cheaper steps"
-                )
-                warnings.append(self._append_overrides(message, "slow"))
-            rise = detect_late_rise(self.dice)
-            if rise is not None:
-                message = (
-                    "the run ended while Dice was still rising: "
-                    f"{rise[0]:.3f} after three quarters of it, {rise[1]:.3f} at the end"
-                )
-                warnings.append(self._append_overrides(message, "short"))
+        # After a divergence more steps would not help.
+        if done and found != ["divergence"] and self.limits.ended_early(steps):
+            planned = self.limits.planned_steps
+            time = format_duration(self.limits.time_elapsed() * planned / steps)
+            message = (
+                f"trainer.max_time ended the run after {steps:,} of {planned:,} steps: resume it "
+                f"with more time (resume=auto trainer.max_time={time} for all steps), or start a "
+                "run with cheaper steps"
+            )
+            warnings.append(self._append_overrides(message, "slow"))
         named = [p for p in found if done or p == "divergence" or p in self.active]
         return warnings + self._describe(named, steps, skipped)
 
@@ -178,7 +153,6 @@ class TrainingWarnings(Callback):
             "lowest_loss": self.lowest_loss,
             "dice": list(self.dice),
             "unpredicted": dict(self.unpredicted),
-            "low": dict(self.low),
             "active": list(self.active),
         }
 
@@ -186,7 +160,6 @@ class TrainingWarnings(Callback):
         self.lowest_loss = state_dict.get("lowest_loss", math.inf)
         self.dice, self.active = list(state_dict["dice"]), list(state_dict["active"])
         self.unpredicted = dict(state_dict["unpredicted"])
-        self.low = dict(state_dict["low"])
 
 
 def detect_plateau(points: Points) -> tuple[float, float] | None:
@@ -209,23 +182,9 @@ def detect_divergence(points: Points, lowest: float) -> tuple[float, float] | No
     return (lowest, last) if last > DIVERGED * max(abs(lowest), 1) else None
 
 
-def detect_late_rise(dice: Sequence[float]) -> tuple[float, float] | None:
-    """Return Dice at three quarters of the validations and at the end if it rose a lot, else None.
-
-    None with fewer than 8 validations, and where Dice scatters more than it rose.
-    """
-    dice = [value for value in dice if not math.isnan(value)]
-    if len(dice) < 8:
-        return None
-    count, quarter = max(2, len(dice) // 8), len(dice) // 4
-    end, before = dice[-count:], dice[-quarter - count : -quarter]
-    rose = median(end) - median(before) >= LATE_RISE and min(end) > max(before)
-    return (median(before), median(end)) if rose else None
-
-
 def suggest_overrides(
     settings: TrainConfig,
-    kind: Literal["short", "slow", "class", "loss"],
+    kind: Literal["slow", "class", "loss"],
     *,
     out_of_time: bool = False,
 ) -> list[str]:
@@ -251,8 +210,6 @@ def suggest_overrides(
     limits = [f"trainer.{key}={2 * n}" for key, n in counts.items() if n is not None]
     if trainer.max_seconds is not None:
         limits.append(f"trainer.max_time={format_duration(2 * trainer.max_seconds)}")
-    if kind == "short":
-        return [" ".join(limits)]
     overrides = [] if step.network.prior_bias else ["model.prior_bias=true"]
     overrides.append(" ".join(limits))
     if step.data.foreground_fraction < HIGH_FOREGROUND_FRACTION:
