@@ -57,7 +57,7 @@ class RunCallbacks:
         bar = settings.trainer.show_progress_bar
         self.limits = limits
         self.memory = StepMemory({} if module.graphed_pass is None else module.graphed_pass.peaks)
-        self.timing = StepTimer(settings.data.num_workers)
+        self.timing = StepTimer()
         self.dashboard = RunLogger(
             config, select_hparams(settings, config), make_figure_title(step)
         )

@@ -14,13 +14,12 @@ def assert_equal(batches, others):
         assert one["label"].equal(other["label"])
 
 
-def test_a_batch_has_tensors_and_its_timing(volumes):
+def test_a_batch_has_tensors_and_the_time_that_it_was_waited_for(volumes):
     (batch, *rest) = load_epochs(make_loader(volumes), 0)
     assert len(rest) == 2
     assert batch["image"].shape == (2, 2, 6, 7, 8)
     assert batch["label"].shape == (2, 6, 7, 8)
-    assert set(batch["seconds"]) == {"reading", "augmenting", "collating"}
-    assert batch["wait"].get_seconds() >= sum(batch["seconds"].values())
+    assert batch["wait"].get_seconds() > 0
 
 
 def test_batches_are_the_same_with_and_without_workers_and_when_an_epoch_is_repeated(volumes):

@@ -6,7 +6,6 @@ makes the same patch.
 
 from collections.abc import Iterator, Sequence
 from math import floor, prod
-from time import perf_counter
 from typing import NotRequired
 
 import numpy as np
@@ -29,7 +28,6 @@ class PatchSample(Sample):
     """A patch; or, with a seed, the larger context from which augmentation will cut it."""
 
     augmentation_seed: NotRequired[int]
-    seconds: dict[str, float]  # time of each part of making the sample
 
 
 class EpochSampler(Sampler[PatchIndex]):
@@ -109,7 +107,6 @@ class TrainingPatches(Dataset[PatchSample]):
 
     def __getitem__(self, index: PatchIndex) -> PatchSample:
         with self.in_flight(self._choose(index)[0]):
-            started = perf_counter()
             volume, augmentation_seed, start = self._draw(index)
             transform = self.augment.sample_transform(augmentation_seed, self.patch_size)
             needed = transform.compute_context_size(self.patch_size)
@@ -120,15 +117,12 @@ class TrainingPatches(Dataset[PatchSample]):
             image = torch.from_numpy(crop_padded(volume.image, start, size))
             label = crop_padded(volume.label, start, size)
             label = torch.from_numpy(mark_background(label, volume))
-            read = perf_counter()
-            seconds = {"reading": read - started}
-            sample = PatchSample(image=image, label=label, case=volume.name, seconds=seconds)
+            sample = PatchSample(image=image, label=label, case=volume.name)
             if self.defer_augmentation:
                 sample["augmentation_seed"] = augmentation_seed
                 return sample
             images, labels = self.augment([image], [label], [augmentation_seed], self.patch_size)
             sample["image"], sample["label"] = images[0], labels[0]
-            seconds["augmenting"] = perf_counter() - read
             return sample
 
     def read_label(self, index: PatchIndex) -> np.ndarray:

@@ -29,7 +29,6 @@ class Batch(TypedDict):
     image: Tensor  # (B, C, D, H, W), float32; with seeds: the flat contexts of all samples
     label: Tensor  # (B, D, H, W), uint8; likewise
     case: list[str]
-    seconds: dict[str, float]  # time of each part of making the batch, in any process
     augmentation_seeds: NotRequired[list[int]]  # of samples whose augmentation is deferred
     sizes: NotRequired[list[Triple]]  # (D, H, W) of their contexts
     wait: NotRequired["WaitTimer"]
@@ -186,7 +185,6 @@ def prepare_worker(worker: int) -> None:
 
 def collate(samples: Sequence[PatchSample]) -> Batch:
     """Collate a batch; contexts of different sizes are concatenated, so that none is padded."""
-    started = perf_counter()
     batch: Any = {"case": [sample["case"] for sample in samples]}
     for part in ("image", "label"):
         tensors = [sample[part] for sample in samples]
@@ -199,9 +197,6 @@ def collate(samples: Sequence[PatchSample]) -> Batch:
     if "augmentation_seed" in samples[0]:
         batch["augmentation_seeds"] = [sample["augmentation_seed"] for sample in samples]
         batch["sizes"] = [tuple(sample["label"].shape) for sample in samples]
-    parts = samples[0]["seconds"]
-    batch["seconds"] = {part: sum(s["seconds"][part] for s in samples) for part in parts}
-    batch["seconds"]["collating"] = perf_counter() - started
     return batch
 
 

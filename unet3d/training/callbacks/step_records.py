@@ -2,10 +2,8 @@
 
 import time
 from array import array
-from collections import Counter
 from collections.abc import Mapping
 from functools import reduce
-from math import ceil
 from operator import or_
 from statistics import median
 from typing import Any
@@ -15,24 +13,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d import peak_memory
-from unet3d.machine import count_usable_cores
+from unet3d.data.loading.loaders import WaitTimer
 from unet3d.peak_memory import MemoryRecord, PeakMeter
 from unet3d.report.figures import Curve
 from unet3d.text import MIB
 from unet3d.training.loggers import log_values
 from unet3d.training.module import SegmentationModule
 from unet3d.training.schedules import get_rate
-
-WINDOW = 50  # steps averaged before a warning about waiting for data
-
-MAX_WAIT_FRACTION = {"cuda": 0.02, "cpu": 0.1}
-"""Fraction of a step from which waiting is worth a warning; without workers a CPU always waits."""
-
-ADVICE = {
-    "reading": "data.cache on a faster disk",
-    "augmenting": "augmentation=light or none",
-}
-"""What makes a part of loading cheaper."""
 
 VALIDATION = ("val/dice", "val/hd95_mm")
 """Scores of a validation that have a curve; Dice has one per class, too."""
@@ -130,17 +117,14 @@ def make_tags(name: str, peak: MemoryRecord) -> dict[str, float]:
 class StepTimer(Callback):
     """Time each optimizer step from the end of the previous one, including waiting for data."""
 
-    def __init__(self, num_workers: int):
-        self.num_workers = num_workers
+    def __init__(self) -> None:
         self.start = 0.0
         self.volumes = 0
-        self.batches: list[Any] = []  # waits and loading times of this step's micro-batches
+        self.waits: list[WaitTimer] = []  # of this step's micro-batches
         self.stepping = False  # whether this batch ends with an optimizer step
         self.seconds, self.shares = array("d"), array("d")  # of every step
-        self.recent: Any = Counter()  # seconds of the latest steps: in all, waiting, and by part
         self.gpu_utilization: int | None = None  # percent
         self.queried_at = 0.0
-        self.warned = False
 
     def on_train_epoch_start(self, *_: Any) -> None:
         self.start = time.perf_counter()
@@ -152,7 +136,7 @@ class StepTimer(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self.volumes += len(batch["image"])
-        self.batches.append((batch["wait"], batch["seconds"]))
+        self.waits.append(batch["wait"])
 
     def on_before_optimizer_step(self, *_: Any) -> None:
         self.stepping = True
@@ -163,27 +147,16 @@ class StepTimer(Callback):
         now = time.perf_counter()
         total = now - self.start
         # The host has read this step's loss, so the GPU is done with the batch: no extra sync.
-        waiting = sum(wait.get_seconds() for wait, _ in self.batches)
+        waiting = sum(wait.get_seconds() for wait in self.waits)
         self.seconds.append(total)
         self.shares.append(waiting / total)
-        self.recent.update(total=total, waiting=waiting)
-        for _, parts in self.batches:
-            self.recent.update(parts)
         values = {
             "speed/step_seconds": total,
             "speed/volumes_per_second": self.volumes / total,
             "speed/data_wait_fraction": waiting / total,
         }
         log_values(pl_module, values | self._query_gpu(pl_module.device, now))
-        self.start, self.volumes, self.batches, self.stepping = now, 0, [], False
-        if len(self.seconds) % WINDOW == 1:  # step 1 is warmup
-            if len(self.seconds) > WINDOW and not self.warned:
-                step = {part: seconds / WINDOW for part, seconds in self.recent.items()}
-                if step["waiting"] > MAX_WAIT_FRACTION[pl_module.device.type] * step["total"]:
-                    self.warned = True
-                    cores = count_usable_cores()
-                    pl_module.print(format_bottleneck(step, self.num_workers, cores))
-            self.recent.clear()
+        self.start, self.volumes, self.waits, self.stepping = now, 0, [], False
 
     def _query_gpu(self, device: torch.device, now: float) -> dict[str, float]:
         """Return the driver's utilization, queried once a second; it samples a few times."""
@@ -204,21 +177,6 @@ class StepTimer(Callback):
             "median_data_wait_fraction": median(shares),
             "steps_timed": len(seconds),
         }
-
-
-def format_bottleneck(step: Mapping[str, float], num_workers: int, max_workers: int) -> str:
-    """Return a line about the seconds of a step: in all, waiting for data, and loading by part."""
-    parts = {part: seconds for part, seconds in step.items() if part not in ("total", "waiting")}
-    loading, computing = sum(parts.values()), step["total"] - step["waiting"]
-    part = max(parts, key=parts.__getitem__)
-    enough = min(max_workers, max(ceil(loading / computing), num_workers + 1))
-    advice = [f"data.num_workers={enough}"] if enough > num_workers else []
-    advice += [ADVICE[part]] if part in ADVICE else []
-    return (
-        f"waiting for data takes {100 * step['waiting'] / step['total']:.0f}% of a step "
-        f"({step['waiting']:.3f} of {step['total']:.3f} s): {part} takes {parts[part]:.3f} of the "
-        f"{loading:.3f} s to load its batches" + (f"; try {', or '.join(advice)}" if advice else "")
-    )
 
 
 class Curves(Callback):
