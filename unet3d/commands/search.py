@@ -36,7 +36,6 @@ from unet3d.text import GIB, format_bytes, format_columns, pluralize
 from unet3d.training.callbacks.trials import PrunedTrialError, PruningCallback
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.run_folder import TRAINING_MARKERS, open_run_folder, write_records
-from unet3d.training.trainer import check_search_monitor
 
 OWN_KEYS = "space trials startup budget_gib monitor mode prune prune_after".split()
 """Keys that `unet3d train` does not have."""
@@ -88,7 +87,7 @@ def read_config(composed: ComposedConfig) -> SearchConfig:
     # The lowest number of a range stands for all of them.
     choices = {key: getattr(d, "choices", None) or (d.low,) for key, d in space.items()}
     first = {key: values[0] for key, values in choices.items()}
-    check_search_monitor(settings.make_trial(first), settings.monitor)
+    settings.make_trial(first)
     for key, values in choices.items():
         for value in values[1:]:
             settings.make_trial(first | {key: value})

@@ -24,7 +24,12 @@ from lightning.pytorch.loggers import (
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard.summary import hparams
 
-from unet3d.errors import describe_os_error, explain_missing_packages, summarize_error
+from unet3d.errors import (
+    UsageError,
+    describe_os_error,
+    explain_missing_packages,
+    summarize_error,
+)
 from unet3d.files import atomic_write, write_text
 from unet3d.training.lightning_internals import (
     catch_write_errors,
@@ -244,6 +249,14 @@ def log_values(pl_module: LightningModule, values: Mapping[str, float], **option
     """
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
     pl_module.log_dict(tensors, **options)
+
+
+def get_metric(metrics: Mapping[str, Any], name: str) -> float:
+    """Return a metric that an option `monitor` names; say which there are if it is none of them."""
+    if name not in metrics:
+        known = ", ".join(sorted(key for key in metrics if key.startswith("val/")))
+        raise UsageError(f"monitor={name}: no such metric; a validation logs {known}")
+    return float(metrics[name])
 
 
 def log_image(logger: Logger, name: str, image: np.ndarray, step: int) -> None:

@@ -29,7 +29,7 @@ from unet3d.training.config import TrainConfig
 from unet3d.training.cuda_graph import GraphedPass
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import gather_in_case_order
-from unet3d.training.loggers import log_values
+from unet3d.training.loggers import get_metric, log_values
 from unet3d.training.nonfinite import NonFiniteGuard
 from unet3d.training.schedules import RunSchedule, build_scheduler, get_rate
 from unet3d.types import Sample
@@ -167,7 +167,7 @@ class SegmentationModule(LightningModule):
         schedule: Any = self.lr_schedulers()
         if isinstance(schedule, ReduceLROnPlateau) and not self.trainer.sanity_checking:
             known = {**self.trainer.callback_metrics, **values}
-            schedule.step(float(known[schedule.monitor]))
+            schedule.step(get_metric(known, schedule.monitor))
         self.log_dict(values)
         self.log("dice", scores["dice"], prog_bar=True, logger=False)
 

@@ -3,7 +3,6 @@
 import logging
 import sys
 import warnings
-from collections.abc import Set
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -15,13 +14,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy
 
-from unet3d.data.dataset import ResolvedDataset, build_layout, resolve_dataset
 from unet3d.errors import SignalListener, UsageError
-from unet3d.evaluation.options import build_metrics, select_class_metrics
 from unet3d.machine import TRUE_HALF_TYPES, Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.from_config import make_figure_title
-from unet3d.metric.dice import Dice
 from unet3d.model.weights import cast_to_half
 from unet3d.report.comparison import HIDDEN_KEYS
 from unet3d.training.callbacks.dashboard import RunLogger
@@ -109,7 +105,6 @@ def build_configured(data: VolumeDataModule, checkpoints: Path) -> list[Callback
     Without validation there is no best checkpoint.
     """
     settings, has_validation = data.settings, data.settings.fold is not None
-    known = list_metrics(settings, data.dataset)
     offered = {
         "folder": checkpoints,
         "class_names": data.dataset.classes,
@@ -118,46 +113,13 @@ def build_configured(data: VolumeDataModule, checkpoints: Path) -> list[Callback
     }
     built: list[Callback] = []
     for name, factory in settings.callbacks.items():
-        if "monitor" in factory.arguments:
-            check_monitor(f"{factory.key}.monitor", str(factory.arguments["monitor"]), known)
         needs = signature(factory.target).parameters
         callback = factory(**{key: offered[key] for key in offered.keys() & needs.keys()})
         if isinstance(callback, EarlyStopping) and not has_validation:
             raise UsageError(f"callbacks.{name} needs validation cases, fold=none has none")
         if has_validation or not isinstance(callback, BestCheckpoint):
             built.append(callback)
-    if "monitor" in settings.scheduler.arguments:
-        check_monitor("scheduler.monitor", str(settings.scheduler.arguments["monitor"]), known)
     return built
-
-
-def check_monitor(key: str, name: str, known: Set[str] | None) -> None:
-    """Refuse to follow a metric that no validation logs; of other metrics, steps may log any."""
-    if known is not None and name not in known and (name.startswith("val/") or "/" not in name):
-        raise UsageError(f"{key} must be one of {', '.join(sorted(known))}, got {name!r}")
-
-
-def check_search_monitor(settings: TrainConfig, name: str) -> None:
-    """Refuse to search with a metric that a trial with these settings does not log."""
-    dataset = resolve_dataset(settings.data, build_layout(settings.data).describe())
-    check_monitor("monitor", name, list_metrics(settings, dataset))
-
-
-def list_metrics(settings: TrainConfig, dataset: ResolvedDataset) -> Set[str] | None:
-    """Return the names of what a validation logs: means, and scores of each class.
-
-    None if they are not known, as those of a user's metrics and callbacks.
-    """
-    metrics = build_metrics(settings.metrics, dataset.regions)
-    of_classes = select_class_metrics(metrics)
-    callbacks = [str(factory.arguments.get("_target_")) for factory in settings.callbacks.values()]
-    shipped = all(name.startswith(("unet3d.", "lightning.")) for name in callbacks)
-    if len(of_classes) < len(metrics) or not shipped:
-        return None
-    classes = [f"/{name}" for name in Dice(dataset.classes, dataset.regions).scored_classes]
-    scores = ["dice", "iou", "hd95_mm", *(score for m in of_classes for score in m.scores)]
-    names = {f"{score}{name}" for score in scores for name in ("", *classes)}
-    return {f"val/{name}" for name in names | {f"volume_ratio{name}" for name in classes}}
 
 
 def select_hparams(settings: TrainConfig, config: dict[str, Any]) -> dict[str, str | int | float]:

@@ -15,6 +15,7 @@ from unet3d.training.lightning_internals import (
     is_optimizer_step,
     request_exit,
 )
+from unet3d.training.loggers import get_metric
 
 EARLY_FRACTION = 0.1  # a run that time ended before this fraction of its steps is no result yet
 FEWEST_STEPS = 200  # steps that are expected of a run that only time limits
@@ -115,8 +116,11 @@ class EarlyStopping(callbacks.EarlyStopping):
         return f"EarlyStopping[{self.monitor}]"
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        get_metric(trainer.callback_metrics, self.monitor)
         super().on_validation_end(trainer, pl_module)
-        if self.wait_count >= self.patience and not trainer.sanity_checking:
+        if self.wait_count >= self.patience:
             pl_module.print(
                 f"stopping early: {self.monitor} was not better than {float(self.best_score):.4g} "
                 f"in {self.wait_count} validations"

@@ -6,9 +6,9 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.errors import UsageError
 from unet3d.report.figures import LRCurve
 from unet3d.training.lightning_internals import is_optimizer_step
+from unet3d.training.loggers import get_metric
 from unet3d.training.module import SegmentationModule
 
 
@@ -54,12 +54,9 @@ class PruningCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        known = trainer.callback_metrics
-        if self.monitor not in known:
-            names = ", ".join(sorted(name for name in known if name.startswith("val/")))
-            raise UsageError(f"no metric {self.monitor}; a validation logs {names}")
+        value = get_metric(trainer.callback_metrics, self.monitor)
         self.validations += 1
-        if self.report(self.validations, float(known[self.monitor])):
+        if self.report(self.validations, value):
             raise PrunedTrialError
 
     def state_dict(self) -> dict[str, Any]:
