@@ -12,7 +12,12 @@ from unet3d.cuda_graphs import CudaGraphs
 from unet3d.memory.step.training_step import find_cuda_graph_obstacle
 from unet3d.text import MIB
 from unet3d.training import preflight
-from unet3d.training.cuda_graph import WARMUP_BATCHES, GraphedPass, choose_graphs
+from unet3d.training.cuda_graph import (
+    WARMUP_BATCHES,
+    GraphedPass,
+    choose_graphs,
+    find_skipped_code,
+)
 from unet3d.training.ranks import ProcessRank
 
 OPTIONS = ("fold=0", "model=unet_tiny", "trainer.max_steps=7", "data.patches_per_case=8")
@@ -60,6 +65,7 @@ def test_replayed_steps_equal_eager_steps_bit_for_bit(composed, tmp_path, monkey
     eager = train(composed, tmp_path / "a", monkeypatch, *overrides)
     replayed = train(composed, tmp_path / "b", monkeypatch, *overrides, recorder=recorder)
     assert replayed.module.graphed_pass.recording is not None
+    assert not replayed.module.graphed_pass.trusted
     assert_equal(replayed, eager)
 
 
@@ -84,36 +90,26 @@ def test_a_replayed_batch_with_a_non_finite_loss_is_skipped(composed, tmp_path, 
     assert_equal(*runs)
 
 
-def test_a_step_that_cannot_be_recorded_is_launched_as_before(
-    composed, tmp_path, monkeypatch, caplog
-):
-    class ReadLoss(pl.Callback):
-        def on_fit_start(self, trainer, pl_module):
-            pl_module.loss.register_forward_hook(lambda module, args, loss: loss.item() and None)
+def test_a_batch_that_cannot_be_recorded_is_computed_as_before(caplog):
+    def read_loss(x, y):
+        loss = (x * y[:, None]).mean()
+        return loss * (loss.item() < torch.inf)
 
-    options = {"recorder": OperationRecorder(), "callbacks": [ReadLoss()]}
-    run = train(composed, tmp_path / "a", monkeypatch, "trainer.cuda_graph=true", **options)
-    assert run.module.graphed_pass.recording is None
+    recorded = GraphedPass(torch.nn.Conv3d(1, 2, 1), read_loss, OperationRecorder())
+    image, label = torch.randn(2, 1, 2, 2, 2), torch.ones(2, 2, 2, 2)
+    losses = {recorded(image, label)[0].item() for _ in range(6)}
+    assert losses == {read_loss(recorded.model(image), label).item()}
+    assert recorded.recording is None
     (line,) = [r.getMessage() for r in caplog.records if "CUDA graphs" in r.getMessage()]
     assert line.endswith("without CUDA graphs: operation not permitted when stream is capturing")
-    assert_equal(run, train(composed, tmp_path / "b", monkeypatch))
 
 
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
-def test_auto_does_not_record_a_network_with_hooks(
-    composed, tmp_path, monkeypatch, caplog, register
-):
-    calls = []
-
-    class CountCalls(pl.Callback):
-        def on_fit_start(self, trainer, pl_module):
-            getattr(pl_module.model.heads[0], register)(lambda *_: calls.append(1) and None)
-
-    options = {"recorder": OperationRecorder(), "callbacks": [CountCalls()]}
-    train(composed, tmp_path, monkeypatch, "checkpointing=none", **options)
-    assert len(calls) == 7  # one per step
-    (line,) = [r.getMessage() for r in caplog.records if "CUDA graphs" in r.getMessage()]
-    assert "a replay would not call a hook of Conv3d" in line
+def test_auto_does_not_record_a_network_with_hooks(register):
+    model = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 1))
+    assert find_skipped_code(model) is None
+    getattr(model[0], register)(lambda *_: None)
+    assert find_skipped_code(model) == "a hook of Conv3d"
 
 
 def test_auto_does_not_record_code_of_users():
@@ -138,13 +134,13 @@ def test_auto_does_not_record_where_the_memory_of_graphs_does_not_fit(
     composed, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(preflight, "get_available_bytes", lambda device: 2**20)
-    recorder, estimated = OperationRecorder(), "memory.estimate=true"
-    run = train(composed, tmp_path / "a", monkeypatch, estimated, recorder=recorder)
-    assert run.module.graphed_pass is None
-    assert "steps run without CUDA graphs, whose memory does not fit" in run.notes
-    options = (estimated, "trainer.cuda_graph=true", "trainer.max_steps=1")
-    run = train(composed, tmp_path / "b", monkeypatch, *options, recorder=recorder)
-    assert run.module.graphed_pass is not None
+    monkeypatch.setattr(command, "choose_graphs", lambda *_: (OperationRecorder(), []))
+    for choice in ("auto", "true"):
+        words = ["model=unet_tiny", "memory.estimate=true", f"trainer.cuda_graph={choice}"]
+        run = command.build_training(composed(*words), tmp_path)
+        assert (run.module.graphed_pass is None) == (choice == "auto")
+        note = "steps run without CUDA graphs, whose memory does not fit"
+        assert (note in run.notes) == (choice == "auto")
 
 
 def test_a_batch_of_another_size_is_not_replayed():
@@ -161,30 +157,25 @@ def test_a_batch_of_another_size_is_not_replayed():
     assert outputs is not None  # of the last batch, which ran without the recording
 
 
-def test_after_warmup_no_batch_calls_the_network_and_peaks_are_those_of_the_recording(
+def test_after_warmup_peaks_and_the_memory_of_validation_are_those_of_the_recording(
     composed, tmp_path, monkeypatch
 ):
     """The allocator does not see what is allocated within a graph."""
-    calls = []
+    calls, recorder = [], OperationRecorder()
 
     class CountForwards(pl.Callback):
         def on_fit_start(self, trainer, pl_module):
-            pl_module.model.register_forward_hook(lambda *_: calls.append(1))
+            pl_module.model.register_forward_hook(lambda model, *_: calls.append(model.training))
 
-    options = {"recorder": OperationRecorder(), "callbacks": [CountForwards()]}
+    options = {"recorder": recorder, "callbacks": [CountForwards()], "validate": True}
     run = train(composed, tmp_path, monkeypatch, "trainer.cuda_graph=true", **options)
-    assert len(calls) == WARMUP_BATCHES + 1  # the last one is recorded
+    assert sum(calls) == WARMUP_BATCHES + 1  # the last one is recorded
     steady = run.callbacks.memory.summarize()["steady_step"]["phases"]
     assert {p: r.get("allocated") for p, r in steady.items()} == {
         "forward": PEAK.allocated,
         "backward": PEAK.allocated,
         "optimizer": None,
     }
-
-
-def test_validation_uses_the_memory_of_the_recording(composed, tmp_path, monkeypatch):
-    recorder = OperationRecorder()
-    run = train(composed, tmp_path, monkeypatch, recorder=recorder, validate=True)
     volumes, validations = len(run.data.val_loader), run.trainer.current_epoch
     assert recorder.borrowed == volumes * validations > 0  # not before there is a recording
 
@@ -204,17 +195,11 @@ def test_what_cannot_be_recorded_is_known_before(composed, overrides, several_pr
     assert obstacle is None if reason is None else obstacle.startswith(reason)
 
 
-def test_a_run_says_why_it_does_not_record(composed, tmp_path):
-    run = command.build_training(composed("trainer.cuda_graph=true"), tmp_path)
-    assert "trainer.cuda_graph=true has no effect: a cpu device has no CUDA graphs" in run.notes
-    assert run.module.graphed_pass is None
-
-
-def test_auto_records_on_one_gpu(composed):
-    step = composed().step
-    for device, processes in (("cpu", 1), ("cuda", 2)):
-        process = ProcessRank(world_size=processes)
-        assert choose_graphs(step, torch.device(device), process) == (None, [])
+def test_a_run_says_why_it_does_not_record_what_it_was_asked_to(composed):
+    note = "trainer.cuda_graph=true has no effect: a cpu device has no CUDA graphs"
+    for choice, notes in (("true", [note]), ("auto", [])):
+        step = composed(f"trainer.cuda_graph={choice}").step
+        assert choose_graphs(step, torch.device("cpu"), ProcessRank()) == (None, notes)
 
 
 @pytest.mark.gpu
