@@ -135,28 +135,23 @@ OFTEN = {"step": ["scheduler.step_size=2"], "warm_restarts": ["scheduler.T_0=2"]
 
 
 @pytest.mark.parametrize(
-    ("hook", "calls"),
-    [("on_train_batch_end", 6), ("on_validation_start", 0)],
-    ids=["last_step", "validation"],
-)
-def test_a_run_resumes_exactly_after_a_signal(composed, tmp_path, uninterrupted, hook, calls):
-    request = composed(*LONG, "resume=auto")
-    train_interrupted(request, tmp_path, hook, calls)
-    assert_same(uninterrupted(), read_results(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "options",
+    ("hook", "calls", "options"),
     [
-        ["trainer.max_steps=null", "trainer.max_epochs=2"],
-        ["head_warmup=0.6", "lr_factors={encoder:0.1,encoder.0:0.5}"],
-        pytest.param(["precision=bf16-true", "ema_decay=0.9"], marks=pytest.mark.long),
+        ("on_train_batch_end", 3, ["trainer.max_steps=null", "trainer.max_epochs=2"]),
+        # Every second epoch, and at the end of the run, within the fourth.
+        ("on_train_batch_end", 9, ["trainer.check_val_every_n_epoch=2", "trainer.max_steps=10"]),
+        ("on_validation_batch_end", 0, ["ema_decay=0.8", "model.norm=batch"]),
+        pytest.param(
+            *("on_train_batch_end", 3, ["precision=bf16-true", "ema_decay=0.9"]),
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["epochs", "groups", "averaged_half"],
+    ids=["epochs", "validation_interval", "averaged_in_validation", "averaged_half"],
 )
-def test_a_run_resumes_exactly_with_any_options(composed, tmp_path, uninterrupted, options):
-    request = composed(*LONG, "resume=auto", *options)
-    train_interrupted(request, tmp_path, "on_train_batch_end", 3)
+def test_a_run_resumes_exactly_with_any_options(
+    composed, tmp_path, uninterrupted, hook, calls, options
+):
+    train_interrupted(composed(*LONG, "resume=auto", *options), tmp_path, hook, calls)
     assert_same(uninterrupted(*options), read_results(tmp_path))
 
 
@@ -169,18 +164,6 @@ def test_a_run_resumes_exactly_with_every_optimizer_and_schedule(
     request = composed(*LONG, "resume=auto", *options)
     train_interrupted(request, tmp_path, "on_train_batch_end", 3)
     assert_same(uninterrupted(*options), read_results(tmp_path))
-
-
-def test_an_average_of_weights_resumes_exactly_in_a_validation(composed, tmp_path, uninterrupted):
-    options = ["ema_decay=0.8", "model.norm=batch"]
-    request = composed(*LONG, "resume=auto", *options)
-    train_interrupted(request, tmp_path, "on_validation_batch_end", 0)
-    expected = uninterrupted(*options)
-    assert_same(expected, read_results(tmp_path))
-    last = expected[0]["last"]
-    averaged, trained = last["state_dict"], last["trained_weights"]
-    assert trained.keys() < averaged.keys()  # counts of batches are not averaged
-    assert all(not averaged[key].equal(trained[key]) for key in trained)
 
 
 def test_a_crash_between_a_step_and_its_logging_leaves_no_gap_in_the_curves(
@@ -196,14 +179,6 @@ def test_a_crash_between_a_step_and_its_logging_leaves_no_gap_in_the_curves(
     _, done = train(request, tmp_path)
     assert done
     assert_same(uninterrupted(), read_results(tmp_path))
-
-
-def test_a_resumed_run_keeps_its_validation_interval(composed, tmp_path, uninterrupted):
-    """Every second epoch, and at the end of the run, within the fourth."""
-    options = ["trainer.check_val_every_n_epoch=2", "trainer.max_steps=10"]
-    request = composed(*LONG, "resume=auto", *options)
-    train_interrupted(request, tmp_path, "on_train_batch_end", 9)
-    assert_same(uninterrupted(*options), read_results(tmp_path))
 
 
 def test_a_raised_limit_cancels_the_pending_last_validation(composed, tmp_path):
