@@ -1,9 +1,14 @@
 """A folder belongs to one run: at a time, and at all times."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import yaml
 
 from unet3d.__main__ import main
+from unet3d.errors import UsageError
 from unet3d.training.run_folder import LOCK, lock_folder
 
 
@@ -20,19 +25,6 @@ def used(unet3d, tmp_path):
     return tmp_path / "run"
 
 
-def test_a_run_that_starts_anew_renames_the_folder_of_the_earlier_one(unet3d, used, capsys):
-    before = read_all(used)
-    assert {path.parts[0] for path in before} >= {"checkpoints", "validation", "evaluation"}
-    for number in (1, 2):
-        assert unet3d("fold=none", "logger=csv") == 0
-        earlier = used.with_name(f"run.{number}")
-        assert f"{used} held an earlier run, which is in {earlier} now" in capsys.readouterr().out
-        assert read_all(earlier) == before
-        before = read_all(used)
-        assert not {"validation", "evaluation"} & {path.parts[0] for path in before}
-    assert not list(used.parent.rglob(LOCK))
-
-
 def test_a_link_to_a_folder_leads_to_the_latest_run(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "disk" / "a").mkdir(parents=True)
@@ -41,6 +33,11 @@ def test_a_link_to_a_folder_leads_to_the_latest_run(small, tmp_path, monkeypatch
         assert main(["train", *small, "hydra.run.dir=run", "logger=csv"]) == 0
     assert {path.name for path in (tmp_path / "disk").iterdir()} == {"a", "a.1"}
     assert (tmp_path / "run").is_symlink()
+    assert not list(tmp_path.rglob(LOCK))
+    records = {path.name: path for path in (tmp_path / "run" / ".hydra").iterdir()}
+    assert records.keys() == {"config.yaml", "hydra.yaml", "overrides.yaml"}
+    assert yaml.safe_load(records["hydra.yaml"].read_text())["hydra"]["job"]["name"]
+    assert "logger=csv" in yaml.safe_load(records["overrides.yaml"].read_text())
 
 
 def test_a_run_that_is_refused_leaves_the_earlier_one_in_its_folder(unet3d, used):
@@ -62,14 +59,6 @@ def test_a_search_in_the_folder_of_a_run_is_refused(small, used, capsys):
     (unstarted / "config.yaml").write_text("")
     words[1:] = [f"hydra.run.dir={unstarted.parent}", "trials=1", "logger=none"]
     assert main(["search", *small, *words]) == 0
-
-
-def test_a_run_keeps_the_records_that_hydra_would_write(unet3d, tmp_path):
-    assert unet3d("logger=csv") == 0
-    records = {path.name: path for path in (tmp_path / "run" / ".hydra").iterdir()}
-    assert records.keys() == {"config.yaml", "hydra.yaml", "overrides.yaml"}
-    assert yaml.safe_load(records["hydra.yaml"].read_text())["hydra"]["job"]["name"]
-    assert "logger=csv" in yaml.safe_load(records["overrides.yaml"].read_text())
 
 
 def test_two_runs_of_the_same_second_get_two_folders(small, tmp_path, monkeypatch):
@@ -104,3 +93,35 @@ def test_a_sweep_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
     assert main(words) == 0
     assert read_all(tmp_path / "sweep.1") == before
     assert [path.name for path in sweep.iterdir() if path.is_dir()] == ["0"]
+
+
+def test_a_folder_in_use_is_refused_in_one_line_that_says_how_to_clear_it(tmp_path):
+    expected = rf"in use by process {os.getpid()} on .*, since 20.*delete {tmp_path / LOCK}\)$"
+    with lock_folder(tmp_path), pytest.raises(UsageError, match=expected), lock_folder(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with lock_folder(tmp_path):
+        pass
+
+
+def test_a_killed_process_holds_nothing_even_if_it_has_forked(tmp_path):
+    code = (
+        "import os, sys, time; from pathlib import Path\n"
+        "from unet3d.training.run_folder import lock_folder\n"
+        "with lock_folder(Path(sys.argv[1])):\n"
+        "    if not os.fork():  # a data worker outlives its parent for seconds\n"
+        "        print('held', flush=True)\n"
+        "    time.sleep(30)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout.readline() == b"held\n"
+        try:
+            with pytest.raises(UsageError, match=f"process {process.pid} "), lock_folder(tmp_path):
+                pass
+            process.kill()
+            process.wait()
+            with lock_folder(tmp_path):
+                pass
+        finally:
+            os.killpg(process.pid, 9)
