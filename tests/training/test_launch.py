@@ -1,7 +1,6 @@
 """`unet3d train` with several ranks: how they start, and how they end together."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -9,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.errors import SignalListener
+from unet3d.errors import RunError, SignalListener
 from unet3d.training import distributed
-from unet3d.training.distributed import start_ranks, wait_for_ranks
+from unet3d.training.distributed import launch_ranks, start_ranks, wait_for_ranks
 
 
 @pytest.mark.parametrize(
@@ -41,35 +40,26 @@ def test_ranks_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
     assert process.wait() == 0
 
 
-def start(*command, folder):
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", *command, f"hydra.run.dir={folder}"]
-    return subprocess.Popen(command, cwd=folder.parent, env=env, stdout=-1, stderr=-1, text=True)
-
-
-def list_children(pid):
-    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_killed_rank_ends_the_run(small, tmp_path):
-    options = [*small, "trainer.devices=2", "trainer.max_steps=5000", "save_every_seconds=0"]
-    launcher = start("unet3d", "train", *options, folder=tmp_path / "run")
-    while not list(tmp_path.glob("run/checkpoints/last.ckpt")):
-        assert launcher.poll() is None
-        time.sleep(0.05)
-    os.kill(list_children(launcher.pid)[1], signal.SIGKILL)
-    _, err = launcher.communicate()
-    assert launcher.returncode == 4
-    assert "rank 1 was killed by SIGKILL; rerun with resume=auto" in err
+def test_a_killed_rank_ends_the_run_and_is_named(tmp_path, monkeypatch):
+    scripts = ("exec sleep 30", "kill -KILL $$")
+    monkeypatch.setattr(distributed, "SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr(
+        distributed,
+        "start_ranks",
+        lambda *_: [subprocess.Popen(["sh", "-c", script]) for script in scripts],
+    )
+    with pytest.raises(RunError, match="rank 1 was killed by SIGKILL; rerun with resume=auto"):
+        launch_ranks([], tmp_path, 2)
 
 
 @pytest.mark.slow
 def test_ranks_of_torchrun_share_one_folder(small, tmp_path):
-    torchrun = ["torch.distributed.run", "--nproc-per-node=2", "-m", "unet3d", "train"]
-    launcher = start(*torchrun, *small, "trainer=torchrun", folder=tmp_path / "run")
-    out, err = launcher.communicate()
-    assert launcher.returncode == 0, err
-    assert "2 ranks" in out
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "unet3d"]
+    command += ["train", *small, "trainer=torchrun", f"hydra.run.dir={tmp_path / 'run'}"]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "2 ranks" in ended.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
