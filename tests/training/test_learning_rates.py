@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -5,6 +7,7 @@ import torch
 from tests.config.helpers.configs import SHRUNK
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
+from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.schedules import Cosine, Poly
 
 
@@ -81,15 +84,18 @@ def test_the_rate_falls_when_validation_no_longer_improves(composed, tmp_path):
     assert [rate for (rate,) in rates.rates] == pytest.approx([1, 1, 1, 1, 0.1, 0.1])
 
 
-def test_the_learning_rate_follows_the_limit_that_comes_first(composed, tmp_path):
-    linear = ("scheduler.power=1.0", "scheduler.warmup=0")
-    for steps, epochs, expected in (
-        (4, 100, [1, 0.75, 0.5, 0.25]),
-        (100, 2, [1 - n / 6 for n in range(6)]),
-    ):
-        limits = (f"trainer.max_steps={steps}", f"trainer.max_epochs={epochs}")
-        rates = record_rates(composed, tmp_path, *linear, *limits)
-        assert rates == pytest.approx(expected)
+def test_the_limit_that_comes_first_says_how_much_of_a_run_is_done():
+    for max_steps, max_epochs, expected in ((4, 100, 1 / 4), (100, 2, 1 / 6), (None, -1, 0)):
+        batches = SimpleNamespace(current=SimpleNamespace(processed=1))
+        trainer = SimpleNamespace(
+            global_step=1,
+            max_epochs=max_epochs,
+            current_epoch=0,
+            num_training_batches=3,
+            fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=batches)),
+        )
+        limits = StoppingLimits(max_steps=max_steps)
+        assert limits.fraction_done(trainer) == pytest.approx(expected)
 
 
 @pytest.mark.slow

@@ -44,25 +44,6 @@ def test_a_step_has_one_row_however_often_it_is_written(tmp_path):
     ]
 
 
-def test_a_resumed_run_replaces_the_rows_since_its_checkpoint(tmp_path):
-    first = ResumableCSVLogger(tmp_path)
-    for n in range(4):
-        first.log_metrics({"loss": float(n)}, n)
-    first.finalize("failed")
-    second = ResumableCSVLogger(tmp_path)
-    second.purge(2)
-    second.log_metrics({"dice": 0.5}, 1)
-    second.log_metrics({"loss": 7.0}, 2)
-    second.finalize("success")
-    assert [tuple(row.values()) for row in read_csv(tmp_path)] == [
-        ("0", "0.0", ""),
-        ("1", "1.0", "0.5"),
-        ("2", "7.0", ""),
-    ]
-    ResumableCSVLogger(tmp_path).purge(0)  # of a run that starts over
-    assert not (tmp_path / "csv" / "metrics.csv").exists()
-
-
 MISSING = "some metrics were not logged; training continues"
 
 

@@ -60,22 +60,15 @@ class CountingMeter(PeakMeter):
         return MemoryRecord(allocated=self.reads * MIB)
 
 
-def test_forward_backward_and_optimizer_are_measured_separately(composed, tmp_path):
-    options = ("fold=none", "trainer.max_steps=2")
+def test_a_step_has_a_peak_of_each_phase_over_all_of_its_micro_batches(composed, tmp_path):
+    options = ("fold=none", "trainer.accumulate_grad_batches=2", "trainer.max_steps=2")
+    options = (*options, "data.patches_per_case=2")
     run, steps = train(composed, tmp_path, *options, meter=CountingMeter())
-    tags = [f"memory/{p}_peak_allocated_mib" for p in ("forward", "backward", "optimizer")]
-    assert [steps[0][tag] for tag in tags] == [1, 2, 3]
-    assert steps[0]["memory/step_peak_allocated_mib"] == 3
+    tags = [f"memory/{p}_peak_allocated_mib" for p in ("forward", "backward", "optimizer", "step")]
+    assert [steps[1][tag] for tag in tags] == [3, 4, 5, 5]
     summary = run.callbacks.memory.summarize()
     peaks = {part: record["allocated"] // MIB for part, record in summary.items()}
-    assert peaks == {"first_step": 3, "steady_step": 6}
-
-
-def test_a_step_is_one_optimizer_step_with_all_its_micro_batches(composed, tmp_path):
-    options = ("fold=none", "trainer.accumulate_grad_batches=2", "trainer.max_steps=1")
-    run, _ = train(composed, tmp_path, *options, meter=CountingMeter())
-    peaks = {phase: record.allocated // MIB for phase, record in run.callbacks.memory.first.items()}
-    assert peaks == {"forward": 3, "backward": 4, "optimizer": 5}
+    assert peaks == {"first_step": 5, "steady_step": 10}
 
 
 @pytest.mark.gpu
