@@ -97,8 +97,10 @@ class TrainingWarnings(Callback):
             messages.append(self._append_overrides(message, "class"))
         medians = self._find_flat_loss() if "loss" in problems else None
         if medians is not None:
-            message = "the loss does not fall: its median was {:.4g} in the first eighth of the "
-            message = (message + "steps and {:.4g} in the last").format(*medians)
+            message = (
+                f"the loss does not fall: its median was {medians[0]:.4g} in the first eighth of "
+                f"the steps and {medians[1]:.4g} in the last"
+            )
             messages.append(self._append_overrides(message, "loss"))
         return messages
 
@@ -139,12 +141,11 @@ class TrainingWarnings(Callback):
         if done and found != ["divergence"] and self.limits.ended_early(steps):
             planned = self.limits.planned_steps
             time = format_duration(self.limits.time_elapsed() * planned / steps)
-            message = (
+            warnings.append(
                 f"trainer.max_time ended the run after {steps:,} of {planned:,} steps: resume it "
                 f"with more time (resume=auto trainer.max_time={time} for all steps), or start a "
-                "run with cheaper steps"
+                "run with a smaller model.width or data.patch_size"
             )
-            warnings.append(self._append_overrides(message, "slow"))
         named = [p for p in found if done or p == "divergence" or p in self.active]
         return warnings + self._describe(named, steps, skipped)
 
@@ -183,31 +184,23 @@ def detect_divergence(points: Points, lowest: float) -> tuple[float, float] | No
 
 
 def suggest_overrides(
-    settings: TrainConfig,
-    kind: Literal["slow", "class", "loss"],
-    *,
-    out_of_time: bool = False,
+    settings: TrainConfig, kind: Literal["class", "loss"], *, out_of_time: bool = False
 ) -> list[str]:
     """Return overrides to try against a kind of problem; only keys that the network has.
 
     A run that was `out_of_time` is not asked for more steps, epochs or channels.
     """
     step, trainer = settings.step, settings.trainer
-    arguments = step.network.model.arguments
-    width = None if arguments.get("channels") is not None else arguments.get("width")
     if kind == "loss":
         lr = step.optimizer.arguments.get("lr")
         is_known = isinstance(lr, int | float) and lr > 0
         return [f"optimizer.lr={lr * factor:g}" for factor in (0.1, 10)] if is_known else []
-    if kind == "slow":
-        batches, volumes = step.micro_batches, step.data.batch_size
-        cheaper = [f"trainer.accumulate_grad_batches={batches // 2}"] if batches > 1 else []
-        cheaper += [f"data.batch_size={volumes // 2}"] if volumes > 1 else []
-        cheaper += [f"model.width={width // 2}"] if isinstance(width, int) and width > 1 else []
-        return [*cheaper, "a smaller data.patch_size"]
+    arguments = step.network.model.arguments
+    width = None if arguments.get("channels") is not None else arguments.get("width")
     counts = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
-    counts = {} if out_of_time else counts
-    limits = [f"trainer.{key}={2 * n}" for key, n in counts.items() if n is not None]
+    limits = [
+        f"trainer.{k}={2 * n}" for k, n in counts.items() if n is not None and not out_of_time
+    ]
     if trainer.max_seconds is not None:
         limits.append(f"trainer.max_time={format_duration(2 * trainer.max_seconds)}")
     overrides = [] if step.network.prior_bias else ["model.prior_bias=true"]
