@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.config.helpers.configs import SHRUNK
 from tests.data.helpers.datasets import write_nnunet
 from unet3d.commands.train import build_training
 from unet3d.data.dataset import ResolvedDataset
@@ -45,10 +44,6 @@ def test_a_strategy_that_was_not_requested_is_noted_and_recorded(composed, tmp_p
     run = build_training(composed("checkpointing=auto"), tmp_path)
     assert run.notes == ["checkpointing=auto: using fused"]
     assert run.config["checkpointing"]["encoders"] == ["store_last"]
-    words = ["model=dynunet", *SHRUNK["dynunet"], "model.prior_bias=false"]
-    assert build_training(composed(*words), tmp_path).notes == [
-        "checkpointing=fused: this network has no fused blocks, using none"
-    ]
 
 
 FACTS = ResolvedDataset(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.config.helpers.configs import SHRUNK
 from unet3d.commands.train import build_training
 from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.errors import UsageError
@@ -36,11 +37,15 @@ def test_each_region_starts_at_its_own_fraction(composed, tmp_path):
     assert bias.sigmoid().tolist() == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_bias_of_a_library_network_is_found_and_named(composed, tmp_path):
-    run = build_training(composed("model=dynunet"), tmp_path)
+def test_the_bias_of_a_library_network_is_found_and_named_and_so_is_its_strategy(
+    composed, tmp_path
+):
+    run = build_training(composed("model=dynunet", *SHRUNK["dynunet"]), tmp_path)
     bias = run.module.model.output_block.conv.conv.bias
     assert bias.softmax(0)[0] > 0.5
-    assert "the bias of output_block.conv.conv starts at the class fractions" in " ".join(run.notes)
+    strategy, found = run.notes
+    assert strategy == "checkpointing=fused: this network has no fused blocks, using none"
+    assert "the bias of output_block.conv.conv starts at the class fractions" in found
 
 
 def test_pretrained_weights_keep_their_bias_but_a_new_head_starts_at_the_class_fractions(

@@ -135,21 +135,16 @@ def test_a_run_that_only_time_limits_ended_early_if_it_has_few_steps():
 
 
 def test_more_is_suggested_of_what_a_run_has_and_the_network_knows(composed):
-    settings = composed("trainer.max_steps=null")
-    for_class = ["trainer.max_epochs=40", "data.foreground_fraction=0.9", "model.width=16"]
-    assert suggest_overrides(settings, "class") == for_class
+    settings = composed(
+        "trainer.max_steps=9", "trainer.max_epochs=3", "trainer.max_time=00:00:10:00"
+    )
+    time, foreground = "trainer.max_time=00:00:20:00", "data.foreground_fraction=0.9"
+    longer = f"trainer.max_steps=18 trainer.max_epochs=6 {time}"
+    assert suggest_overrides(settings, "class") == [longer, foreground, "model.width=16"]
+    assert suggest_overrides(settings, "class", out_of_time=True) == [time, foreground]
     assert suggest_overrides(settings, "loss") == ["optimizer.lr=0.0003", "optimizer.lr=0.03"]
     words = ["model=dynunet", "data.foreground_fraction=1", "trainer.max_steps=50"]
     assert suggest_overrides(composed(*words), "class") == ["trainer.max_steps=100"]
-
-
-def test_every_limit_is_doubled_and_of_a_run_that_time_ended_only_time(composed):
-    limits = ("trainer.max_steps=9", "trainer.max_epochs=3", "trainer.max_time=00:00:10:00")
-    settings, time = composed(*limits), "trainer.max_time=00:00:20:00"
-    longer = f"trainer.max_steps=18 trainer.max_epochs=6 {time}"
-    others = ["data.foreground_fraction=0.9", "model.width=16"]
-    assert suggest_overrides(settings, "class") == [longer, *others]
-    assert suggest_overrides(settings, "class", out_of_time=True) == [time, others[0]]
 
 
 def draw_points(losses):
