@@ -199,7 +199,6 @@ def silence_lightning() -> None:
         r".*The number of training batches .* is smaller than the logging interval.*",
         r".*have no `val_dataloader`.*",  # fold=none
         r".*exists and is not empty.*",  # a resumed run continues in its folder
-        r".*`IterableDataset` has `__len__` defined.*",
         r".*GPU available but not used.*",  # trainer.accelerator=cpu asks for it
         r".*The `srun` command is available on your system but is not used.*",  # see trainer.launch
         r".*call of `lr_scheduler.step\(\)` before `optimizer.step\(\)`.*",  # a skipped first step
