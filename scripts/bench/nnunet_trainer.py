@@ -21,6 +21,7 @@ from itertools import product
 from pathlib import Path
 
 import nibabel
+import nibabel.nifti1
 import numpy as np
 import torch
 
@@ -66,7 +67,7 @@ def convert(source: Path, target: Path) -> None:
     for part in ("imagesTr", "labelsTr"):
         (target / part).mkdir(parents=True)
     for case in content["training"]:
-        image, label = nibabel.load(source / case["image"]), source / case["label"]
+        image, label = nibabel.nifti1.load(source / case["image"]), source / case["label"]
         (target / "labelsTr" / label.name).symlink_to(label.resolve())
         array = np.asarray(image.dataobj)
         channels = [array] if array.ndim == 3 else np.moveaxis(array, 3, 0)

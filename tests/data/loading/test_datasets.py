@@ -72,7 +72,7 @@ def test_balanced_classes_get_equally_many_patches_however_few_cases_have_them(
     patches = make_patches(*volumes, patch_size=[1, 1, 1], balance_classes=balance_classes)
     centers = []
     for epoch in range(3):
-        sampler = make_sampler(20)
+        sampler = EpochSampler(20, batch_size=4, foreground_fraction=0.5, seed=0)
         sampler.start_at(epoch)
         centers += [int(patches[index]["label"].item()) for index in sampler if index[2]]
     assert len(centers) == 30

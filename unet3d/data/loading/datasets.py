@@ -157,7 +157,9 @@ class TrainingPatches(Dataset[PatchSample]):
             return [int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack]
         # The class is drawn first, so that small classes are not rare. A patch around any labeled
         # voxel is not ignored as a whole.
-        c, points = classes[rng.integers(len(classes))] if classes else 0, volume.foreground_points
+        points, c = volume.foreground_points, 0
+        if classes:
+            c = classes[int(rng.integers(len(classes)))]
         rows = np.searchsorted(points[:, 0], np.array([c, c + 1], points.dtype))
         center = points[rng.integers(*rows), 1:].tolist()
         first = [x - p // 2 for x, p in zip(center, self.patch_size, strict=True)]
