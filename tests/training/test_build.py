@@ -46,6 +46,25 @@ def test_a_strategy_that_was_not_requested_is_noted_and_recorded(composed, tmp_p
     assert run.config["checkpointing"]["encoders"] == ["store_last"]
 
 
+@pytest.mark.parametrize(
+    ("options", "epochs"),
+    [
+        ([], 1),  # one window for four patches
+        (["data.patch_size=[8,8,8]"], 14),  # 27 windows
+        (["data.patch_size=[8,8,8]", "trainer.max_steps=null", "trainer.max_epochs=40"], 20),
+        (["data.patch_size=[8,8,8]", "trainer.max_steps=null", "trainer.max_epochs=3"], 3),
+        (["data.patch_size=[8,8,8]", "trainer.check_val_every_n_epoch=2"], 2),
+    ],
+)
+def test_validation_computes_at_most_half_as_many_windows_as_training_patches(
+    composed, tmp_path, options, epochs
+):
+    run = build_training(composed("model.depth=2", *options), tmp_path)
+    assert run.trainer.check_val_every_n_epoch == epochs
+    is_said = any(f"validation every {epochs} epochs" in note for note in run.notes)
+    assert is_said == (epochs in (14, 20, 3))
+
+
 FACTS = ResolvedDataset(
     channels=("T1", "T2"),
     classes=("background", "a", "b"),

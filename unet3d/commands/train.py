@@ -121,6 +121,14 @@ def build_training(
     data.prepare()
     if data.val_loader is None:
         trainer.limit_val_batches = 0
+    elif settings.trainer.check_val_every_n_epoch == "auto":
+        interval = data.choose_validation_interval()
+        trainer.check_val_every_n_epoch = interval
+        if interval > 1:
+            notes.append(
+                f"validation every {interval} epochs, because of its many windows "
+                "(trainer.check_val_every_n_epoch= sets another number)"
+            )
     module.metadata = make_metadata(config, data)
     bias_notes = initialize_head_bias(data, network)
     estimate, memory_notes = estimate_run_memory(data, precision, module)

@@ -45,7 +45,7 @@ class TrainerConfig:
     max_steps: Annotated[int | None, integer(">= 1")]
     max_epochs: Annotated[int | None, integer(">= 1")]
     max_seconds: Annotated[float | None, DURATION, "max_time"]
-    check_val_every_n_epoch: Annotated[int | None, integer(">= 1")]
+    check_val_every_n_epoch: Annotated[int | Literal["auto"] | None, integer(">= 1")]
     show_progress_bar: Annotated[bool | Literal["auto"], "enable_progress_bar"]
 
     @property

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from hashlib import blake2s
+from math import ceil, prod
 from typing import Any
 
 import lightning.pytorch as pl
@@ -26,11 +27,15 @@ from unet3d.data.loading.worker_errors import WorkerCaseTracker
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
+from unet3d.inference.window_order import compute_window_starts
 from unet3d.metric.dice import Dice
 from unet3d.text import join_first, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.distributed import rank_zero_first
 from unet3d.training.ranks import ProcessRank
+
+VALIDATION_FRACTION = 0.5
+"""Windows of validation per patch of training; a window takes about a third of a patch's step."""
 
 
 class VolumeDataModule(pl.LightningDataModule):
@@ -106,6 +111,27 @@ class VolumeDataModule(pl.LightningDataModule):
             rank=self.process.rank,
             world_size=self.process.world_size,
         )
+
+    def choose_validation_interval(self) -> int:
+        """Return the epochs between validations, so that these do not take most of the time.
+
+        The number of epochs is a multiple of it if it is limited: a run ends with a validation.
+        """
+        windows, patch = self.settings.step.windows, self.settings.data.patch_size
+        validated = sum(
+            prod(
+                len(compute_window_starts(n, p, windows.overlap))
+                for n, p in zip(volume.shape, patch, strict=True)
+            )
+            for volume in self.validation
+        )
+        sampler = self.train_loader.epoch_sampler
+        trained = len(sampler) * sampler.world_size
+        interval = max(1, ceil(validated / (trained * VALIDATION_FRACTION)))
+        epochs = self.settings.trainer.max_epochs
+        if epochs is not None:
+            interval = next(n for n in range(min(interval, epochs), epochs + 1) if epochs % n == 0)
+        return interval
 
     def train_dataloader(self) -> TrainLoader:
         return self.train_loader

@@ -158,6 +158,8 @@ def build_trainer(
         plugins.append(TrueHalfPrecision(precision.used))
     else:
         arguments["precision"] = precision.lightning
+    if trainer.check_val_every_n_epoch == "auto":
+        arguments["check_val_every_n_epoch"] = 1  # until the sizes of the volumes are known
     if process.world_size > 1:
         # Lightning uses the device of this process only. The process group exists already.
         devices = [device] * process.local_world_size
