@@ -7,6 +7,7 @@ import pytest
 from tests.report.helpers.reports import make_report
 from unet3d.report.comparison import (
     comparison_to_dict,
+    describe_folds,
     find_pareto_optimal,
     find_runs,
     make_comparison_rows,
@@ -52,6 +53,29 @@ def test_a_run_is_pareto_optimal_unless_another_is_as_good_in_all_and_better_in_
     runs, _ = find_runs([root])
     optimal = zip(runs, find_pareto_optimal(runs), strict=True)
     assert {run.folder.name for run, best in optimal if best} == {"best", "small", "same"}
+
+
+def test_runs_that_differ_in_their_fold_alone_have_a_cross_validated_dice(write_reports):
+    """One fold of two settings has no second one, and two seeds of a fold share their cases."""
+    dice = {
+        "a": (0, "max", 0, {"x": 0.5, "y": 0.7}),
+        "b": (1, "max", 0, {"z": 0.9}),
+        "c": (0, "median", 0, {"x": 0.1, "y": 0.1}),
+        "d": (0, "median", 1, {"x": 0.1, "y": 0.1}),
+    }
+    reports = {
+        name: make_report(0.5, 1, 1, pool=pool, fold=fold, seed=seed)
+        for name, (fold, pool, seed, _) in dice.items()
+    }
+    root = write_reports(**reports)
+    for name, (*_, cases) in dice.items():
+        content = {"cases": {c: {"a": {"dice": d, "reference_ml": 1}} for c, d in cases.items()}}
+        (root / name / "evaluation").mkdir()
+        (root / name / "evaluation" / "evaluation.json").write_text(json.dumps(content))
+    line = (
+        "cross-validated, folds 0, 1 of pool=max, seed=0: Dice 0.7000 [0.5000, 0.9000] over 3 cases"
+    )
+    assert describe_folds(find_runs([root])[0]) == [line]
 
 
 def test_a_run_without_scores_comes_last_and_is_not_drawn(write_reports):

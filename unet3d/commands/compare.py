@@ -17,6 +17,7 @@ from unet3d.report.comparison import (
     RunSummary,
     comparison_to_dict,
     describe_data_sets,
+    describe_folds,
     find_runs,
     group_by_data,
     make_comparison_rows,
@@ -64,7 +65,7 @@ def format_comparison(runs: Sequence[RunSummary]) -> str:
         lines.append(AGAINST_BEST)
     if len(group_by_data(runs)) < len(runs):
         lines.append(PARETO)
-    return "\n".join([*lines, *describe_data_sets(runs)])
+    return "\n".join([*lines, *describe_folds(runs), *describe_data_sets(runs)])
 
 
 def print_sweep_summary(folder: Path) -> None:

@@ -221,6 +221,30 @@ def describe_data_sets(runs: Sequence[RunSummary]) -> list[str]:
     return lines
 
 
+def describe_folds(runs: Sequence[RunSummary]) -> list[str]:
+    """Return the cross-validated Dice of runs that differ in nothing but their fold."""
+    by_settings: dict[str, list[RunSummary]] = {}
+    for run in runs:
+        others = ", ".join(f"{k}={v}" for k, v in run.differs.items() if k != "fold")
+        if "fold" in run.differs and run.cases:
+            by_settings.setdefault(others, []).append(run)
+    lines = []
+    for settings, folds in by_settings.items():
+        cases = {case: scores for run in folds for case, scores in run.cases.items()}
+        if len(folds) < 2 or len(cases) < sum(len(run.cases) for run in folds):
+            continue
+        known = {k: v for run in folds for k, v in (run.evaluation.get("groups") or {}).items()}
+        dice = [[score["dice"] for score in scores.values()] for scores in cases.values()]
+        groups = [known[case] for case in cases] if known else None
+        mean = compute_bootstrap_means(np.array(dice, float), groups)[1]
+        numbers = ", ".join(sorted(run.differs["fold"] for run in folds))
+        lines.append(
+            f"cross-validated, folds {numbers}{f' of {settings}' if settings else ''}: Dice "
+            f"{mean['mean']:.4f} [{mean['low']:.4f}, {mean['high']:.4f}] over {len(cases)} cases"
+        )
+    return lines
+
+
 def find_pareto_optimal(runs: Sequence[RunSummary]) -> list[bool]:
     """Return whether each run is Pareto-optimal among the runs of the same data."""
     data = np.array([run.data for run in runs])
@@ -312,6 +336,7 @@ def render_comparison(runs: Sequence[RunSummary], *, problems: Sequence[str], co
     if len(groups) == 1 < len(runs):
         subtitle += f", {sum(find_pareto_optimal(runs))} of them Pareto-optimal"
     notes = [f"{PARETO}. A line is the front of such runs."] if len(groups) < len(runs) else []
+    notes += describe_folds(runs)
     notes += [AGAINST_BEST] if any(run.against_best for run in runs) else []
     return render_page(
         "comparison.html",
