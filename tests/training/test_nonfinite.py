@@ -1,14 +1,16 @@
 import math
+import signal
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
-from torch import nn
+from torch import distributed, nn
 
 from unet3d.commands.train import build_training
-from unet3d.errors import RunError
+from unet3d.errors import RunError, SignalListener
 from unet3d.training import nonfinite
+from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.nonfinite import (
     NonFiniteGuard,
     find_first_nonfinite_module,
@@ -156,23 +158,59 @@ def test_a_resumed_run_continues_to_count_skipped_steps(composed, tmp_path):
         run.trainer.fit(run.module, run.data.train_loader, ckpt_path=last, weights_only=True)
 
 
-def test_a_rank_skips_a_step_that_another_rank_cannot_take():
-    lines = []
-    strategy = SimpleNamespace(reduce_boolean_decision=lambda decision, all: True)
+@pytest.fixture
+def second_rank(monkeypatch):
+    """Stand for a run of two ranks; return what the other one knows, and the collectives."""
+    other, collectives = [0.0, 0.0, 0.0], []
+
+    def all_reduce(tensor, op):
+        assert op == distributed.ReduceOp.MAX
+        collectives.append(tensor.clone())
+        tensor.copy_(torch.maximum(tensor, torch.tensor(other)))
+
+    monkeypatch.setattr(distributed, "all_reduce", all_reduce)
+    return other, collectives
+
+
+def check_loss(guard, limits, lines):
     task = SimpleNamespace(global_step=7, log_dict=lambda _: None, print=lines.append)
-    task.trainer = SimpleNamespace(world_size=2, strategy=strategy)
+    task.trainer, task.limits = SimpleNamespace(world_size=2), limits
     model = nn.Sequential(nn.BatchNorm3d(1))
-    guard = NonFiniteGuard(max_skipped=1)
     guard.begin(model)
     image = torch.randn(2, 1, 2, 2, 2)
     before = [x.clone() for x in get_running_stats(model)]
     outputs = model(image)
     guard.check_loss(task, model, {"case": ["a"], "image": image}, outputs, outputs.sum())
+    pairs = zip(get_running_stats(model), before, strict=True)
+    return all(x.equal(y) for x, y in pairs)
+
+
+def test_a_rank_skips_a_step_that_another_rank_cannot_take(second_rank):
+    other, _ = second_rank
+    other[0], lines = 1.0, []
+    guard = NonFiniteGuard(max_skipped=1)
+    assert check_loss(guard, StoppingLimits(), lines)
     assert guard.skipping
-    assert all(x.equal(y) for x, y in zip(get_running_stats(model), before, strict=True))
     assert lines == [
         "the loss of another rank is not finite at step 7; step skipped (1 of at most 1)"
     ]
+
+
+def test_ranks_share_a_signal_and_the_clock_that_is_ahead_with_one_collective_per_step(second_rank):
+    other, collectives = second_rank
+    signals = SignalListener()
+    limits = StoppingLimits(max_seconds=100, signals=signals)
+    trainer = SimpleNamespace(max_epochs=None)
+    assert not check_loss(NonFiniteGuard(), limits, [])
+    assert (signals.received, limits.agreed_to_stop) == (None, False)
+    other[1:] = [1.0, 25.0]
+    check_loss(NonFiniteGuard(), limits, [])
+    assert (signals.received, limits.agreed_to_stop) == (signal.SIGTERM, True)
+    assert limits.fraction_done(trainer) == 0.25
+    signals.received, other[1] = signal.SIGINT, 0.0
+    check_loss(NonFiniteGuard(), limits, [])
+    assert limits.agreed_to_stop
+    assert [float(sent[1]) for sent in collectives] == [0, 0, 1]
 
 
 @pytest.mark.gpu

@@ -104,13 +104,13 @@ def build_training(
     seed_run(settings)
     config = make_config_record(settings)
     limits = StoppingLimits(
-        max_steps=settings.trainer.max_steps, max_seconds=settings.trainer.max_seconds
+        max_steps=settings.trainer.max_steps,
+        max_seconds=settings.trainer.max_seconds,
+        signals=signals,
     )
     graphs, graph_notes = choose_graphs(step, device, process)
     network = build_network(step)
-    module = SegmentationModule(
-        data, precision, network, fraction_done=limits.fraction_done, graphs=graphs
-    )
+    module = SegmentationModule(data, precision, network, limits=limits, graphs=graphs)
     run_callbacks = RunCallbacks(
         data, precision, module, limits, config=config, folder=folder, signals=signals
     )

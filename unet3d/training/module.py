@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
@@ -25,6 +25,7 @@ from unet3d.memory.step.build import group_parameters, list_head_parameters, mak
 from unet3d.memory.step.config import list_data_values
 from unet3d.metric.case_scores import CaseMetricAccumulator
 from unet3d.metric.dice import Dice, mask_unannotated
+from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig
 from unet3d.training.cuda_graph import GraphedPass
 from unet3d.training.datamodule import VolumeDataModule
@@ -49,7 +50,7 @@ class SegmentationModule(LightningModule):
         precision: Precision,
         network: nn.Module,
         *,
-        fraction_done: Callable[[Trainer], float],
+        limits: StoppingLimits,
         graphs: CudaGraphs | None,
     ):
         super().__init__()
@@ -75,7 +76,7 @@ class SegmentationModule(LightningModule):
         make_optimizer = make_optimizer_factory(step.optimizer, precision)
         groups = partial(group_parameters, network, step.head_warmup, step.lr_factors)
         self.optimizer: Callable[[], Optimizer] = lambda: make_optimizer(groups())
-        self.scheduler, self.fraction_done = settings.scheduler, fraction_done
+        self.scheduler, self.limits = settings.scheduler, limits
         self.head_warmup = step.head_warmup  # fraction of the run in which only the heads learn
         self.heads = list_head_parameters(network) if step.head_warmup else set()
         groups()  # refuse what the network does not have before any volume is read
@@ -178,7 +179,7 @@ class SegmentationModule(LightningModule):
             group["initial_lr"] = group["lr"]
         schedule = {
             "scheduler": build_scheduler(
-                self.scheduler, optimizer, lambda: self.fraction_done(self.trainer)
+                self.scheduler, optimizer, lambda: self.limits.fraction_done(self.trainer)
             ),
             "interval": "step",
             "reduce_on_plateau": False,  # Lightning would not step it after a resumed validation
@@ -192,7 +193,7 @@ class SegmentationModule(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """In the head warmup, let the optimizer change nothing but the heads."""
-        if self.head_warmup and self.fraction_done(self.trainer) < self.head_warmup:
+        if self.head_warmup and self.limits.fraction_done(self.trainer) < self.head_warmup:
             for parameter in self.model.parameters():
                 if parameter not in self.heads:
                     parameter.grad = None

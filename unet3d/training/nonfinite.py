@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as distributed
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -13,6 +14,9 @@ from torch.utils._pytree import tree_leaves
 from unet3d.errors import RunError
 from unet3d.training.loggers import log_values
 from unet3d.types import HasRetention
+
+if TYPE_CHECKING:
+    from unet3d.training.module import SegmentationModule
 
 MAX_OVERFLOWS = 20
 """Steps in a row whose scaled gradients may overflow: by then a scale of 65,536 is below 1."""
@@ -48,19 +52,30 @@ class NonFiniteGuard:
             torch._foreach_copy_(self.saved_stats, stats)
 
     def check_loss(
-        self, task: LightningModule, model: nn.Module, batch: Any, outputs: Any, loss: Tensor
+        self, task: "SegmentationModule", model: nn.Module, batch: Any, outputs: Any, loss: Tensor
     ) -> None:
-        """Check the loss of a batch, and the gradients of the step before it."""
+        """Check the loss of a batch, and the gradients of the step before it.
+
+        All that ranks must agree on goes with it: there is one collective and one wait in a step.
+        """
         values = [loss.detach().float().mean()]
+        if task.trainer.world_size > 1:
+            shared = torch.tensor([0.0, *task.limits.list_local()], device=loss.device)
+            shared[0] = ~values[0].isfinite()
+            distributed.all_reduce(shared, distributed.ReduceOp.MAX)
+            values += shared.unbind()
         if self.norms is not None:
             values.append(self.norms.isfinite().all().float())
-        self.loss, *gradients_finite = torch.stack(values).tolist()
-        loss_finite = math.isfinite(self.loss)
-        if gradients_finite:
-            self._judge_gradients(task, finite=bool(gradients_finite[0]))
+        self.loss, *others = torch.stack(values).tolist()
+        loss_finite = everywhere_finite = math.isfinite(self.loss)
+        if task.trainer.world_size > 1:
+            nonfinite, stop, seconds, *others = others
+            everywhere_finite = not nonfinite
+            task.limits.agree(stop > 0, seconds)
+        if others:
+            self._judge_gradients(task, finite=bool(others[0]))
         self.cases += batch["case"]
-        decide = task.trainer.strategy.reduce_boolean_decision  # all ranks step, or none
-        if not decide(not loss_finite, all=False):
+        if everywhere_finite:  # all ranks step, or none
             return
         for buffer, value in zip(get_running_stats(model), self.saved_stats, strict=True):
             buffer.copy_(value)

@@ -88,7 +88,7 @@ class RunCallbacks:
             limits,
             self.resume_state,
             *build_configured(data, checkpoints),
-            *([] if signals is None else [Preemption(signals, self.last.save)]),
+            *([] if signals is None else [Preemption(signals, limits, self.last.save)]),
             (ProgressBar if shows_bar else ProgressLines)(limits),
             self.last,
         ]

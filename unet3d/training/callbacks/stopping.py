@@ -26,11 +26,22 @@ class StoppingLimits(Timer):
 
     Lightning's Trainer(max_steps=) ends a run without that, and its Timer stops a resumed run
     before the validation that was pending. Epochs are left to Lightning (trainer.max_epochs).
+
+    Several ranks have clocks and signals of their own, but one learning rate and one end. They
+    agree in every step, together with its loss, and see the same until the next one.
     """
 
-    def __init__(self, *, max_steps: int | None = None, max_seconds: float | None = None):
+    def __init__(
+        self,
+        *,
+        max_steps: int | None = None,
+        max_seconds: float | None = None,
+        signals: SignalListener | None = None,
+    ):
         super().__init__(None if max_seconds is None else timedelta(seconds=max_seconds))
-        self.max_steps, self.max_seconds = max_steps, max_seconds
+        self.max_steps, self.max_seconds, self.signals = max_steps, max_seconds, signals
+        self.agreed_seconds: float | None = None  # of the clock that is ahead; None: one process
+        self.agreed_to_stop = False  # whether a rank had received a signal
         self.out_of_time = False  # whether time ended the run, not another limit
         self.planned_steps: float = inf  # of the other limits
 
@@ -44,8 +55,22 @@ class StoppingLimits(Timer):
             epochs = trainer.current_epoch + batches.processed / trainer.num_training_batches
             fractions.append(epochs / trainer.max_epochs)
         if self.max_seconds is not None:
-            fractions.append(self.time_elapsed() / self.max_seconds)
+            fractions.append(self._elapsed() / self.max_seconds)
         return min(1.0, max(fractions))
+
+    def list_local(self) -> list[float]:
+        """Return what this rank knows alone: whether it received a signal, and its time."""
+        received = self.signals is not None and self.signals.received is not None
+        return [float(received), self.time_elapsed()]
+
+    def agree(self, stop: bool, seconds: float) -> None:
+        """Take over what all ranks know: the maximum of what each knows alone."""
+        self.agreed_to_stop, self.agreed_seconds = stop, seconds
+        if stop and self.signals is not None and self.signals.received is None:
+            self.signals.received = signal.SIGTERM  # another rank received it
+
+    def _elapsed(self) -> float:
+        return self.time_elapsed() if self.agreed_seconds is None else self.agreed_seconds
 
     def ended_early(self, steps: int) -> bool:
         """Return whether time has ended the run long before the steps that were planned."""
@@ -58,11 +83,16 @@ class StoppingLimits(Timer):
     def on_fit_start(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Do not stop yet: the last validation of a run that is resumed may be missing."""
 
+    def on_train_start(self, trainer: Trainer, *args: Any) -> None:
+        super().on_train_start(trainer, *args)
+        if trainer.world_size > 1:
+            self.agreed_seconds = trainer.strategy.broadcast(self.time_elapsed())
+
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         if not is_optimizer_step(trainer):
             return
-        super().on_train_batch_end(trainer)
-        if trainer.should_stop:
+        if self._elapsed() >= (self.max_seconds or inf):
+            trainer.should_stop = True
             self.note_planned_steps(trainer)
         if self.max_steps is not None and trainer.global_step >= self.max_steps:
             trainer.should_stop = True
@@ -136,8 +166,10 @@ class Preemption(Callback):
     The ranks agree on when. An interrupted validation is repeated when the run is resumed.
     """
 
-    def __init__(self, signals: SignalListener, save: Callable[[Trainer], None]):
-        self.signals, self.save = signals, save
+    def __init__(
+        self, signals: SignalListener, limits: StoppingLimits, save: Callable[[Trainer], None]
+    ):
+        self.signals, self.limits, self.save = signals, limits, save
 
     def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         disable_signal_handlers(trainer)
@@ -146,7 +178,9 @@ class Preemption(Callback):
         self.signals.defers_exit = True
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if is_optimizer_step(trainer) and self._is_stop_requested(trainer):
+        one_process = trainer.world_size == 1
+        requested = self.signals.received if one_process else self.limits.agreed_to_stop
+        if is_optimizer_step(trainer) and requested:
             self.save(trainer)
             request_exit(trainer)  # once this step is logged; on_validation_start may come first
 
