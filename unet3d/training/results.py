@@ -295,8 +295,10 @@ def record_postprocessing(
     """Record in the checkpoints which classes keep only their largest component; say why."""
     for path in checkpoints if classes else []:
         update_metadata(path, {"keep_largest_component": classes})
-    names = ", ".join(classes) or "no class"
-    log(f"keeping only the largest component of {names}, judged by {evidence}")
+    if classes:
+        log(f"keeping only the largest component of {', '.join(classes)}, judged by {evidence}")
+    else:
+        log(f"keeping all components: no class meets the condition for its largest ({evidence})")
     return {"largest_component": classes, "evidence": evidence}
 
 
