@@ -55,6 +55,8 @@ def load_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
         # torch adds advice to run the code to its reason, which is the context.
         reason = f"it holds a {named[1]}" if named else summarize_error(error.__context__ or error)
         raise UsageError(f"{path} cannot be read as a checkpoint: {reason}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
     check_format_version(path, content.get("unet3d", {}), FORMAT_VERSION)
     return content
 

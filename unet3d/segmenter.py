@@ -168,7 +168,8 @@ def load(
         overlap: overlap of neighboring windows, as a fraction of their size, in [0, 1).
         batch_size: windows per forward pass.
         flip_axes: axes of test-time augmentation by flipping, of those that training flipped; None
-            flips all of these.
+            flips all of these. ``unet3d predict`` flips them for a network that was evaluated so
+            (``evaluation.tta=true``).
         memory_gib: RAM that a scan may take, besides the networks; all that is free by default.
         keep_largest_component: classes of which only the largest component is kept; as chosen in
             training by default.

@@ -55,6 +55,8 @@ def test_a_constant_nonzero_border_is_planned_as_background(tmp_path, monkeypatc
 
 def test_axes_along_which_classes_are_ordered_are_not_flipped(tmp_path, monkeypatch, capsys):
     write_nnunet(tmp_path / "data", 20)
+    for n, file in enumerate(sorted((tmp_path / "data" / "labelsTr").iterdir())):
+        save_volume(file, make_label(n)[:, :: (-1) ** n])  # in no order along H
     monkeypatch.chdir(tmp_path)
     words = ["data=nnunet", "data.root=data", "budget_gib=4", *SMALL]
     words += ["data.patch_size=[8,8,8]", "data.batch_size=2", "overwrite=true"]

@@ -67,14 +67,18 @@ def test_runs_that_differ_in_their_fold_alone_have_a_cross_validated_dice(write_
         name: make_report(0.5, 1, 1, pool=pool, fold=fold, seed=seed)
         for name, (fold, pool, seed, _) in dice.items()
     }
+    reports["e"] = make_report(0.5, 1, 1, fold=1, seed=0, model={"depth": 9})
+    dice["e"] = (1, "max", 0, {"w": 0.3})
+    reports["f"] = make_report(0.5, 1, 1, fold=0, seed=0)
+    reports["f"]["choices"]["model"] = "another"  # of which the keys are not compared
+    dice["f"] = (0, "max", 0, {"x": 0.3, "y": 0.3})
     root = write_reports(**reports)
     for name, (*_, cases) in dice.items():
         content = {"cases": {c: {"a": {"dice": d, "reference_ml": 1}} for c, d in cases.items()}}
         (root / name / "evaluation").mkdir()
         (root / name / "evaluation" / "evaluation.json").write_text(json.dumps(content))
-    line = (
-        "cross-validated, folds 0, 1 of pool=max, seed=0: Dice 0.7000 [0.5000, 0.9000] over 3 cases"
-    )
+    about = "model=unet_tiny, pool=max, seed=0"
+    line = f"cross-validated, folds 0, 1 of {about}: Dice 0.7000 [0.5000, 0.9000] over 3 cases"
     assert describe_folds(find_runs([root])[0]) == [line]
 
 

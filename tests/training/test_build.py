@@ -52,8 +52,10 @@ def test_a_strategy_that_was_not_requested_is_noted_and_recorded(composed, tmp_p
         ([], 1),  # one window for four patches
         (["data.patch_size=[8,8,8]"], 14),  # 27 windows
         (["data.patch_size=[8,8,8]", "trainer.max_steps=null", "trainer.max_epochs=40"], 20),
+        (["data.patch_size=[8,8,8]", "trainer.max_steps=null", "trainer.max_epochs=45"], 15),
         (["data.patch_size=[8,8,8]", "trainer.max_steps=null", "trainer.max_epochs=3"], 3),
         (["data.patch_size=[8,8,8]", "trainer.check_val_every_n_epoch=2"], 2),
+        (["data.patch_size=[8,8,8]", "+trainer.val_check_interval=0.5"], 1),
     ],
 )
 def test_validation_computes_at_most_half_as_many_windows_as_training_patches(
@@ -62,7 +64,7 @@ def test_validation_computes_at_most_half_as_many_windows_as_training_patches(
     run = build_training(composed("model.depth=2", *options), tmp_path)
     assert run.trainer.check_val_every_n_epoch == epochs
     is_said = any(f"validation every {epochs} epochs" in note for note in run.notes)
-    assert is_said == (epochs in (14, 20, 3))
+    assert is_said == (epochs in (14, 20, 15, 3))
 
 
 FACTS = ResolvedDataset(

@@ -161,7 +161,7 @@ def test_a_resumed_run_continues_to_count_skipped_steps(composed, tmp_path):
 @pytest.fixture
 def second_rank(monkeypatch):
     """Stand for a run of two ranks; return what the other one knows, and the collectives."""
-    other, collectives = [0.0, 0.0, 0.0], []
+    other, collectives = [0.0, 0.0, 0.0, 0.0], []
 
     def all_reduce(tensor, op):
         assert op == distributed.ReduceOp.MAX
@@ -202,15 +202,16 @@ def test_ranks_share_a_signal_and_the_clock_that_is_ahead_with_one_collective_pe
     limits = StoppingLimits(max_seconds=100, signals=signals)
     trainer = SimpleNamespace(max_epochs=None)
     assert not check_loss(NonFiniteGuard(), limits, [])
-    assert (signals.received, limits.agreed_to_stop) == (None, False)
-    other[1:] = [1.0, 25.0]
+    assert (signals.received, limits.agreed_to_stop, limits.agreed_to_save) == (None, False, False)
+    other[1:] = [25.0, 1.0, 1.0]
     check_loss(NonFiniteGuard(), limits, [])
     assert (signals.received, limits.agreed_to_stop) == (signal.SIGTERM, True)
+    assert limits.agreed_to_save
     assert limits.fraction_done(trainer) == 0.25
-    signals.received, other[1] = signal.SIGINT, 0.0
+    signals.received, other[2] = signal.SIGINT, 0.0
     check_loss(NonFiniteGuard(), limits, [])
     assert limits.agreed_to_stop
-    assert [float(sent[1]) for sent in collectives] == [0, 0, 1]
+    assert [float(sent[2]) for sent in collectives] == [0, 0, 1]
 
 
 @pytest.mark.gpu

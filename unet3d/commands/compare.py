@@ -81,5 +81,5 @@ def print_sweep_summary(folder: Path) -> None:
             print(figure)
         write_comparison_page(runs, page, [folder], [])
         print(page)
-    except OSError as error:
+    except Exception as error:  # the sweep has its results
         print(f"the comparison was not written: {summarize_error(error)}")

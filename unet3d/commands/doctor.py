@@ -195,7 +195,10 @@ def describe_software() -> dict[str, Any]:
 
 def format_cudnn_version() -> str | None:
     """Return cuDNN's version with dots: 91002 is 9.10.2."""
-    number = torch.backends.cudnn.version()
+    try:
+        number = torch.backends.cudnn.version()
+    except RuntimeError as error:  # another version than torch was built with is installed
+        return summarize_error(error)
     return None if number is None else f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
 
 

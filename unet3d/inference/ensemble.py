@@ -137,7 +137,8 @@ def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
         if len(known) < len(mirrored)
         else tuple(axis for axis in range(3) if all(axis in axes for axes in known)),
         uses_tta=all(
-            metadata["config"].get("evaluation", {}).get("tta", False) for metadata in described
+            metadata.get("tta", metadata["config"].get("evaluation", {}).get("tta", False))
+            for metadata in described
         ),
         preprocessing=Preprocessing.from_dict(first["preprocessing"]),
         patch_size=members[0].patch_size,

@@ -225,22 +225,26 @@ def describe_folds(runs: Sequence[RunSummary]) -> list[str]:
     """Return the cross-validated Dice of runs that differ in nothing but their fold."""
     by_settings: dict[str, list[RunSummary]] = {}
     for run in runs:
-        others = ", ".join(f"{k}={v}" for k, v in run.differs.items() if k != "fold")
-        if "fold" in run.differs and run.cases:
-            by_settings.setdefault(others, []).append(run)
+        config = dict(flatten_keys(run.report["config"]))
+        others = {k: v for k, v in config.items() if k not in (*HIDDEN_KEYS, "fold")}
+        if run.cases:
+            key = json.dumps([others, run.report.get("choices")], sort_keys=True, default=str)
+            by_settings.setdefault(key, []).append(run)
     lines = []
-    for settings, folds in by_settings.items():
+    for folds in by_settings.values():
         cases = {case: scores for run in folds for case, scores in run.cases.items()}
         if len(folds) < 2 or len(cases) < sum(len(run.cases) for run in folds):
             continue
         known = {k: v for run in folds for k, v in (run.evaluation.get("groups") or {}).items()}
         dice = [[score["dice"] for score in scores.values()] for scores in cases.values()]
-        groups = [known[case] for case in cases] if known else None
+        groups = [known.get(case, case) for case in cases] if known else None
         mean = compute_bootstrap_means(np.array(dice, float), groups)[1]
-        numbers = ", ".join(sorted(run.differs["fold"] for run in folds))
+        numbers = ", ".join(map(str, sorted(run.report["config"]["fold"] for run in folds)))
+        about = ", ".join(f"{k}={v}" for k, v in folds[0].differs.items() if k != "fold")
         lines.append(
-            f"cross-validated, folds {numbers}{f' of {settings}' if settings else ''}: Dice "
-            f"{mean['mean']:.4f} [{mean['low']:.4f}, {mean['high']:.4f}] over {len(cases)} cases"
+            f"cross-validated, folds {numbers}{f' of {about}' if about else ''}: "
+            f"Dice {format_score(mean['mean'])} [{mean['low']:.4f}, {mean['high']:.4f}] over "
+            f"{len(cases)} cases"
         )
     return lines
 

@@ -34,6 +34,7 @@ from unet3d.model.foreign_weights import (
     rename_weights,
 )
 from unet3d.training.callbacks.resume_state import get_logged_steps
+from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.lightning_internals import is_optimizer_step
 from unet3d.training.loggers import purge_logs, warn
 
@@ -88,8 +89,9 @@ class LastCheckpoint(Checkpoint):
     long.
     """
 
-    def __init__(self, folder: Path, every_seconds: float):
-        self.path, self.every_seconds = folder / LAST, every_seconds
+    def __init__(self, folder: Path, limits: StoppingLimits, every_seconds: float):
+        self.path, self.limits, self.every_seconds = folder / LAST, limits, every_seconds
+        limits.is_save_due = self._is_due
         self.saved_step = 0  # optimizer step of the last save in this process
         self.due = 0.0  # time of the next save
 
@@ -111,11 +113,14 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches or trainer.global_step == self.saved_step:
             return
-        if trainer.strategy.broadcast(time.monotonic() >= self.due):  # rank 0 decides
+        if self._is_due() if trainer.world_size == 1 else self.limits.agreed_to_save:
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         self.save(trainer)
+
+    def _is_due(self) -> bool:
+        return time.monotonic() >= self.due
 
     def on_exception(self, trainer: Trainer, *_: Any) -> None:
         """Save if a run can be resumed here: a rank cannot save alone, nor within a step."""

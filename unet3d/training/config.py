@@ -49,6 +49,12 @@ class TrainerConfig:
     show_progress_bar: Annotated[bool | Literal["auto"], "enable_progress_bar"]
 
     @property
+    def chooses_validation_interval(self) -> bool:
+        """Return whether the run chooses after how many epochs it validates."""
+        is_set = self.factory.arguments.get("val_check_interval") is not None
+        return self.check_val_every_n_epoch == "auto" and not is_set
+
+    @property
     def several_processes(self) -> bool:
         """Return whether a run has several processes; with one per GPU, assume several GPUs."""
         return self.launch != "local" or self.devices != 1

@@ -67,6 +67,11 @@ class VolumeDataModule(pl.LightningDataModule):
         super().__init__()
         self.settings, self.layout, self.dataset = settings, layout, dataset
         self.augment: Augment = settings.augmentation()
+        if settings.evaluation.tta and getattr(self.augment, "mirroring_axes", None) is None:
+            raise UsageError(
+                "evaluation.tta=true needs an augmentation that says in mirroring_axes what it "
+                "flips: use evaluation.tta=false"
+            )
         self.device, self.process = device, process
         self.spacing_mm: dict[str, Sequence[float]] = {}
         self.absent_class_warnings: list[str] = []
@@ -113,10 +118,7 @@ class VolumeDataModule(pl.LightningDataModule):
         )
 
     def choose_validation_interval(self) -> int:
-        """Return the epochs between validations, so that these do not take most of the time.
-
-        The number of epochs is a multiple of it if it is limited: a run ends with a validation.
-        """
+        """Return the epochs between validations, so that these do not take most of the time."""
         windows, patch = self.settings.step.windows, self.settings.data.patch_size
         validated = sum(
             prod(
@@ -129,8 +131,8 @@ class VolumeDataModule(pl.LightningDataModule):
         trained = len(sampler) * sampler.world_size
         interval = max(1, ceil(validated / (trained * VALIDATION_FRACTION)))
         epochs = self.settings.trainer.max_epochs
-        if epochs is not None:
-            interval = next(n for n in range(min(interval, epochs), epochs + 1) if epochs % n == 0)
+        if epochs is not None:  # as many validations, the last one close to the end of the run
+            interval = epochs // max(1, epochs // interval)
         return interval
 
     def train_dataloader(self) -> TrainLoader:

@@ -60,7 +60,8 @@ class NonFiniteGuard:
         """
         values = [loss.detach().float().mean()]
         if task.trainer.world_size > 1:
-            shared = torch.tensor([0.0, *task.limits.list_local()], device=loss.device)
+            local = torch.tensor([0.0, *task.limits.list_local()], pin_memory=loss.is_cuda)
+            shared = local.to(loss.device, non_blocking=True)
             shared[0] = ~values[0].isfinite()
             distributed.all_reduce(shared, distributed.ReduceOp.MAX)
             values += shared.unbind()
@@ -69,9 +70,9 @@ class NonFiniteGuard:
         self.loss, *others = torch.stack(values).tolist()
         loss_finite = everywhere_finite = math.isfinite(self.loss)
         if task.trainer.world_size > 1:
-            nonfinite, stop, seconds, *others = others
+            nonfinite, seconds, stop, save, *others = others
             everywhere_finite = not nonfinite
-            task.limits.agree(stop > 0, seconds)
+            task.limits.agree(seconds, stop, save)
         if others:
             self._judge_gradients(task, finite=bool(others[0]))
         self.cases += batch["case"]

@@ -19,7 +19,6 @@ from unet3d.evaluation.evaluate import CasePair, Evaluation, run_evaluation
 from unet3d.evaluation.options import build_metrics, select_class_metrics
 from unet3d.files import read_report, write_text
 from unet3d.inference.ensemble import Ensemble, load_ensemble
-from unet3d.inference.options import resolve_flip_axes
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor, ScanTask
 from unet3d.machine import summarize_machine
@@ -214,6 +213,9 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
         chosen = [names[label] for label in single]
         return {"postprocessing": record_postprocessing(chosen, evidence, checkpoints, log)}
     ensemble = load_ensemble(checkpoints[:1], allow_targets=None)
+    if ensemble.uses_tta != run.settings.evaluation.tta:  # a resumed run may change it
+        for path in checkpoints:
+            update_metadata(path, {"tta": run.settings.evaluation.tta})
     log(f"evaluating {len(volumes)} validation cases with {checkpoints[0].name}")
     folder.mkdir(exist_ok=True)
     failures = predict_cases(run, ensemble, folder, log)
@@ -244,7 +246,7 @@ def predict_cases(run: TrainingRun, ensemble: Ensemble, folder: Path, log: Log) 
         precision=run.precision,
         overlap=windows.overlap,
         batch_size=windows.batch_size,
-        flip_axes=resolve_flip_axes("auto", ensemble, "evaluation.tta"),
+        flip_axes=(ensemble.mirroring_axes or ()) if run.settings.evaluation.tta else (),
     )
     failures: dict[str, str] = {}
     for volume in run.data.validation:

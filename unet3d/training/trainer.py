@@ -74,7 +74,7 @@ class RunCallbacks:
         }
         self.resume_state = ResumeState(data, limits, fixed)
         checkpoints = folder / "checkpoints"
-        self.last = LastCheckpoint(checkpoints, every_seconds=settings.save_every_seconds)
+        self.last = LastCheckpoint(checkpoints, limits, settings.save_every_seconds)
         shows_bar = sys.stdout.isatty() if bar == "auto" else bar
         self.ordered: list[Callback] = [
             # First: at the end of a step the GPU still works on it, and nothing else is as urgent.

@@ -70,13 +70,17 @@ def test_balanced_classes_get_equally_many_patches_however_few_cases_have_them(
         case = write_case(tmp_path, noise(9, 9, 9), label, name=f"case_{n}")
         volumes.append(preprocess(case, tmp_path, num_classes=3))
     patches = make_patches(*volumes, patch_size=[1, 1, 1], balance_classes=balance_classes)
-    centers = []
+    centers, cases = [], []
     for epoch in range(3):
         sampler = EpochSampler(20, batch_size=4, foreground_fraction=0.5, seed=0)
         sampler.start_at(epoch)
-        centers += [int(patches[index]["label"].item()) for index in sampler if index[2]]
+        samples = [patches[index] for index in sampler if index[2]]
+        centers += [int(sample["label"].item()) for sample in samples]
+        cases += [sample["case"] for sample in samples if sample["label"] == 1]
     assert len(centers) == 30
     assert abs(centers.count(2) - expected) <= (0 if balance_classes else 3)
+    if balance_classes:
+        assert {cases.count(volume.name) for volume in volumes} == {3}
 
 
 def test_no_patch_is_ignored_as_a_whole(tmp_path):

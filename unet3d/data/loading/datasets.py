@@ -79,7 +79,7 @@ class TrainingPatches(Dataset[PatchSample]):
     """Patches of `patch_size`, augmented here or, with `defer_augmentation`, later on the GPU.
 
     Foreground patches are centered on a class of their case. With `balance_classes`, they are
-    centered on one class after the other, each in one of the cases that have it.
+    centered on one class after the other, in one case that has it after the other.
     """
 
     def __init__(
@@ -135,8 +135,9 @@ class TrainingPatches(Dataset[PatchSample]):
         """Return the number of a patch's volume, and the classes of which one is at its center."""
         _, sample_index, foreground = index
         if foreground and self.classes:
-            c, volumes = self.classes[foreground % len(self.classes)]
-            return volumes[sample_index % len(volumes)], [c]
+            turn, number = divmod(foreground, len(self.classes))
+            c, volumes = self.classes[number]
+            return volumes[turn % len(volumes)], [c]
         n = sample_index % len(self.volumes)
         return n, sorted(self.volumes[n].classes) if foreground else []
 

@@ -42,6 +42,8 @@ class StoppingLimits(Timer):
         self.max_steps, self.max_seconds, self.signals = max_steps, max_seconds, signals
         self.agreed_seconds: float | None = None  # of the clock that is ahead; None: one process
         self.agreed_to_stop = False  # whether a rank had received a signal
+        self.agreed_to_save = False  # whether the last checkpoint of a rank was due
+        self.is_save_due: Callable[[], bool] = lambda: False
         self.out_of_time = False  # whether time ended the run, not another limit
         self.planned_steps: float = inf  # of the other limits
 
@@ -59,14 +61,14 @@ class StoppingLimits(Timer):
         return min(1.0, max(fractions))
 
     def list_local(self) -> list[float]:
-        """Return what this rank knows alone: whether it received a signal, and its time."""
+        """Return what this rank knows alone: its time, its signals, whether to save."""
         received = self.signals is not None and self.signals.received is not None
-        return [float(received), self.time_elapsed()]
+        return [self.time_elapsed(), float(received), float(self.is_save_due())]
 
-    def agree(self, stop: bool, seconds: float) -> None:
+    def agree(self, seconds: float, stop: float, save: float) -> None:
         """Take over what all ranks know: the maximum of what each knows alone."""
-        self.agreed_to_stop, self.agreed_seconds = stop, seconds
-        if stop and self.signals is not None and self.signals.received is None:
+        self.agreed_seconds, self.agreed_to_stop, self.agreed_to_save = seconds, stop > 0, save > 0
+        if self.agreed_to_stop and self.signals is not None and self.signals.received is None:
             self.signals.received = signal.SIGTERM  # another rank received it
 
     def _elapsed(self) -> float:
