@@ -30,6 +30,7 @@ VARIANTS = {
     "adamw_nnunet": "`recipe=short augmentation=nnunet`",
     "adamw_nnunet_flips": "the same, flipped along all axes",
     "long": "`recipe=long`",
+    "nnunet_trainer": "nnU-Net's own trainer",
     "planned": "`unet3d plan max_time=00:00:10:00`",
     "w8_1mm": "width 8, 1 mm",
     "w16_1.34mm": "width 16, 1.34 mm",
@@ -49,10 +50,11 @@ def quality(name: str = "cpu-quality") -> str:
             worst, estimate = f"{found['worst_dice']:.4f}", found["predicted_bytes"]
             if found["worst_class"] is not None:
                 worst += f" ({found['worst_class']} {found['worst_class_dice']:.4f})"
+            seconds = found["median_step_seconds"]
             lines.append(
                 f"{JOBS.get(job, job)} | {VARIANTS.get(variant, variant)} | "
                 f"{found['dice']:.4f}{spread} | {interval} | {worst} | {found['runs']} | "
-                f"{found['steps']} | {found['median_step_seconds']:.2f} | "
+                f"{found['steps']} | {OPEN if seconds is None else f'{seconds:.2f}'} | "
                 f"{OPEN if estimate is None else format_mib(estimate)}"
             )
     heads = "job | network or setting | Dice, mean | 95% over cases | worst run | runs | steps"

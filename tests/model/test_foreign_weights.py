@@ -17,7 +17,7 @@ from unet3d.model.foreign_weights import adapt_input_channels, is_first_convolut
 from unet3d.model.unet import UNet3D
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
-from unet3d.training.checkpoints import load_pretrained
+from unet3d.training.checkpoints import find_pretrained, load_pretrained
 
 CHANNELS, STRIDES = [4, 8, 12, 12], [1, 2, [2, 2, 1], 2]
 KERNELS = [[3, 3, 1], 3, 3, 3]
@@ -189,7 +189,7 @@ def test_an_encoder_that_nnssl_pretrained_is_loaded_from_the_hub(encoder, tmp_pa
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     ours = UNet3D(**RESENC)
-    message = load_pretrained(ours, Path("hf://lab/resenc@v2"))
+    message = load_pretrained(ours, find_pretrained(Path("hf://lab/resenc@v2")))
     options = {"revision": "v2", "allow_patterns": ["checkpoint_final.pth"]}
     assert asked == [("lab/resenc", options)]
     assert "weights of nnU-Net's ResidualEncoderUNet" in message
@@ -200,4 +200,4 @@ def test_an_encoder_that_nnssl_pretrained_is_loaded_from_the_hub(encoder, tmp_pa
     torch.testing.assert_close(adapted.detach(), swap(first).expand_as(adapted) / 2)
     (tmp_path / "checkpoint_final.pth").unlink()
     with pytest.raises(UsageError, match="it has no checkpoint_final"):
-        load_pretrained(ours, Path("hf://lab/resenc@v2"))
+        find_pretrained(Path("hf://lab/resenc@v2"))

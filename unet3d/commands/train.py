@@ -18,7 +18,7 @@ from unet3d.machine import resolve_precision
 from unet3d.memory.step.build import build_network
 from unet3d.report.run_report import format_report_table
 from unet3d.training.callbacks.stopping import StoppingLimits
-from unet3d.training.checkpoints import resolve_start
+from unet3d.training.checkpoints import find_pretrained, resolve_start
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.cuda_graph import choose_graphs
 from unet3d.training.datamodule import VolumeDataModule
@@ -97,7 +97,8 @@ def build_training(
     layout = build_layout(settings.data)
     dataset = resolve_dataset(settings.data, layout.describe())
     step, notes = choose_strategy(settings.step.with_dataset(dataset), precision, device)
-    settings = replace(settings, step=step)
+    source = None if settings.init_from is None else find_pretrained(settings.init_from)
+    settings = replace(settings, step=step, init_from=source)
     data = VolumeDataModule(settings, layout, dataset, device=device, process=process)
 
     # Network, loss, optimizer, callbacks and trainer: invalid options fail before data is read.

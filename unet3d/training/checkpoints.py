@@ -308,15 +308,24 @@ def is_finished(run: "TrainingRun", content: Mapping[str, Any]) -> bool:
     return by_epochs or limits.is_reached(content["global_step"])
 
 
+def find_pretrained(path: Path) -> Path:
+    """Return the file of `init_from`, downloaded if it is on the hub, before hours of other work.
+
+    A repository has the weights in checkpoint_final.pth, as nnssl and nnU-Net save it.
+    """
+    if is_on_hub(path):
+        return download(path, [PRETRAINED], is_a="pretrained network") / PRETRAINED
+    if not path.is_file():
+        raise UsageError(f"init_from: no checkpoint at {path.absolute()}")
+    return path
+
+
 def load_pretrained(model: nn.Module, path: Path) -> str:
     """Load the weights that match by name and shape; return a line on what was loaded.
 
-    Those of nnU-Net, nnssl and MONAI are renamed first. A repository on the hub has them in
-    checkpoint_final.pth, as nnssl and nnU-Net save it.
+    Those of nnU-Net, nnssl and MONAI are renamed first.
     """
     initial = model.state_dict()
-    if is_on_hub(path):
-        path = download(path, [PRETRAINED], is_a="pretrained network") / PRETRAINED
     content = load_checkpoint(path)
     given = {
         name.removeprefix("model."): value for name, value in extract_weights(path, content).items()
