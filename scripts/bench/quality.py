@@ -161,6 +161,7 @@ def summarize(rows: dict[str, Row]) -> Row:
     worst = min(dice.values(), key=lambda scores: scores["mean"])
     values = {key: value for key, value in worst.items() if key != "mean"}
     worst_class = min(values, key=lambda name: values[name], default=None)
+    seconds = [row["median_step_seconds"] for row in rows.values()]
     return {
         "runs": len(rows),
         "dice": statistics.mean(means),
@@ -170,7 +171,7 @@ def summarize(rows: dict[str, Row]) -> Row:
         "worst_class": worst_class,
         "worst_class_dice": None if worst_class is None else values[worst_class],
         "steps": max(row["steps"] for row in rows.values()),
-        "median_step_seconds": statistics.median(r["median_step_seconds"] for r in rows.values()),
+        "median_step_seconds": None if None in seconds else statistics.median(seconds),
         "predicted_bytes": max(row["predicted_bytes"] or 0 for row in rows.values()) or None,
     }
 
