@@ -106,8 +106,10 @@ class TrainingPatches(Dataset[PatchSample]):
         return len(self.volumes)
 
     def __getitem__(self, index: PatchIndex) -> PatchSample:
-        with self.in_flight(self._choose(index)[0]):
-            volume, augmentation_seed, start = self._draw(index)
+        number, classes = self._choose(index)
+        with self.in_flight(number):
+            volume = self.volumes[number]
+            augmentation_seed, start = self._draw(index, volume, classes)
             transform = self.augment.sample_transform(augmentation_seed, self.patch_size)
             needed = transform.compute_context_size(self.patch_size)
             # Without what is outside the volume at any patch position.
@@ -127,9 +129,10 @@ class TrainingPatches(Dataset[PatchSample]):
 
     def read_label(self, index: PatchIndex) -> np.ndarray:
         """Return the labels (D, H, W) of a patch before augmentation."""
-        with self.in_flight(self._choose(index)[0]):
-            volume, _, start = self._draw(index)
-            return crop_padded(volume.label, start, self.patch_size)
+        number, classes = self._choose(index)
+        with self.in_flight(number):
+            _, start = self._draw(index, self.volumes[number], classes)
+            return crop_padded(self.volumes[number].label, start, self.patch_size)
 
     def _choose(self, index: PatchIndex) -> tuple[int, list[int]]:
         """Return the number of a patch's volume, and the classes of which one is at its center."""
@@ -141,13 +144,14 @@ class TrainingPatches(Dataset[PatchSample]):
         n = sample_index % len(self.volumes)
         return n, sorted(self.volumes[n].classes) if foreground else []
 
-    def _draw(self, index: PatchIndex) -> tuple[CachedVolume, int, list[int]]:
-        """Draw the volume, the seed of its augmentation and the start of the patch."""
+    def _draw(
+        self, index: PatchIndex, volume: CachedVolume, classes: Sequence[int]
+    ) -> tuple[int, list[int]]:
+        """Draw the seed of the augmentation and the start of the patch."""
         epoch, sample_index, _ = index
-        n, classes = self._choose(index)
         rng = np.random.default_rng((self.seed, epoch, sample_index))
         augmentation_seed = int(rng.integers(2**63))
-        return self.volumes[n], augmentation_seed, self._draw_start(self.volumes[n], classes, rng)
+        return augmentation_seed, self._draw_start(volume, classes, rng)
 
     def _draw_start(
         self, volume: CachedVolume, classes: Sequence[int], rng: np.random.Generator

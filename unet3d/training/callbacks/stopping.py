@@ -191,17 +191,11 @@ class Preemption(Callback):
             raise Interrupted(self.signals.received or signal.SIGTERM)
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if self._is_stop_requested(trainer):
+        received = self.signals.received is not None
+        if trainer.strategy.reduce_boolean_decision(received, all=False):
             if trainer.global_step > 0:
                 self.save(trainer)
             raise Interrupted(self.signals.received or signal.SIGTERM)
 
     def on_fit_end(self, *_: Any) -> None:
         self.signals.defers_exit = False
-
-    def _is_stop_requested(self, trainer: Trainer) -> bool:
-        received = self.signals.received is not None
-        requested = trainer.strategy.reduce_boolean_decision(received, all=False)
-        if requested and self.signals.received is None:
-            self.signals.received = signal.SIGTERM  # another rank received it
-        return requested
