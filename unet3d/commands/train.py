@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from unet3d.checkpoint_file import has_checkpoint
 from unet3d.config.compose import ComposedConfig
 from unet3d.data.dataset import build_layout, resolve_dataset
 from unet3d.errors import DoesNotFitError, RunError, SignalListener, UsageError
@@ -97,7 +98,9 @@ def build_training(
     layout = build_layout(settings.data)
     dataset = resolve_dataset(settings.data, layout.describe())
     step, notes = choose_strategy(settings.step.with_dataset(dataset), precision, device)
-    source = None if settings.init_from is None else find_pretrained(settings.init_from)
+    source, is_resumed = settings.init_from, has_checkpoint(folder / "checkpoints")
+    if source is not None and not is_resumed:
+        source = find_pretrained(source)
     settings = replace(settings, step=step, init_from=source)
     data = VolumeDataModule(settings, layout, dataset, device=device, process=process)
 
