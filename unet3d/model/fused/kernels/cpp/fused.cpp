@@ -11,23 +11,34 @@ constexpr int64_t BLOCK = 64;  // voxels summed in float before the sum is added
 // Per-voxel functions over the channels. An output may alias an input of the same element.
 using Numbers = const float* __restrict;
 
+// Factors of an activation below and above 0. If GCC knew that the second is 1, it would branch
+// around the multiplication, and not vectorize the loop.
+struct Slope {
+    float below, above;
+    explicit Slope(float slope) : below(slope), above(one()) {}
+    static float one() {
+        volatile float value = 1;
+        return value;
+    }
+};
+
 static inline void normalize_voxel(
-    const T* y, T* out, Numbers scale, Numbers shift, float slope, int64_t channels
+    const T* y, T* out, Numbers scale, Numbers shift, Slope slope, int64_t channels
 ) {
 #pragma omp simd
     for (int64_t c = 0; c < channels; c++) {
         const float n = scale[c] * widen(y[c]) + shift[c];
-        narrow(n * (n < 0 ? slope : 1.0f), out + c);
+        narrow(n * (n < 0 ? slope.below : slope.above), out + c);
     }
 }
 
 static inline void add_normalized_voxel(
-    const T* y, T* out, Numbers scale, Numbers shift, float slope, int64_t channels
+    const T* y, T* out, Numbers scale, Numbers shift, Slope slope, int64_t channels
 ) {
 #pragma omp simd
     for (int64_t c = 0; c < channels; c++) {
         const float n = scale[c] * widen(y[c]) + shift[c] + widen(out[c]);
-        narrow(n * (n < 0 ? slope : 1.0f), out + c);
+        narrow(n * (n < 0 ? slope.below : slope.above), out + c);
     }
 }
 
@@ -44,12 +55,12 @@ static inline void add_moments(
 
 static inline void add_gradient_sums(
     const T* g, const T* y, Numbers scale, Numbers shift, Numbers mean, Numbers inverse,
-    float slope, float* __restrict first, float* __restrict second, int64_t channels
+    Slope slope, float* __restrict first, float* __restrict second, int64_t channels
 ) {
 #pragma omp simd
     for (int64_t c = 0; c < channels; c++) {
         const float x = widen(y[c]);
-        const float m = widen(g[c]) * (scale[c] * x + shift[c] > 0 ? 1.0f : slope);
+        const float m = widen(g[c]) * (scale[c] * x + shift[c] > 0 ? slope.above : slope.below);
         first[c] += m;
         second[c] += m * ((x - mean[c]) * inverse[c]);
     }
@@ -57,12 +68,12 @@ static inline void add_gradient_sums(
 
 static inline void gradient_voxel(
     const T* g, const T* y, T* out, Numbers scale, Numbers shift, Numbers constant, Numbers linear,
-    float slope, int64_t channels
+    Slope slope, int64_t channels
 ) {
 #pragma omp simd
     for (int64_t c = 0; c < channels; c++) {
         const float x = widen(y[c]);
-        const float m = widen(g[c]) * (scale[c] * x + shift[c] > 0 ? 1.0f : slope);
+        const float m = widen(g[c]) * (scale[c] * x + shift[c] > 0 ? slope.above : slope.below);
         narrow(scale[c] * m + constant[c] + linear[c] * x, out + c);
     }
 }
@@ -84,7 +95,7 @@ extern "C" void normalize(
     const Map* y, const Map* out, const float* scale, const float* shift, float slope, int threads
 ) {
     const int64_t channels = y->channels;
-    by_voxels(*y, *out, threads, [=](const T* from, T* to, int64_t b) {
+    by_voxels(*y, *out, threads, [=, slope = Slope(slope)](const T* from, T* to, int64_t b) {
         normalize_voxel(from, to, scale + b * channels, shift + b * channels, slope, channels);
     });
 }
@@ -93,17 +104,17 @@ extern "C" void add_normalized(
     const Map* y, const Map* out, const float* scale, const float* shift, float slope, int threads
 ) {
     const int64_t channels = y->channels;
-    by_voxels(*y, *out, threads, [=](const T* from, T* to, int64_t b) {
+    by_voxels(*y, *out, threads, [=, slope = Slope(slope)](const T* from, T* to, int64_t b) {
         add_normalized_voxel(from, to, scale + b * channels, shift + b * channels, slope, channels);
     });
 }
 
 extern "C" void activation_gradient(const Map* a, const Map* g, float slope, int threads) {
     const int64_t channels = a->channels;
-    by_voxels(*a, *g, threads, [=](const T* from, T* to, int64_t) {
+    by_voxels(*a, *g, threads, [=, slope = Slope(slope)](const T* from, T* to, int64_t) {
 #pragma omp simd
         for (int64_t c = 0; c < channels; c++)
-            narrow(widen(to[c]) * (widen(from[c]) > 0 ? 1.0f : slope), to + c);
+            narrow(widen(to[c]) * (widen(from[c]) > 0 ? slope.above : slope.below), to + c);
     });
 }
 
@@ -162,7 +173,8 @@ extern "C" void gradient_sums(
 ) {
     const int64_t channels = y->channels;
     const auto sums = two_sums(
-        *y, threads, [=](int64_t b, int64_t n, int64_t w, float* first, float* second) {
+        *y, threads,
+        [=, slope = Slope(slope)](int64_t b, int64_t n, int64_t w, float* first, float* second) {
             const T *u = g->line(b, n) + w * g->stride[3], *v = y->line(b, n) + w * y->stride[3];
             const int64_t k = b * channels;
             add_gradient_sums(u, v, scale + k, shift + k, mean + k, inverse + k, slope, first, second, channels);
@@ -180,7 +192,7 @@ extern "C" void gradient(
     const float* constant, const float* linear, float slope, int threads
 ) {
     const int64_t channels = y->channels;
-    by_lines(*y, threads, [=](int64_t b, int64_t first, int64_t last, int) {
+    by_lines(*y, threads, [=, slope = Slope(slope)](int64_t b, int64_t first, int64_t last, int) {
         const int64_t k = b * channels;
         for (int64_t n = first; n < last; n++) {
             const T *u = g->line(b, n), *v = y->line(b, n);
