@@ -22,6 +22,7 @@ from unet3d.files import atomic_write, create_kernel_folder
 log = logging.getLogger(__name__)
 
 CPP_TYPES = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "_Float16"}
+HEADERS = Path(__file__).parent / "cpp"  # for all kernels
 MIN_ELEMENTS = 1 << 16  # below, plain PyTorch takes 2 ms and compiling takes 3 s
 
 
@@ -88,7 +89,7 @@ class CppKernels:
         The file gets its name when it is complete: other processes may compile the same one.
         """
         command = [compiler, "-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC"]
-        command += [f"-DELEMENT={element}", "-w", str(self.source)]
+        command += [f"-DELEMENT={element}", f"-I{HEADERS}", "-w", str(self.source)]
         native, openmp = ["-march=native"], ["-fopenmp"]
         with atomic_write(file) as draft:
             for flags in (native + openmp, openmp, native, []):
@@ -108,7 +109,8 @@ class CppKernels:
     def _fingerprint(self, compiler: str) -> str:
         """Hash all that a library depends on: machines with other CPUs may share a home folder."""
         parts = [compiler.encode(), platform.machine().encode()]
-        parts += [file.read_bytes() for file in sorted(self.source.parent.iterdir())]
+        folders = (HEADERS, self.source.parent)
+        parts += [file.read_bytes() for folder in folders for file in sorted(folder.iterdir())]
         processor = Path("/proc/cpuinfo")
         if processor.exists():
             lines = processor.read_text("utf-8").splitlines()

@@ -6,6 +6,7 @@ import torch
 from tests.loss.helpers.reference import dice_bce, dice_ce
 from unet3d.errors import UsageError
 from unet3d.loss import dice_terms
+from unet3d.loss.kernels import cpu
 from unet3d.loss.overlap import DiceCE
 from unet3d.types import IGNORE_LABEL
 
@@ -84,6 +85,33 @@ def test_the_loss_of_half_precision_logits_is_computed_in_float32(dtype):
     logits, labels = make_sample(dtype)
     loss = DiceCE()(logits, labels)
     torch.testing.assert_close(loss.double(), dice_ce(logits.double(), labels), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize("batch_dice", [True, False])
+def test_compiled_kernels_equal_the_reference(dtype, layout, batch_dice):
+    assert cpu.kernels.library(dtype)  # from now on, small tensors take the kernels
+    logits, labels = make_sample(dtype)
+    logits = (8 * logits.detach()).contiguous(memory_format=layout).requires_grad_()
+    assert cpu.supports(logits.detach(), labels)
+    exact = logits.detach().double().requires_grad_()
+    loss = DiceCE(batch_dice=batch_dice)(logits, labels)
+    expected = dice_ce(exact, labels, batch_dice=batch_dice)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(logits.grad, exact.grad.to(dtype), rtol=1e-2, atol=1e-7)
+
+
+def test_compiled_kernels_keep_a_nan():
+    assert cpu.kernels.library(torch.float32)
+    logits, labels = make_sample(torch.float32)
+    logits.data[1, 2, 3, 3, 3] = torch.nan
+    loss = DiceCE()(logits, labels)
+    loss.backward()
+    assert loss.isnan()
+    assert logits.grad[1, :, 3, 3, 3].isnan().all()
 
 
 def test_a_batch_without_labeled_voxels_gives_no_nan():

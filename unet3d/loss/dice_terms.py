@@ -1,9 +1,9 @@
 """Compute the sums behind overlap losses and cross-entropy, and their gradient.
 
 Classes exclude each other (softmax), or regions, sets of labels, overlap (a sigmoid each, binary
-cross-entropy). On CUDA either takes one kernel. Elsewhere softmax, logarithm and gradient are
-computed chunk by chunk, so that one-hot labels and float32 copies of the logits never have the full
-size.
+cross-entropy). On CUDA either takes one kernel, on a CPU softmax with the plain cross-entropy one
+pass. Elsewhere softmax, logarithm and gradient are computed chunk by chunk, so that one-hot labels
+and float32 copies of the logits never have the full size.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from unet3d.custom_ops import upcast
-from unet3d.loss.kernels import cuda
+from unet3d.loss.kernels import cpu, cuda
 from unet3d.triton_kernels import runs_triton
 from unet3d.types import IGNORE_LABEL
 
@@ -136,6 +136,8 @@ def sum_terms(
     """Return the sums of ClassSums as (5, B, K)."""
     if threshold is None and _has_kernels(logits):
         return cuda.sum_terms(logits, labels, table, kind.gamma, kind.smoothing)
+    if table is None and kind == PLAIN_CROSS_ENTROPY and cpu.supports(logits, labels):
+        return cpu.sum_terms(logits, labels)
     sums = upcast(logits.new_zeros(())).new_zeros(5, *logits.shape[:2])
     for rows in iter_chunks(logits):
         x, is_class, valid = _get_chunk(logits, labels, table, rows)
@@ -174,6 +176,8 @@ def compute_gradient(
     """Return the gradient of the logits, given that of the first three sums, (3, B, K)."""
     if threshold is None and _has_kernels(logits):
         return cuda.compute_gradient(logits, labels, table, grad, kind.gamma, kind.smoothing)
+    if table is None and kind == PLAIN_CROSS_ENTROPY and cpu.supports(logits, labels):
+        return cpu.compute_gradient(logits, labels, grad)
     result = torch.empty_like(logits)
     by_overlap, by_predicted, by_entropy = grad[..., None, None, None]
     for rows in iter_chunks(logits):

@@ -1,0 +1,60 @@
+"""Call the compiled kernels of cpp/, for softmax with plain cross-entropy."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unet3d.cpp_kernels import CppKernels, get_data_ptr
+from unet3d.custom_ops import is_eager
+
+MIN_PARALLEL_ELEMENTS = 1 << 15  # fewer logits run on one thread
+
+kernels = CppKernels(Path(__file__).parent / "cpp" / "loss.cpp", "loss")
+
+
+class _Logits(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("shape", ctypes.c_int64 * 3),
+        ("strides", ctypes.c_int64 * 2),
+    )
+
+
+def supports(logits: Tensor, labels: Tensor) -> bool:
+    """Return whether the kernels take these tensors."""
+    is_byte = labels.dtype == torch.uint8
+    return is_byte and is_eager((logits, labels)) and kernels.supports(logits)
+
+
+def sum_terms(logits: Tensor, labels: Tensor) -> Tensor:
+    """Run dice_terms.sum_terms in one pass."""
+    logits = make_dense(logits)
+    sums = logits.new_empty(4, *logits.shape[:2], dtype=torch.float32)
+    _run("sums", logits, labels, sums)
+    return torch.cat([sums, sums[3:]])
+
+
+def compute_gradient(logits: Tensor, labels: Tensor, grad: Tensor) -> Tensor:
+    """Run dice_terms.compute_gradient in one pass."""
+    logits = make_dense(logits)
+    out = torch.empty_like(logits)
+    _run("gradient", logits, labels, grad.contiguous(), out)
+    return out
+
+
+def make_dense(logits: Tensor) -> Tensor:
+    """Return logits whose voxels are evenly spaced: contiguous or channels-last."""
+    is_channels_last = logits.is_contiguous(memory_format=torch.channels_last_3d)
+    return logits if is_channels_last else logits.contiguous()
+
+
+def _run(name: str, logits: Tensor, labels: Tensor, *tensors: Tensor) -> None:
+    labels = labels.contiguous()
+    shape = len(logits), logits.shape[1], labels[0].numel()
+    strides = (shape[2], 1) if logits.is_contiguous() else (1, shape[1])
+    given = _Logits(logits.data_ptr(), (ctypes.c_int64 * 3)(*shape), (ctypes.c_int64 * 2)(*strides))
+    threads = torch.get_num_threads() if logits.numel() >= MIN_PARALLEL_ELEMENTS else 1
+    pointers = map(get_data_ptr, (labels, *tensors))
+    getattr(kernels[logits.dtype], name)(ctypes.byref(given), *pointers, threads)
