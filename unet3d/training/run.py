@@ -38,6 +38,9 @@ from unet3d.training.ranks import ProcessRank
 from unet3d.training.run_folder import Log, open_run_folder, write_records
 from unet3d.training.trainer import RunCallbacks
 
+NOT_DETERMINISTIC = " does not have a deterministic implementation"
+"""What torch says of an operation, after its name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
@@ -169,6 +172,12 @@ def explain_errors(
     except MisconfigurationException as error:
         raise UsageError(summarize_error(error)) from error
     except Exception as error:
+        operation, is_nondeterministic, _ = str(error).partition(NOT_DETERMINISTIC)
+        if is_nondeterministic:
+            raise UsageError(
+                f"trainer.deterministic=true: {operation}{NOT_DETERMINISTIC} on this device; blocks "
+                "of checkpointing=fused have one, trainer.deterministic=warn goes on without"
+            ) from error
         if is_restoring(run.trainer):
             reason = " ".join(str(error).split())
             raise UsageError(
