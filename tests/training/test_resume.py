@@ -15,10 +15,9 @@ from tests.contract.helpers.runs import read_events
 from tests.helpers.training import fit
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.commands.train import build_training
-from unet3d.config.compose import compose_config, list_options
+from unet3d.config.compose import list_options
 from unet3d.errors import Interrupted, SignalListener
 from unet3d.training.checkpoints import resolve_start
-from unet3d.training.config import parse_train_config
 
 pytestmark = pytest.mark.slow
 
@@ -55,31 +54,16 @@ def send_sigterm():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def crash():
-    raise RuntimeError("crashed")
-
-
-def train(request, folder, *callbacks):
+def train(settings, folder, *callbacks):
     """Train from the folder's last checkpoint; return the run and whether it has finished."""
     with SignalListener().listening() as signals:
-        run = build_training(request, folder, signals)
+        run = build_training(settings, folder, signals)
         run.trainer.callbacks[:0] = callbacks
-        start = resolve_start(run)
-        if start.is_finished:
-            return run, True
         try:
-            fit(run, start.checkpoint, signals)
-        except (Interrupted, RuntimeError):
+            fit(run, resolve_start(run).checkpoint, signals)
+        except Interrupted:
             return run, False
         return run, True
-
-
-def train_interrupted(request, folder, hook, calls):
-    """Train, be stopped by a signal in a hook, and resume to the end."""
-    _, done = train(request, folder, At(hook, calls, send_sigterm))
-    assert not done
-    _, done = train(request, folder)
-    assert done
 
 
 def read_results(folder):
@@ -106,32 +90,20 @@ def assert_same(a, b):
         assert x.equal(y) if isinstance(x, torch.Tensor) else x == y, keystr(where)
 
 
-@pytest.fixture(scope="session")
-def uninterrupted(tmp_path_factory, small):
-    """Return the results of the same run without interruption, cached by its options."""
-    results = {}
-
-    def run(*options):
-        if options not in results:
-            folder = tmp_path_factory.mktemp("uninterrupted")
-            request = parse_train_config(compose_config([*small, *LONG, *options], "train"))
-            _, done = train(request, folder)
-            assert done
-            results[options] = read_results(folder)
-        return results[options]
-
-    return run
-
-
 OPTIMIZERS = [name for name in list_options("optimizer") if name != "adamw"]
 SCHEDULERS = [n for n in list_options("scheduler") if n not in ("poly", "one_cycle", "plateau")]
-PAIRS = [
-    (OPTIMIZERS[n % len(OPTIMIZERS)], SCHEDULERS[n % len(SCHEDULERS)])
-    for n in range(max(len(OPTIMIZERS), len(SCHEDULERS)))
-]
 """Every optimizer and every schedule but those that tests/contract resumes."""
 OFTEN = {"step": ["scheduler.step_size=2"], "warm_restarts": ["scheduler.T_0=2"]}
 """Options of schedules that change nothing in a run of a few steps by default."""
+
+
+def list_schedules():
+    """Return the options of runs: run k takes optimizer k and schedule k, over and over."""
+    factors = ["head_warmup=0.6", "lr_factors={encoder:0.1,encoder.0:0.5}"]
+    for n in range(max(len(OPTIMIZERS), len(SCHEDULERS))):
+        optimizer, schedule = OPTIMIZERS[n % len(OPTIMIZERS)], SCHEDULERS[n % len(SCHEDULERS)]
+        choices = [f"optimizer={optimizer}", f"scheduler={schedule}"]
+        yield [*choices, *OFTEN.get(schedule, []), *factors]
 
 
 @pytest.mark.parametrize(
@@ -145,46 +117,22 @@ OFTEN = {"step": ["scheduler.step_size=2"], "warm_restarts": ["scheduler.T_0=2"]
             *("on_train_batch_end", 3, ["precision=bf16-true", "ema_decay=0.9"]),
             marks=pytest.mark.long,
         ),
+        *(("on_train_batch_end", 3, options) for options in list_schedules()),
     ],
-    ids=["epochs", "validation_interval", "averaged_in_validation", "averaged_half"],
+    ids=str,
 )
-def test_a_run_resumes_exactly_with_any_options(
-    composed, tmp_path, uninterrupted, hook, calls, options
-):
-    train_interrupted(composed(*LONG, "resume=auto", *options), tmp_path, hook, calls)
-    assert_same(uninterrupted(*options), read_results(tmp_path))
-
-
-@pytest.mark.parametrize(("optimizer", "scheduler"), PAIRS)
-def test_a_run_resumes_exactly_with_every_optimizer_and_schedule(
-    composed, tmp_path, uninterrupted, optimizer, scheduler
-):
-    options = [f"optimizer={optimizer}", f"scheduler={scheduler}", *OFTEN.get(scheduler, [])]
-    options += ["head_warmup=0.6", "lr_factors={encoder:0.1,encoder.0:0.5}"]
-    request = composed(*LONG, "resume=auto", *options)
-    train_interrupted(request, tmp_path, "on_train_batch_end", 3)
-    assert_same(uninterrupted(*options), read_results(tmp_path))
-
-
-def test_a_crash_between_a_step_and_its_logging_leaves_no_gap_in_the_curves(
-    composed, tmp_path, uninterrupted
-):
-    """As on a rank that waits there for one that is gone."""
-    request = composed(*LONG, "resume=auto")
-    with SignalListener().listening() as signals:
-        run = build_training(request, tmp_path, signals)
-        run.trainer.callbacks.append(At("on_train_batch_end", 4, crash))
-        with pytest.raises(RuntimeError):
-            fit(run, None, signals)
-    _, done = train(request, tmp_path)
-    assert done
-    assert_same(uninterrupted(), read_results(tmp_path))
+def test_a_run_resumes_exactly_with_any_options(composed, tmp_path, hook, calls, options):
+    settings = composed(*LONG, "resume=auto", *options)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    done = [train(settings, whole), train(settings, stopped, At(hook, calls, send_sigterm))]
+    done.append(train(settings, stopped))
+    assert [is_done for _, is_done in done] == [True, False, True]
+    assert_same(read_results(whole), read_results(stopped))
 
 
 def test_a_raised_limit_cancels_the_pending_last_validation(composed, tmp_path):
     train(composed(*LONG), tmp_path, At("on_validation_start", 2, send_sigterm))  # at its last step
-    longer = composed(*LONG, "trainer.max_steps=9", "resume=auto")
-    run, done = train(longer, tmp_path)
+    run, done = train(composed(*LONG, "trainer.max_steps=9", "resume=auto"), tmp_path)
     assert done
     assert run.data.train_loader.state_dict() == {"epoch": 2, "batch": 3}
     assert [step for step, _ in read_results(tmp_path)[1]["val/dice"]] == [2, 5, 8]
@@ -209,8 +157,8 @@ def test_a_step_after_a_resume_starts_with_as_much_memory_as_without_one(compose
             allocated.append(sum(n for p, n in storages.items() if p not in before))
 
         calls = 0 if (folder / "checkpoints").exists() else 3
-        request = composed(*LONG, "resume=auto")
-        train(request, folder, At("on_train_batch_start", calls, measure))
+        settings = composed(*LONG, "resume=auto")
+        train(settings, folder, At("on_train_batch_start", calls, measure))
         return allocated
 
     uninterrupted = allocated_at_step_4(tmp_path / "uninterrupted", tensor_storages())
