@@ -6,19 +6,14 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from tests.contract.helpers.faults import SpoilImages
 from tests.training.helpers.operation_recorder import PEAK, OperationRecorder
 from unet3d.commands import train as command
 from unet3d.cuda_graphs import CudaGraphs
 from unet3d.memory.step.training_step import find_cuda_graph_obstacle
 from unet3d.text import MIB
 from unet3d.training import preflight
-from unet3d.training.cuda_graph import (
-    WARMUP_BATCHES,
-    GraphedPass,
-    choose_graphs,
-    find_skipped_code,
-)
-from unet3d.training.ranks import ProcessRank
+from unet3d.training.cuda_graph import WARMUP_BATCHES, GraphedPass, find_skipped_code
 
 OPTIONS = ("fold=0", "model=unet_tiny", "trainer.max_steps=7", "data.patches_per_case=8")
 
@@ -69,22 +64,11 @@ def test_replayed_steps_equal_eager_steps_bit_for_bit(composed, tmp_path, monkey
     assert_equal(replayed, eager)
 
 
-class SpoilImage(pl.Callback):
-    """Put NaN into the image of one batch."""
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == self.batch and not pl_module.nonfinite_guard.skipped:
-            batch["image"].fill_(torch.nan)
-
-
 def test_a_replayed_batch_with_a_non_finite_loss_is_skipped(composed, tmp_path, monkeypatch):
     options = ("max_skipped_steps=1", "model.norm=batch")
     runs = [
         train(composed, tmp_path / str(r), monkeypatch, *options, recorder=r, callbacks=[spoil])
-        for r, spoil in ((None, SpoilImage(5)), (OperationRecorder(), SpoilImage(5)))
+        for r, spoil in ((None, SpoilImages(5)), (OperationRecorder(), SpoilImages(5)))
     ]
     assert [run.module.nonfinite_guard.skipped for run in runs] == [1, 1]
     assert_equal(*runs)
@@ -104,15 +88,12 @@ def test_a_batch_that_cannot_be_recorded_is_computed_as_before(caplog):
     assert line.endswith("without CUDA graphs: operation not permitted when stream is capturing")
 
 
-@pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
-def test_auto_does_not_record_a_network_with_hooks(register):
-    model = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 1))
-    assert find_skipped_code(model) is None
-    getattr(model[0], register)(lambda *_: None)
-    assert find_skipped_code(model) == "a hook of Conv3d"
+def test_auto_does_not_record_hooks_and_code_of_users():
+    hooked = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 1))
+    assert find_skipped_code(hooked) is None
+    hooked[0].register_full_backward_hook(lambda *_: None)
+    assert find_skipped_code(hooked) == "a hook of Conv3d"
 
-
-def test_auto_does_not_record_code_of_users():
     class Counter(torch.nn.Conv3d):
         calls = 0
 
@@ -193,13 +174,6 @@ def test_what_cannot_be_recorded_is_known_before(composed, overrides, several_pr
     config = composed(*overrides).step
     obstacle = find_cuda_graph_obstacle(config, "cuda", several_processes=several_processes)
     assert obstacle is None if reason is None else obstacle.startswith(reason)
-
-
-def test_a_run_says_why_it_does_not_record_what_it_was_asked_to(composed):
-    note = "trainer.cuda_graph=true has no effect: a cpu device has no CUDA graphs"
-    for choice, notes in (("true", [note]), ("auto", [])):
-        step = composed(f"trainer.cuda_graph={choice}").step
-        assert choose_graphs(step, torch.device("cpu"), ProcessRank()) == (None, notes)
 
 
 @pytest.mark.gpu

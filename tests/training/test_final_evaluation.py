@@ -1,8 +1,6 @@
 """The best checkpoint is evaluated on whole validation cases when training ends."""
 
 import json
-import shutil
-from dataclasses import replace
 
 import nibabel
 import numpy as np
@@ -14,6 +12,7 @@ from unet3d.checkpoint_file import load_checkpoint
 from unet3d.data.case import Case
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.statistics import Statistics
+from unet3d.inference.predictor import Predictor
 from unet3d.training import results
 from unet3d.training.results import choose_postprocessing
 
@@ -62,6 +61,22 @@ def test_the_largest_component_is_not_kept_where_that_lowers_dice(
     volumes = [CachedVolume(case, tmp_path, (8, 8, 8), frozenset({1}), statistics)]
     assert choose_postprocessing(volumes, [1], folder) == chosen
     assert np.array_equal(read_voxels(folder / "case.nii.gz"), reference)
+
+
+def test_a_case_that_cannot_be_predicted_costs_no_other_case(unet3d, tmp_path, monkeypatch):
+    prepare = Predictor.prepare
+
+    def fail_first(self, task):
+        monkeypatch.setattr(Predictor, "prepare", prepare)
+        task.labels.touch()  # as an earlier evaluation did
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(Predictor, "prepare", fail_first)
+    assert unet3d("evaluation.enabled=true", "data.layout.num_cases=10", "logger=none") == 1
+    errors = json.loads((tmp_path / "run" / "report.json").read_text())["evaluation"]["errors"]
+    scored = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())["cases"]
+    assert (len(errors), len(scored)) == (1, 1)
+    assert not errors.keys() & scored.keys()
 
 
 def draw_components(number):
@@ -116,28 +131,3 @@ def test_a_class_with_several_components_in_the_training_labels_keeps_them(
     assert "lesion" not in postprocessing["largest_component"]
     assert postprocessing["evidence"].startswith("4 training labels: in every case")
     assert postprocessing["evidence"].endswith("; Dice on 1 validation case is not lower")
-
-
-def test_a_vanished_case_costs_no_other_case(unet3d, tmp_path, monkeypatch, capsys):
-    from unet3d.commands import train as fit
-
-    evaluate = fit.evaluate_best_checkpoint
-
-    def lose_first(run, log):
-        first, second = run.data.validation[0], run.data.training[0]
-        missing = replace(first.case, images=(tmp_path / "missing.nii.gz",))
-        run.data.validation[:] = [replace(first, case=missing), second]
-        (run.folder / "validation").mkdir()
-        for name in (first.name, "of_another_run"):  # labels that this run has not predicted
-            shutil.copy(first.case.label, run.folder / "validation" / f"{name}.nii.gz")
-        return evaluate(run, log)
-
-    monkeypatch.setattr(fit, "evaluate_best_checkpoint", lose_first)
-    assert unet3d("evaluation.enabled=true", "logger=csv") == 1
-    assert " is not evaluated: " in capsys.readouterr().out
-    evaluation = json.loads((tmp_path / "run" / "report.json").read_text())["evaluation"]
-    assert len(evaluation["errors"]) == 1
-    assert evaluation["per_class"]
-    scored = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())["cases"]
-    assert len(scored) == 1
-    assert not {*scored} & {*evaluation["errors"], "of_another_run"}

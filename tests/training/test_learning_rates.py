@@ -1,13 +1,11 @@
-from types import SimpleNamespace
-
 import lightning.pytorch as pl
 import pytest
 import torch
 
 from tests.config.helpers.configs import SHRUNK
+from tests.helpers.training import GiveDistances
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
-from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.schedules import Cosine, Poly
 
 
@@ -66,36 +64,21 @@ def test_a_scheduler_of_torch_steps_with_the_optimizer(composed, tmp_path, name)
 
 
 def test_the_rate_falls_when_validation_no_longer_improves(composed, tmp_path):
-    class Scores(pl.Callback):
-        values = iter(())
-
-        def on_validation_start(self, trainer, module):
-            if not trainer.sanity_checking:
-                module.case_scores.compute = lambda: {"hd95_mm": next(self.values)}
-
     words = ["scheduler=plateau", "scheduler.monitor=val/hd95_mm", "scheduler.mode=min"]
     words += ["scheduler.patience=1", "scheduler.factor=0.1", "optimizer.lr=1.0"]
     limits = ["data.batch_size=4", "trainer.max_steps=6", "trainer.num_sanity_val_steps=0"]
     run = build_training(composed(*words, *limits), tmp_path)
     rates = RecordRates()
-    run.trainer.callbacks[:0] = [Scores(), rates]
-    Scores.values = iter((9.0, 8.0, 8.5, 8.4, 7.0, 7.0))
+    run.trainer.callbacks[:0] = [GiveDistances(9.0, 8.0, 8.5, 8.4, 7.0, 7.0), rates]
     run.trainer.fit(run.module, run.data)
     assert [rate for (rate,) in rates.rates] == pytest.approx([1, 1, 1, 1, 0.1, 0.1])
 
 
-def test_the_limit_that_comes_first_says_how_much_of_a_run_is_done():
-    for max_steps, max_epochs, expected in ((4, 100, 1 / 4), (100, 2, 1 / 6), (None, -1, 0)):
-        batches = SimpleNamespace(current=SimpleNamespace(processed=1))
-        trainer = SimpleNamespace(
-            global_step=1,
-            max_epochs=max_epochs,
-            current_epoch=0,
-            num_training_batches=3,
-            fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=batches)),
-        )
-        limits = StoppingLimits(max_steps=max_steps)
-        assert limits.fraction_done(trainer) == pytest.approx(expected)
+def test_the_rate_falls_to_the_limit_that_comes_first(composed, tmp_path):
+    words = ["scheduler.power=1.0", "scheduler.warmup=0", "data.layout.num_cases=4"]
+    limits = ["trainer.max_steps=100", "trainer.max_epochs=2"]
+    rates = record_rates(composed, tmp_path, *words, *limits)
+    assert rates == pytest.approx([1, 3 / 4, 1 / 2, 1 / 4])
 
 
 @pytest.mark.slow

@@ -2,79 +2,52 @@
 
 from math import nan
 
-import lightning.pytorch as pl
 import pytest
-import torch
 
-from tests.helpers.training import fit
+from tests.contract.helpers.runs import read_step
+from tests.helpers.training import GiveDistances, fit
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
-from unet3d.training.callbacks.stopping import EarlyStopping
-from unet3d.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, resolve_start
-from unet3d.training.trainer import silence_lightning
+from unet3d.training.checkpoints import resolve_start
+
+EPOCHS_OF_ONE_STEP = ["data.batch_size=4", "trainer.num_sanity_val_steps=0", "logger=none"]
 
 
-class Scores(pl.LightningModule):
-    """Validates with one given value after each step of one epoch."""
+@pytest.fixture
+def validate(composed):
+    """Train a run whose validations after each step have these distances."""
 
-    def __init__(self, values, monitor):
-        super().__init__()
-        self.values, self.monitor = list(values), monitor
-        self.weight = torch.nn.Parameter(torch.zeros(()))
+    def train(folder, distances, *words):
+        run = build_training(composed(*EPOCHS_OF_ONE_STEP, *words), folder)
+        run.trainer.callbacks.insert(0, GiveDistances(*distances))
+        fit(run, resolve_start(run).checkpoint)
+        return run.trainer
 
-    def training_step(self, batch, batch_idx):
-        return self.weight * 1.0
-
-    def validation_step(self, batch, batch_idx):
-        self.log(self.monitor, torch.tensor(self.values[self.global_step - 1]))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1.0)
+    return train
 
 
-def validate(callback, values, monitor="val/dice"):
-    """Train a step and validate for each value; return the trainer."""
-    silence_lightning()
-    loader = torch.utils.data.DataLoader(torch.zeros(len(values)))
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        callbacks=[callback],
-        enable_checkpointing=isinstance(callback, BestCheckpoint),
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
-        max_epochs=1,
-        num_sanity_val_steps=0,
-        plugins=[AtomicCheckpointIO()],
-        val_check_interval=1,
-    )
-    trainer.fit(Scores(values, monitor), loader, torch.utils.data.DataLoader(torch.zeros(1)))
-    return trainer
+def test_less_can_be_better_and_nan_never_is(validate, tmp_path):
+    key = "callbacks.early_stopping"
+    words = ["callbacks=early_stopping", f"{key}.monitor=val/hd95_mm", f"{key}.mode=min"]
+    words += [f"{key}.patience=2", "trainer.max_steps=9"]
+    assert validate(tmp_path, [nan, 9.0, 8.0, nan, 8.0, 1.0], *words).global_step == 5
 
 
-def test_less_can_be_better_and_nan_never_is():
-    callback = EarlyStopping(monitor="val/hd95_mm", mode="min", patience=2)
-    values = [nan, 9.0, 8.0, nan, 8.0, 1.0]
-    assert validate(callback, values, "val/hd95_mm").global_step == 5
+def test_the_best_checkpoints_are_kept_also_after_a_resume_by_a_link(validate, tmp_path):
+    key, real = "callbacks.best_checkpoint", tmp_path / "real"
+    words = [f"{key}.monitor=val/hd95_mm", f"{key}.mode=min", f"{key}.top_k=2", "resume=auto"]
+    (tmp_path / "link").symlink_to(real)
 
+    def read_best():
+        return {path.name: read_step(path) for path in (real / "checkpoints").glob("best*")}
 
-def read_steps(folder):
-    files = folder.iterdir()
-    return {p.name: torch.load(p, weights_only=True)["global_step"] for p in files}
-
-
-def test_the_best_checkpoints_are_kept_also_after_a_resume_by_a_link(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    callback = BestCheckpoint(tmp_path / "real", top_k=2)
-    validate(callback, [0.1, 0.4, nan, 0.2, 0.3])
-    names = {"best.ckpt": 2, "best-step=000002.ckpt": 2, "best-step=000005.ckpt": 5}
-    assert read_steps(tmp_path / "real") == names
-    resumed = BestCheckpoint(tmp_path / "link", top_k=2)
-    resumed.load_state_dict(callback.state_dict())
-    validate(resumed, [0.1, 0.25])
-    assert read_steps(tmp_path / "real") == names
-    validate(resumed, [0.5])
-    assert read_steps(tmp_path / "real")["best.ckpt"] == 1
+    validate(real, [0.9, 0.6, nan, 0.8, 0.7], *words, "trainer.max_steps=5")
+    expected = {"best.ckpt": 2, "best-step=000002.ckpt": 2, "best-step=000005.ckpt": 5}
+    assert read_best() == expected
+    validate(tmp_path / "link", [0.9, 0.75], *words, "trainer.max_steps=7")
+    assert read_best() == expected
+    validate(tmp_path / "link", [0.5], *words, "trainer.max_steps=8")
+    assert read_best()["best.ckpt"] == 8
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,8 @@
 import time
 from dataclasses import dataclass
 
-import torch
-
-from unet3d import peak_memory
 from unet3d.commands.train import build_training
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.training.callbacks.step_records import StepTimer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +23,3 @@ def test_waiting_for_data_is_measured(composed, tmp_path):
     assert len(waits) == 4
     assert all(0.0599 <= w < s for w, s in zip(waits, speed.seconds, strict=True))  # 2 patches
     assert speed.summarize()["median_data_wait_fraction"] == sorted(speed.shares[1:])[1]
-
-
-def test_gpu_utilization_is_queried_once_a_second_and_omitted_if_unknown(monkeypatch):
-    samples, gpu = iter([40, 60, None]), torch.device("cuda")
-    monkeypatch.setattr(peak_memory, "get_utilization", lambda device: next(samples))
-    speed = StepTimer()
-    use = [
-        speed._query_gpu(gpu, now)["speed/gpu_utilization_percent"] for now in (10.0, 10.5, 11.0)
-    ]
-    assert use == [40.0, 40.0, 60.0]
-    assert speed._query_gpu(gpu, 12.0) == {}
-    assert StepTimer()._query_gpu(torch.device("cpu"), 10.0) == {}
