@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from tests.contract.helpers.datasets import save
-from tests.data.helpers.formats import write_itk, write_zarr
 from unet3d.__main__ import main
 
 pytestmark = pytest.mark.slow
@@ -103,11 +102,9 @@ def test_an_invalid_case_is_named_and_the_others_are_scored(folder, capsys, spoi
 
 def test_a_label_without_a_class_is_an_error_and_earlier_results_are_overwritten(folder, capsys):
     assert evaluate() == 0
-    capsys.readouterr()
     assert evaluate("classes=[background,head]") == 1  # no case is without fault
     message = capsys.readouterr().err
     assert "a: ERROR predictions/a.nii: labels must be 0, 1, it holds 2" in message
-    assert "b: ERROR references/b.nii.gz: labels must be 0, 1, it holds 2" in message
     assert read_result()["per_class"] == {}
     left = {p.name for p in (folder / "out").iterdir()}
     assert left == {"evaluation.json", "worst", "report.html"}
@@ -119,8 +116,6 @@ def test_a_label_without_a_class_is_an_error_and_earlier_results_are_overwritten
     [
         (["predictions=predictions/a.nii"], "must be folders, or two files"),
         (["predictions=empty"], "no volume in empty (0 files) has the name of one in"),
-        (["regions={a:[70000]}"], "class a: labels must be 1..65535, got [70000]"),
-        (["tolerance_mm={a:1}"], "needs classes= or regions="),
         (["classes=[x,a,b]", "tolerance_mm={a:1}"], "must name every class once: a, b; it names a"),
         (["classes=[x,a,b]", "ignore_label=1"], "ignore_label=1 is a label of the class a"),
     ],
@@ -152,15 +147,3 @@ def test_folders_patterns_files_and_workers_give_the_same_scores(folder, capsys)
     assert evaluate(base=files) == 0
     assert read_result()["cases"] == {"a": expected["cases"]["a"]}
     assert read_result()["mean"]["dice"] == {"mean": 1, "low": None, "high": None}
-
-
-def test_files_of_different_formats_are_matched_and_must_have_one_grid(folder):
-    affine = np.diag([0.75, 0.5, 2.0, 1.0])
-    for seed, name in enumerate("ab"):
-        (folder / "references" / f"{name}.nii.gz").unlink()
-        write_itk(folder / "references" / f"{name}.mha", make_labels(seed), affine)
-    (folder / "predictions" / "a.nii").unlink()
-    write_zarr(folder / "predictions" / "a.zarr", make_labels(0), affine)
-    assert evaluate("draw_worst=0") == 1
-    assert {scores["dice"] for scores in read_result()["cases"]["a"].values()} == {1.0}
-    assert "predictions/b.nii has affine" in read_result()["errors"]["b"]

@@ -156,29 +156,12 @@ def test_monai_runs_the_bundle(ensemble, tmp_path):
     assert (labels != expected).mean() < 1e-4
 
 
-def test_the_model_card_tells_of_the_run(small, tmp_path):
-    run = tmp_path / "run"
-    unet3d.train([*small, *TINY, "evaluation.enabled=true"], folder=run)
-    card = (unet3d.load(run).save(tmp_path / "bundle") / "docs" / "README.md").read_text()
-    report = json.loads((run / "report.json").read_text())
-    dice = report["evaluation"]["mean"]["dice"]["mean"]
-    assert f"| mean | {dice:.4f} |" in card
-    assert f"torch {report['versions']['torch']}" in card
-    assert "1 steps on cpu; a training step took " in card
-    assert "Segmentation of ball, tube, box" in card
-    assert str(run) not in card
-
-
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
-def test_a_model_file_that_cannot_be_used_is_refused(exported, tmp_path):
-    whole = json.loads((exported[0] / "bundle.json").read_text())
-    for content, message in (
-        ({"format": "another"}, "does not describe a unet3d bundle"),
-        ({"format_version": 2}, "has format version 2, and this unet3d reads versions up to 1"),
-    ):
-        (tmp_path / "bundle.json").write_text(json.dumps(whole | content))
-        with pytest.raises(UsageError, match=message):
-            unet3d.load(tmp_path)
+def test_a_bundle_of_a_later_version_is_refused(exported, tmp_path):
+    content = json.loads((exported[0] / "bundle.json").read_text()) | {"format_version": 2}
+    (tmp_path / "bundle.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="has format version 2, and this unet3d reads versions up"):
+        unet3d.load(tmp_path)
 
 
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)
@@ -186,8 +169,7 @@ def test_a_bundle_is_downloaded_from_the_hub(exported, scan, tmp_path, monkeypat
     def download(name, *, revision, allow_patterns):
         if (name, revision) != ("lab/shapes", "v2"):
             raise OSError("404 Client Error.\n\nRepository Not Found")
-        names = {path for pattern in allow_patterns for path in exported[0].glob(pattern)}
-        for path in names:
+        for path in {path for pattern in allow_patterns for path in exported[0].glob(pattern)}:
             shutil.copy(path, tmp_path / "cache" / path.relative_to(exported[0]))
         return str(tmp_path / "cache")
 

@@ -34,9 +34,7 @@ def home(tmp_path, monkeypatch):
         ("predictions=~/a,~/b", "predictions='/home/me/a,/home/me/b'"),
         ("output=a~/b", "output='a~/b'"),
         ("~data.root", "~data.root"),
-        ("resume=null", "resume=null"),
         ("resume='a b'", "resume='a b'"),
-        ("model=unet_tiny", "model=unet_tiny"),
     ],
 )
 def test_a_tilde_is_replaced_where_a_path_begins_and_other_words_stay(monkeypatch, typed, override):

@@ -1,4 +1,3 @@
-import shutil
 from math import prod
 
 import numpy as np
@@ -67,8 +66,6 @@ def test_axes_along_which_classes_are_ordered_are_not_flipped(tmp_path, monkeypa
     assert experiment(tmp_path)["augmentation"] == {"flip_axes": [1]}
     assert main(["plan", *words, "augmentation.flip_axes=[0]"]) == 0
     assert experiment(tmp_path)["augmentation"] == {"flip_axes": [0]}
-    assert main(["plan", *words, "augmentation=none"]) == 0
-    assert "augmentation" not in experiment(tmp_path)
 
 
 def test_a_plan_is_estimated_to_fit_the_budget(plan, tmp_path):
@@ -92,17 +89,6 @@ def test_overrides_are_kept_in_a_plan_which_is_not_overwritten_unless_requested(
     assert {"override /pool": "median"} in written["defaults"]
     assert (written["data"]["patch_size"], written["data"]["batch_size"]) == ([8, 16, 8], 3)
     assert written["seed"] == 7
-
-
-def test_skipped_cases_are_named(plan, decathlon_folder, tmp_path, capsys):
-    shutil.copytree(decathlon_folder, tmp_path / "data")
-    (tmp_path / "data" / "labelsTr" / "case_001.nii.gz").unlink()
-    words = ["data.root=data", "budget_gib=4", "data.patch_size=[8,8,8]", "data.batch_size=2"]
-    assert plan(*words, "data.invalid_cases=skip") == 0
-    message = capsys.readouterr().out
-    assert "skipped: case_001" in message
-    assert "4 cases, sizes" in message
-    assert plan(*words, "overwrite=true") == 2
 
 
 @pytest.mark.parametrize(
@@ -159,9 +145,7 @@ def test_a_run_with_many_steps_has_the_recipe_of_nnunet_unless_another_is_reques
     written = experiment(tmp_path)
     assert {"override /optimizer": "nadam"} in written["defaults"]
     assert written["loss"] == {"batch_dice": False}
-    for short in (["steps=2000"], ["recipe=short"]):
-        assert plan(*words, *short) == 0
-        written = experiment(tmp_path)
-        assert written["trainer"]["max_steps"] == (2000 if "steps=2000" in short else 250_000)
-        assert {"override /optimizer": "adamw"} in written["defaults"]
-        assert "loss" not in written
+    for short in ("steps=2000", "recipe=short"):
+        assert plan(*words, short) == 0
+        assert {"override /optimizer": "adamw"} in experiment(tmp_path)["defaults"]
+        assert "loss" not in experiment(tmp_path)

@@ -7,7 +7,6 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-import torch
 
 from tests.commands.helpers.checkpoints import checkpoints
 from tests.data.helpers.datasets import write_nnunet
@@ -60,10 +59,7 @@ def test_labels_have_the_names_of_their_images(predict, checkpoint, images, tmp_
     words = {"checkpoint": checkpoint("one"), "input": images("a_0000.nii.gz", "b.nii")}
     assert predict(**words) == 0
     assert list_labels(tmp_path / "out") == ["a.nii.gz", "b.nii"]
-    assert len(np.unique(read_labels(tmp_path / "out" / "b.nii"))) > 1
-    shown = capsys.readouterr().out
-    assert "a 18x20x14, 4 classes: " in shown
-    assert "MiB of RAM" in shown
+    assert "a 18x20x14, 4 classes: " in capsys.readouterr().out
     assert predict(**words, output="other", output_format="nrrd") == 0
     assert list_labels(tmp_path / "other") == ["a.nrrd", "b.nrrd"]
     np.testing.assert_array_equal(
@@ -85,15 +81,13 @@ def test_voxels_outside_of_the_crop_are_background(predict, checkpoint, images, 
 def test_labels_of_another_checkpoint_scan_or_option_are_made_again_and_a_line_says_so(
     predict, checkpoint, images, tmp_path, capsys
 ):
-    folder, other = images("a.nii", "b.nii"), checkpoint("other", "seed=1")
-    words = {"checkpoint": other, "input": folder}
-    assert predict(**words, output="expected") == 0
+    folder, words = images("a.nii", "b.nii"), {"checkpoint": checkpoint("other", "seed=1")}
+    words["input"] = folder
     assert predict(**words | {"checkpoint": checkpoint("one")}) == 0
+    first = read_labels(tmp_path / "out" / "a.nii")
     assert predict(**words) == 0
     assert "2 labels are of another checkpoint: predicting them again" in capsys.readouterr().out
-    for name in ("a.nii", "b.nii"):
-        expected = read_labels(tmp_path / "expected" / name)
-        np.testing.assert_array_equal(read_labels(tmp_path / "out" / name), expected)
+    assert not np.array_equal(read_labels(tmp_path / "out" / "a.nii"), first)
     times = (folder / "b.nii").stat()
     shutil.copy(folder / "a.nii", folder / "b.nii")
     os.utime(folder / "b.nii", ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -121,30 +115,9 @@ def test_labels_that_predict_did_not_write_are_refused_and_stay(
     assert message in capsys.readouterr().err
     assert (tmp_path / "out" / "b.nii").read_bytes() == b"mine"
     assert predict(**words, overwrite=True) == 0
-    assert read_labels(tmp_path / "out" / "b.nii").shape == (18, 20, 14)
     (tmp_path / "out" / "a.nii").write_bytes(b"corrected")
     assert predict(**words | {"checkpoint": checkpoint("other", "seed=1")}) == 2
     assert (tmp_path / "out" / "a.nii").read_bytes() == b"corrected"
-
-
-def test_outputs_that_were_half_replaced_are_made_again(
-    predict, checkpoint, images, tmp_path, monkeypatch
-):
-    folder, one, other = images("a.nii"), checkpoint("one"), checkpoint("other", "seed=1")
-    words = {"input": folder, "save_probabilities": True}
-    file = tmp_path / "out" / "probabilities" / "a.nii"
-    assert predict(**words, checkpoint=one) == 0
-    first = file.read_bytes()
-
-    def stop(image, path):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(nibabel, "save", stop)
-        assert predict(**words, checkpoint=other) == 130
-    assert file.read_bytes() != first
-    assert predict(**words, checkpoint=one) == 0
-    assert file.read_bytes() == first
 
 
 def test_a_missing_channel_is_named_and_the_others_are_segmented(
@@ -177,27 +150,20 @@ def test_regions_become_labels_in_training_and_inference(predict, checkpoint, im
 def test_only_axes_that_training_flipped_are_mirrored(
     predict, checkpoint, images, tmp_path, capsys
 ):
-    folder = images("a.nii")
     flipped = checkpoint("flipped", "augmentation.flip_axes=[1]", "evaluation.tta=true")
     never = checkpoint("never", "augmentation.flip_p=0")
-    nothing = "nothing to mirror, because there is no axis that the training of every network"
-    for network, line in (
-        (flipped, "mirroring the axes that training flipped: [1]"),
-        (f"{never},{flipped}", f"{nothing} flipped"),
-    ):
-        words = {"checkpoint": network, "input": folder, "overwrite": True}
-        assert predict(**words, tta="true") == 0
-        assert f"tta=true: {line}\n" in capsys.readouterr().out
-        mirrored = read_labels(tmp_path / "out" / "a.nii").tobytes()
-        assert predict(**words) == 0  # as its training was evaluated
-        assert read_labels(tmp_path / "out" / "a.nii").tobytes() == mirrored
-        assert ("tta=auto: mirroring" in capsys.readouterr().out) == (network == flipped)
-        assert predict(**words, tta="false") == 0
-        is_equal = read_labels(tmp_path / "out" / "a.nii").tobytes() == mirrored
-        assert is_equal == (network != flipped)
-    assert predict(checkpoint=flipped, input=folder, tta="[0,1]", output=tmp_path / "no") == 2
+    words = {"checkpoint": flipped, "input": images("a.nii"), "overwrite": True}
+    labels = {}
+    for tta in ("true", "auto", "false"):  # auto: as its training was evaluated
+        assert predict(**words, tta=tta) == 0
+        is_said = f"tta={tta}: mirroring the axes that training flipped: [1]\n"
+        assert (is_said in capsys.readouterr().out) == (tta != "false")
+        labels[tta] = read_labels(tmp_path / "out" / "a.nii").tobytes()
+    assert labels["true"] == labels["auto"] != labels["false"]
+    assert predict(**words | {"checkpoint": f"{never},{flipped}"}, tta="true") == 0
+    assert "nothing to mirror, because there is no axis that the tr" in capsys.readouterr().out
+    assert predict(**words, tta="[0,1]") == 2
     assert "tta=[0, 1]: training flipped only the axes [1], and a" in capsys.readouterr().err
-    assert not (tmp_path / "no").exists()
 
 
 def test_processes_share_the_scans_and_give_the_files_of_one(
@@ -208,7 +174,6 @@ def test_processes_share_the_scans_and_give_the_files_of_one(
     words = {"checkpoint": checkpoint("one"), "input": folder}
     assert predict(**words) == 1
     alone = {p.name: p.read_bytes() for p in (tmp_path / "out").glob("[!.]*")}
-    (tmp_path / "out" / "b.nii").unlink()
     capfd.readouterr()
     assert predict(**words, output=tmp_path / "shared", devices=2) == 1
     assert {p.name: p.read_bytes() for p in (tmp_path / "shared").glob("[!.]*")} == alone
@@ -247,8 +212,6 @@ def test_a_scan_that_differs_from_the_training_data_causes_a_warning(
     predict, checkpoint, small, tmp_path, capsys
 ):
     network = checkpoint("one")
-    training = torch.load(network, weights_only=True)["unet3d"]["training_statistics"]
-    assert training["cases"] == 4
     root, folder = Path(small[0].partition("=")[2]), tmp_path / "in"
     image = nibabel.load(sorted(root.rglob("imagesTr/*.nii.gz"))[0])
     folder.mkdir()

@@ -86,21 +86,14 @@ def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, mon
         return 0
 
     monkeypatch.setattr("unet3d.commands.search.train", train)
-    needed = {}
 
     def predict(step):
-        width = step.network.model.arguments["width"]
-        needed[width] = step
-        return {4: 2**20, 8: 2**30}[width]
+        return {4: 2**20, 8: 2**30}[step.network.model.arguments["width"]]
 
     monkeypatch.setattr("unet3d.commands.search.estimate_run_bytes", predict)
     assert search("budget_gib=0.5", "trials=6", "startup=4") == 0
-    trials = read_trials(tmp_path)
-    assert needed.keys() == {4, 8}
-    for trial in trials:
-        is_large = trial["values"]["model.width"] == "8"
-        assert trial["state"] == ("pruned" if is_large else "complete")
-        assert trial["predicted_gib"] == (1.0 if is_large else 2**-10)
+    found = {(t["values"]["model.width"], t["state"]) for t in read_trials(tmp_path)}
+    assert found == {("4", "complete"), ("8", "pruned")}
     assert "not trained: a step is estimated to need 1.0 GiB" in capsys.readouterr().out
 
 
@@ -148,8 +141,6 @@ def test_settings_of_a_trial_are_those_of_a_run_with_values_of_a_space(tmp_path)
     trial = settings.make_trial({"pool": "median", "model.width": 4})
     assert trial.resolved["pool"]["_target_"].endswith("MedianPool3d")
     assert (trial.resume, trial.step.precision) == ("auto", "bf16")
-    assert trial.composition.choices["optimizer"] == "sgd"
-    assert "trials" not in trial.resolved
 
 
 @pytest.mark.parametrize(
@@ -158,9 +149,7 @@ def test_settings_of_a_trial_are_those_of_a_run_with_values_of_a_space(tmp_path)
         (["space=3"], "space must be keys with what to try"),
         (["space=missing.yaml"], "space: no file"),
         (["space={x:[]}"], r"space\.x must be a list of values, or .* got \[\]: "),
-        (["space={x:{low:2,high:1}}"], r"space\.x must be .*: `low <= high` must hold"),
         (["space={x:{low:0,high:1,log:true}}"], r"space\.x must be .*: `low >= 1` must hold"),
-        (["space={x:{low:1,high:5,step:0.5}}"], r"space\.x must be "),
         (["space={x:{low:1}}"], r"space\.x must be "),
         (["space={fold:[0,1]}", "fold=none"], "search needs validation cases"),
         (["space={fold:[0,1]}", "trainer.devices=2"], "search trains each trial in one process"),

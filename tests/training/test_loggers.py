@@ -16,6 +16,7 @@ from tests.helpers.training import fit
 from unet3d.commands.train import build_training
 from unet3d.training.checkpoints import LastCheckpoint, resolve_start
 from unet3d.training.loggers import (
+    FINAL_METRICS,
     ResumableCSVLogger,
     ResumableTensorBoardLogger,
     close_logger,
@@ -75,10 +76,10 @@ def test_a_table_goes_on_when_the_disk_has_space_again(tmp_path, capsys):
     assert capsys.readouterr().err.count(MISSING) == 1
 
 
-def test_several_loggers_get_the_same_and_one_of_lightnings_gets_curves(composed, tmp_path):
+def test_several_loggers_get_what_each_can_show(composed, tmp_path):
     words = ["+logger.plain._target_=lightning.pytorch.loggers.CSVLogger"]
     words += ["logger=[tensorboard,csv]", "+logger.plain.name=plain", "trainer.max_steps=2"]
-    run = build_training(composed(*words), tmp_path)
+    run = build_training(composed(*words, "pool=median", "memory.estimate=true"), tmp_path)
     fit(run)
     run.callbacks.dashboard.finish({"dice": 0.5}, 2, finished=True)
     assert read_csv(tmp_path)[-1]["final/dice"] == "0.5"
@@ -89,6 +90,12 @@ def test_several_loggers_get_the_same_and_one_of_lightnings_gets_curves(composed
         assert image.mode == "RGB"
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [point.step for point in events.Scalars("final/dice")] == [2]
+    assert "custom_scalars__config__" in events.Tags()["tensors"]
+    assert {"memory/timeline", "memory/layers"} < {*events.Tags()["images"]}
+    session = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert b"median" in session
+    shown = events.summary_metadata["_hparams_/experiment"].plugin_data.content
+    assert all(name.encode() in shown for name in ("pool", *FINAL_METRICS))
 
 
 class Crash(Callback):

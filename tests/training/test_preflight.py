@@ -7,21 +7,8 @@ import torch
 
 from unet3d.commands.train import build_training
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.text import GIB, MIB
 from unet3d.training import preflight
-from unet3d.training.preflight import check_cudnn, check_shm, check_torch_build, check_writable
-
-
-def test_shared_memory_must_hold_the_batches_of_all_workers(monkeypatch):
-    monkeypatch.setattr(preflight, "get_free_shm", lambda: 64 * MIB)
-    problem = check_shm(workers=8, batch=100 * MIB)
-    assert problem.is_fatal
-    assert "64 MiB left" in problem.message
-    assert "batches of 8 workers need 1.6 GiB" in problem.message
-    assert "--shm-size=2g or use data.num_workers=0" in problem.message
-    assert check_shm(workers=8, batch=4 * MIB) is None
-    monkeypatch.setattr(preflight, "get_free_shm", lambda: None)
-    assert check_shm(workers=8, batch=GIB) is None
+from unet3d.training.preflight import check_cudnn, check_torch_build, check_writable
 
 
 @pytest.mark.parametrize(

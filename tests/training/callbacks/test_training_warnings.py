@@ -17,7 +17,6 @@ from unet3d.training.callbacks.training_warnings import (
     detect_plateau,
     suggest_overrides,
 )
-from unet3d.training.datamodule import find_absent_classes
 from unet3d.types import IGNORE_LABEL
 
 SUGGESTED = {"class": ["model.width=16"], "loss": ["optimizer.lr=1"]}
@@ -69,6 +68,7 @@ def test_a_class_without_predicted_voxels_is_reported_once_and_again_when_it_is_
     assert run.after(GOOD, GOOD, WITHOUT_2, WITHOUT_2) == [line]
     (_, again) = run.after(WITHOUT_2)
     assert again == f"step 15: {MISSING.format('3 validations')}"
+    assert run.warnings.warnings(done=False) == [MISSING.format("3 validations")]
 
 
 def test_a_flat_loss_is_reported_once_unless_the_network_has_learned():
@@ -81,28 +81,6 @@ def test_a_flat_loss_is_reported_once_unless_the_network_has_learned():
     (line,), nothing = lines
     assert line.startswith("step 5: the loss does not fall: its median was 1 in the first eighth")
     assert nothing == []
-
-
-def test_warnings_list_the_problems_at_the_end_of_a_run():
-    run = Validations()
-    run.after(GOOD, WITHOUT_2)
-    assert run.warnings.warnings(done=False) == []
-    assert run.warnings.warnings(done=True) == [MISSING.format("1 validation")]
-    run.after(*[WITHOUT_2] * 3)
-    for done in (False, True):
-        assert run.warnings.warnings(done=done) == [MISSING.format("4 validations")]
-
-
-def test_it_resumes_from_its_state_without_a_difference():
-    uninterrupted, stopped, resumed = Validations(), Validations(), Validations()
-    predictions = [*[WITHOUT_2] * 6, GOOD, GOOD, *[WITHOUT_2] * 10]
-    uninterrupted.after(*predictions)
-    stopped.after(*predictions[:6])
-    resumed.warnings.load_state_dict(stopped.warnings.state_dict())
-    resumed.trainer.global_step = 6
-    resumed.after(*predictions[6:])
-    assert stopped.lines + resumed.lines == uninterrupted.lines
-    assert resumed.warnings.state_dict() == uninterrupted.warnings.state_dict()
 
 
 def test_divergence_is_printed_once_and_not_reported_when_it_is_over():
@@ -179,20 +157,3 @@ OTHERS = [[], [1.5, 1.5, 60.0], [0.01] * 200 + [0.9] * 200, [-0.9] * 99 + [2.0],
 @pytest.mark.parametrize(("losses", "rise"), DIVERGING + [(losses, None) for losses in OTHERS])
 def test_a_spike_a_forgotten_task_and_a_high_loss_are_no_divergence(losses, rise):
     assert detect_divergence(draw_points(losses), min(losses, default=0.0)) == rise
-
-
-CLASSES = {"organ": [1], "tumor": [2], "whole": [1, 2]}
-
-
-@pytest.mark.parametrize(
-    ("training", "validation", "starts"),
-    [
-        ([{1}, {2}], [{1, 2}], []),
-        ([{1}], [{2}], ["no training case has tumor", "no validation case has organ, so its Dice"]),
-        ([{1}], [{1}], ["no case has tumor, so it cannot be learned"]),
-    ],
-)
-def test_absent_classes_are_named_and_any_label_of_a_region_counts(training, validation, starts):
-    warnings = find_absent_classes(CLASSES, training, validation)
-    assert len(warnings) == len(starts)
-    assert all(text.startswith(start) for text, start in zip(warnings, starts, strict=True))
