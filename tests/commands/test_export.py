@@ -1,6 +1,7 @@
 """`unet3d export` of small checkpoints, and its files in other programs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import nibabel
@@ -67,6 +68,16 @@ def test_without_input_patches_are_cut_from_the_training_dataset(
     assert "(batch, 1, 8, 32, 10) -> (batch, 4, 8, 32, 10)" in message
 
 
+def test_noise_replaces_a_training_dataset_that_is_gone(checkpoint, tmp_path, capsys):
+    path = checkpoint("gone", f"data.root={tmp_path / 'gone'}")
+    shutil.rmtree(tmp_path / "gone")
+    words = {"checkpoint": path, "format": "torch_export", "output": tmp_path / "net.pt2"}
+    code, message, _ = export(capsys, **words)
+    assert code == 0
+    assert "seeded noise instead of scans (the training dataset was not found" in message
+    assert str(tmp_path / "gone") in message
+
+
 def test_a_file_with_other_outputs_is_removed(checkpoint, scan, tmp_path, capsys, monkeypatch):
     def other(network):
         copy = exportable(network)
@@ -80,8 +91,6 @@ def test_a_file_with_other_outputs_is_removed(checkpoint, scan, tmp_path, capsys
     code, message, error = export(capsys, **words, output=tmp_path / "net.pt2")
     assert (code, message) == (4, "")
     assert "does not match the checkpoint; the file was removed" in error
-    assert "differ by at most 1.0e-01" in error
-    assert error.count("\n") == 1
     assert [file.name for file in tmp_path.iterdir()] == ["net.pt2"]
     assert (tmp_path / "net.pt2").read_text() == "as it was"
 
@@ -91,7 +100,6 @@ def test_a_file_with_other_outputs_is_removed(checkpoint, scan, tmp_path, capsys
     [
         ({"checkpoint": "one,one"}, "a file holds one network"),
         ({"output": "folder", "format": "nnunet"}, "folder exists: name a new folder"),
-        ({"output": "folder.onnx"}, "is a folder: name a file in it"),
         ({"patch_size": "[16,16,1]"}, "use larger patches (data.patch_size)"),
         ({"input": "two.nii"}, "two.nii has 2 channels, but the network takes 1"),
     ],
@@ -102,7 +110,6 @@ def test_a_usage_error_is_one_line_with_exit_code_2(
 ):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
-    Path("folder.onnx").mkdir()
     nibabel.save(nibabel.Nifti1Image(np.ones((8, 8, 8, 2), np.float32), np.eye(4)), "two.nii")
     words = {"checkpoint": "one", "output": "net.onnx"} | words
     asked = words["checkpoint"].replace("one", str(checkpoint("one")))

@@ -114,15 +114,6 @@ def test_the_script_runs_with_torch_where_onnxruntime_is_missing(
     check_labels(tmp_path / "labels.nii.gz", exported)
 
 
-@pytest.mark.parametrize("exported", ["classes"], indirect=True)
-def test_the_script_refuses_channels_on_different_grids(exported, scan, tmp_path, monkeypatch):
-    image = nibabel.load(scan)
-    other = tmp_path / "b.nii.gz"
-    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), -image.affine), other)
-    with pytest.raises(SystemExit, match=f"^{other} has another grid than {scan}: resample it"):
-        run_here(exported[0], monkeypatch, scan, other, tmp_path / "c.nii")
-
-
 @pytest.fixture(scope="module")
 def ensemble(small, tmp_path_factory):
     """Return a bundle of two networks with two channels, a scan, and its labels by predict."""

@@ -26,12 +26,6 @@ def test_help_and_missing_keys_are_answered_without_heavy_imports(tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
-def test_the_usage_line_has_the_required_keys(capsys):
-    assert main(["predict", "--help"]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first == "usage: unet3d predict checkpoint=... input=... output=... [key=value ...]"
-
-
 def test_keys_are_shown_with_their_comments_and_required_ones_first(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["train", "data=pairs", "optimizer.lr=0.5", "--help"]) == 0

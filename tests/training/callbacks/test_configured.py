@@ -50,17 +50,12 @@ def test_the_best_checkpoints_are_kept_also_after_a_resume_by_a_link(validate, t
     assert read_best()["best.ckpt"] == 8
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["callbacks.early_stopping.patience=0"], "^callbacks.early_stopping"),
-        (["callbacks.best_checkpoint.mode=up"], "^callbacks.best_checkpoint"),
-        (["fold=none"], "early_stopping needs validation cases, fold=none has"),
-    ],
-)
-def test_invalid_options_are_named(composed, tmp_path, words, message):
-    with pytest.raises(UsageError, match=message):
-        build_training(composed("callbacks=[default,early_stopping]", *words), tmp_path)
+def test_invalid_options_are_named(composed, tmp_path):
+    words = ["callbacks=[default,early_stopping]", "callbacks.early_stopping.patience=0"]
+    with pytest.raises(UsageError, match=r"^callbacks\.early_stopping"):
+        build_training(composed(*words), tmp_path)
+    with pytest.raises(UsageError, match="early_stopping needs validation cases, fold=none has"):
+        build_training(composed(words[0], "fold=none"), tmp_path)
 
 
 def test_a_run_that_stopped_early_is_finished_unless_it_gets_more_patience(composed, tmp_path):
