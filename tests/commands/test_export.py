@@ -10,7 +10,10 @@ import onnxruntime
 import pytest
 import torch
 
+from tests.contract.helpers.datasets import save
 from unet3d.__main__ import main
+from unet3d.commands.export import select_varied_patches
+from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.export import formats
 
 pytestmark = pytest.mark.slow
@@ -76,6 +79,17 @@ def test_noise_replaces_a_training_dataset_that_is_gone(checkpoint, tmp_path, ca
     assert code == 0
     assert "seeded noise instead of scans (the training dataset was not found" in message
     assert str(tmp_path / "gone") in message
+
+
+def test_patches_that_vary_are_compared(tmp_path):
+    """In a constant patch a norm divides by almost nothing, and rounding reaches the logits."""
+    voxels = np.zeros((24, 24, 24), np.float32)
+    voxels[:10, :10, :10] = np.random.default_rng(0).normal(100, 1, (10, 10, 10))
+    files = (save(tmp_path / "a.nii", voxels, np.eye(4)),)
+    raw = Preprocessing(num_classes=2, normalize=("none",), crop="none")
+    images = select_varied_patches([files], raw, (12, 12, 12), ["T1"])
+    assert [image.shape for image in images] == [(1, 12, 12, 12)] * 3
+    assert all(image.std() > 0 for image in images)
 
 
 def test_a_file_with_other_outputs_is_removed(checkpoint, scan, tmp_path, capsys, monkeypatch):
