@@ -44,15 +44,6 @@ def test_text_that_hydra_would_resolve_is_refused():
         check({"_target_": "torch.nn.ReLU", "a": ["${oc.create:{_target_: os.getcwd}}"]})
 
 
-def test_a_name_that_is_not_allowed_is_not_even_imported(tmp_path, monkeypatch):
-    (tmp_path / "evil.py").write_text("import pathlib; pathlib.Path('done').touch()")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"names evil\.Network"):
-        check({"_target_": "evil.Network"})
-    assert not (tmp_path / "done").exists()
-
-
 def test_a_package_of_the_users_is_added_but_not_what_it_imports(tmp_path, monkeypatch):
     source = "import os\nclass Network: pass\ndef make_one(): return 1\n"
     (tmp_path / "my_networks.py").write_text(source)

@@ -1,9 +1,7 @@
 """A factory is read with the config, and builds later."""
 
 import pytest
-import torch
 from omegaconf import OmegaConf
-from torch import nn
 
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.errors import UsageError
@@ -35,15 +33,6 @@ def test_arguments_that_follow_a_key_are_bound_with_it():
     bound = factory.bind_references({"a.b": 7, "a.c": 8})
     assert (bound.arguments["x"], bound.arguments["y"]) == (7, "31")
     assert factory.bind_references({}) == factory
-
-
-def test_a_partial_is_called_later_or_with_objects_that_are_passed_as_they_are():
-    weights = [nn.Parameter(torch.zeros(1))]
-    optimizer = make_factory(_target_="torch.optim.SGD", _partial_=True, lr=0.5)(params=weights)
-    assert optimizer.param_groups[0]["params"][0] is weights[0]
-    assert optimizer.defaults["lr"] == 0.5
-    make_pool = make_factory(_target_="torch.nn.MaxPool3d", _partial_=True, stride=1)()
-    assert (make_pool(2).kernel_size, make_pool(3).stride) == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -149,36 +149,10 @@ def test_an_evaluation_replaces_no_report_of_a_run_and_needs_folders(tmp_path):
             parse("evaluate", values)
 
 
-def test_a_preset_has_nnunets_network_and_the_memory_that_it_needs():
-    settings = parse("plan", {"preset": "resenc_l", "budget_gib": None})
-    assert settings.budget_gib == 21.1
-    for recipe, optimizer in {"short": "adamw", "long": "sgd"}.items():
-        choices = settings.training[recipe].composition.choices
-        assert (choices["model"], choices["pool"]) == ("unet_resenc", "strided")
-        assert choices["optimizer"] == optimizer
-    assert parse("plan", {"preset": "resenc_l", "budget_gib": 12}).budget_gib == 12
-
-
-def test_settings_do_not_change_with_the_config_that_they_were_read_from():
-    composed = with_values("train", {})
-    settings = parse_train_config(composed)
-    composed.config.optimizer.lr = 7
-    composed.config.augmentation.scale = [0, 9]
-    assert settings.step.optimizer.arguments["lr"] == 3e-3
-    assert settings.resolved["optimizer"]["lr"] == 3e-3
-    assert settings.augmentation.arguments["scale"] == [0.7, 1.4]
-
-
 def test_names_of_a_precision_are_one_experiment():
     resolved = [parse_run({"precision": name}).resolved["precision"] for name in ("32-true", 32)]
     assert resolved == [32, 32]
     assert parse_run({"precision": "bf16-mixed"}).resolved["precision"] == "bf16"
-
-
-def test_a_dataset_without_a_root_has_no_layout():
-    settings = parse_train_config(compose_config(["data=nnunet"], "memory"))
-    assert (settings.data.root, settings.data.layout) == (None, None)
-    assert settings.resolved["data"]["layout"] == "???"
 
 
 def read_step(*overrides):
@@ -226,12 +200,6 @@ def test_channels_and_outputs_that_the_config_leaves_open_are_bound_in_a_copy():
     assert bound.model.arguments["num_classes"] == 3
     assert network.model.arguments["num_classes"] is None
     assert "prior_bias" not in network.model.arguments
-
-
-def test_a_pooling_is_chosen_if_somebody_asked_for_it():
-    assert not compose_network().pool_is_chosen
-    assert compose_network("pool=max").pool_is_chosen
-    assert compose_network("model=unet_resenc").pool_is_chosen
 
 
 def test_channels_of_every_level_exclude_what_they_would_override():

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from unet3d.__main__ import main
-from unet3d.commands import doctor
 from unet3d.memory import benchmark
 
 TINY = [
@@ -75,18 +74,3 @@ def test_wrong_gradients_are_a_failure_and_what_there_is_no_time_for_is_named(
     assert [row["name"] for row in result["rows"]] == ["gradients, fused"]
     assert "no time for gradients, lean, none, fused, skips, lean, leanest: raise seconds=" in shown
     assert "gradients, fused: LESS ACCURATE than plain modules, relative error 1e-02" in shown
-
-
-def test_a_gpu_is_measured_with_a_job_that_fills_it_unless_another_one_is_given(monkeypatch):
-    measured = []
-
-    def record(step, *_, overrides, **__):
-        measured.append(overrides)
-        return {"rows": [], "skipped": []}
-
-    monkeypatch.setattr(doctor, "resolve_device", lambda accelerator: "cuda")
-    monkeypatch.setattr(doctor, "describe_machine", lambda device: {"gpu": "X"})
-    monkeypatch.setattr(doctor, "run_benchmark", record)
-    assert main(["doctor", "benchmark=true", "seconds=10"]) == 0
-    assert main(["doctor", "benchmark=true", "model=unet_tiny"]) == 0
-    assert measured == [doctor.BENCHMARK_JOB, ("benchmark=true", "model=unet_tiny")]

@@ -1,7 +1,6 @@
 """What an estimate says of a step, and `unet3d memory`."""
 
 import gc
-import json
 
 import pytest
 import torch
@@ -25,17 +24,12 @@ def forum():
     )
 
 
-def test_the_first_convolution_adds_what_the_forum_measured(forum):
+def test_the_first_convolution_adds_what_the_forum_measured_and_the_first_level_holds_most(forum):
     first = forum.layers[0]
     assert (first.type, first.phase, first.change) == ("Conv3d", "forward", 319_488_000)
     phases = [layer.phase for layer in forum.layers]
     assert phases == sorted(phases, key=["forward", "backward"].index)
-
-
-def test_the_peak_includes_workspaces_and_most_activations_are_at_full_resolution(forum):
-    peak = int(forum.curve[forum.peak_event])
-    assert forum.without_workspaces < peak < 2 * forum.without_workspaces
-    assert sum(forum.kinds.values()) == peak <= forum.peak.reserved
+    assert forum.without_workspaces < forum.curve[forum.peak_event] < 2 * forum.without_workspaces
     assert 0.6 < forum.levels[0] / sum(forum.levels.values()) < 0.8
 
 
@@ -75,12 +69,13 @@ SMALL = ["data.patch_size=[16,16,16]", "model.width=4", "model.depth=2", "model.
 LEANEST = ["checkpointing=leanest", "precision=bf16"]  # nothing else would save memory: one trace
 
 
-def test_a_view_is_printed_or_drawn(tmp_path, monkeypatch, capsys):
+def test_a_view_is_printed_or_drawn_and_so_are_variants(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["memory", *SMALL, *LEANEST, "view=layers"]) == 0
     assert "encoder.0" in capsys.readouterr().out
     assert main(["memory", *SMALL, *LEANEST, "view=timeline", "format=png", "output=a b.png"]) == 0
-    assert [p.name for p in tmp_path.iterdir()] == ["a b.png"]
+    assert main(["memory", *SMALL, "vary=pool", "format=png", "output=pool.png"]) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"a b.png", "pool.png"}
 
 
 @pytest.mark.parametrize(
@@ -97,22 +92,6 @@ def test_a_view_is_printed_or_drawn(tmp_path, monkeypatch, capsys):
 def test_a_setting_varies_over_its_usual_values(vary, values, composed):
     changes = list_changes(composed(*SMALL).step, vary)
     assert [value for change in changes for value in change.values()] == values
-
-
-def test_other_kernels_are_also_estimated_in_single_convolutions(capsys):
-    assert main(["memory", *SMALL, "vary=kernel", "format=json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    peaks = {row["value"]: row["peak_allocated_bytes"] for row in rows}
-    assert len(peaks) == 13
-    assert peaks["model.kernel_size=1"] < peaks["model.kernel_size=5"]
-    small, large = (f"Conv3d(16, 32, 3, padding=1) at {size}^3" for size in (16, 32))
-    assert peaks[small] < peaks[large]
-
-
-def test_variants_are_drawn(tmp_path):
-    figure = tmp_path / "variants.png"
-    assert main(["memory", *SMALL, "vary=pool", "format=png", f"output={figure}"]) == 0
-    assert figure.is_file()
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,6 @@ def test_every_block_is_where_the_gpu_had_it(path):
     assert found.reserved == recording["reserved_after"]
 
 
-def test_another_rule_of_splitting_puts_blocks_elsewhere(monkeypatch):
-    monkeypatch.setattr("unet3d.memory.allocator.SMALL", 2**19)
-    recording = read_evidence(SNAPSHOTS[9])
-    assert replay_addresses(recording["before"], recording["events"]).misplaced
-
-
 @pytest.fixture(scope="module")
 def recorded_step():
     return read_step(read_evidence(EVIDENCE / "hta_resnet50.json.gz"))

@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import nn
 
-from unet3d.errors import UsageError
 from unet3d.machine import Precision
 from unet3d.memory.step.build import MIN_HALF_EPSILON, make_optimizer_factory
 
@@ -29,9 +28,3 @@ def test_epsilon_is_large_enough_for_weights_in_fp16(composed):
     assert build(composed(), "16").defaults["eps"] == 1e-8
     assert build(composed(), "16-true").defaults["eps"] == MIN_HALF_EPSILON
     assert build(composed("optimizer.eps=0.01"), "16-true").defaults["eps"] == 0.01
-
-
-def test_a_bad_argument_is_refused_before_the_dataset_is_read(composed):
-    settings = composed("optimizer.lr=-1")
-    with pytest.raises(UsageError, match=r"^optimizer \(_target_: torch\.optim\.AdamW\): .*-1"):
-        make_optimizer_factory(settings.step.optimizer, Precision("32", "32"))

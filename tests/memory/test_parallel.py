@@ -1,12 +1,10 @@
 import os
-import pickle
 
 import pytest
 import torch
 
 from unet3d.errors import UsageError
 from unet3d.memory import parallel
-from unet3d.memory.from_config import estimate_configured_step
 from unet3d.memory.parallel import map_in_processes
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
@@ -44,12 +42,3 @@ def test_everything_runs_in_this_process_where_forks_cannot_differentiate(monkey
     monkeypatch.setattr(parallel, "count_usable_cores", lambda: 2)
     monkeypatch.setattr(torch.Tensor, "backward", fail)
     assert list(map_in_processes(lambda _: os.getpid(), range(3))) == 3 * [os.getpid()]
-
-
-def test_an_estimate_can_be_sent_to_another_process(composed):
-    estimate = estimate_configured_step(
-        composed("model.depth=2", "model.width=4", "precision=16").step
-    )
-    received = pickle.loads(pickle.dumps(estimate))
-    assert received.peak == estimate.peak
-    assert (received.kinds, received.layers) == (estimate.kinds, estimate.layers)

@@ -3,17 +3,12 @@ from functools import partial
 import pytest
 import torch
 
-from unet3d.memory.from_config import estimate_configured_step, estimate_with_savings
+from unet3d.memory.from_config import estimate_configured_step
 from unet3d.memory.step import training_step
-from unet3d.memory.step.training_step import REPEATING_OPTIMIZERS, TrainingStep
+from unet3d.memory.step.training_step import TrainingStep
 from unet3d.text import MIB
 
 SMALL = ("model.depth=2", "model.width=4")
-
-
-def set_optimizer(monkeypatch, kind):
-    make = partial(kind, lr=0.1)
-    monkeypatch.setattr(training_step, "make_optimizer_factory", lambda *_: make)
 
 
 @pytest.mark.slow
@@ -53,34 +48,9 @@ def test_cuda_graphs_keep_their_batch_and_have_a_memory_pool_of_their_own(compos
     assert not several.trace.graph_pool
 
 
-def test_a_compiled_step_takes_at_most_what_plain_modules_take(composed):
-    words = (*SMALL, "data.patch_size=[16,16,16]", "precision=16")
-    plain = estimate_configured_step(composed(*words, "checkpointing=none").step)
-    compiled, savings = estimate_with_savings(composed(*words, "compile=true").step)
-    assert compiled.peak == plain.peak
-    assert savings[0][0] == "compile=false"
-
-
-OFTEN = (torch.optim.AdamW, torch.optim.SGD)
-SELDOM = [pytest.param(o, marks=pytest.mark.slow) for o in REPEATING_OPTIMIZERS if o not in OFTEN]
-
-
-@pytest.mark.parametrize("optimizer", [*OFTEN, *SELDOM])
-def test_a_repeated_step_allocates_what_the_second_step_allocates(composed, monkeypatch, optimizer):
-    words = (*SMALL, "precision=16", "data.patch_size=[16,16,16]")
-    set_optimizer(monkeypatch, optimizer)
-    repeated = estimate_configured_step(composed(*words).step)
-    monkeypatch.setattr(TrainingStep, "repeats", False)
-    traced = estimate_configured_step(composed(*words).step)
-    assert repeated.trace.events == traced.trace.events
-    sizes = [[block.nbytes for block in e.trace.blocks] for e in (repeated, traced)]
-    assert sizes[0] == sizes[1]
-    assert (repeated.layers, repeated.phases) == (traced.layers, traced.phases)
-    assert (repeated.kinds, repeated.levels) == (traced.kinds, traced.levels)
-
-
 def test_an_optimizer_that_replaces_its_state_is_traced_twice(composed, monkeypatch):
-    set_optimizer(monkeypatch, torch.optim.ASGD)
+    make = partial(torch.optim.ASGD, lr=0.1)
+    monkeypatch.setattr(training_step, "make_optimizer_factory", lambda *_: make)
     traces, train = [], TrainingStep.train
     monkeypatch.setattr(TrainingStep, "train", lambda *args: traces.append(train(*args)))
     estimate_configured_step(composed(*SMALL, "data.patch_size=[16,16,16]").step)

@@ -179,15 +179,6 @@ def test_an_invalid_setting_is_refused_in_one_line(invalid, message):
     assert "\n" not in str(error.value)
 
 
-def test_the_configs_list_every_setting_with_its_default(composed):
-    defaults = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(Augment()).items()}
-    for name in ("none", "light", "nnunet"):
-        node = composed(f"augmentation={name}").augmentation.arguments
-        assert set(node) == {"_target_", *defaults}
-    none = composed("augmentation=none").augmentation.arguments
-    assert {k: v for k, v in none.items() if k != "_target_"} == defaults
-
-
 @pytest.mark.gpu
 def test_patches_on_a_gpu_match_those_on_a_cpu():
     augment = Augment(**{k: 1.0 for k in ALL if k not in ("noise_p", "elastic_p")})

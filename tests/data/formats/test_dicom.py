@@ -70,17 +70,6 @@ def test_images_that_do_not_form_one_volume_are_refused(folder, fields, problem)
     assert "\n" not in str(error.value)
 
 
-def test_slices_that_are_missing_or_at_one_position_are_refused(folder):
-    file, copy = folder / "024", folder / "050"
-    copy.write_bytes(file.read_bytes())
-    with pytest.raises(UsageError, match=r"has slices 0 to 2\.5 mm apart"):
-        read_header(folder)
-    copy.unlink()
-    file.unlink()
-    with pytest.raises(UsageError, match=r"slices 2\.5 to 5 mm apart, as between .* copy"):
-        read_header(folder)
-
-
 def test_a_segmentation_has_the_names_and_references_of_its_images(tmp_path, folder, labels):
     write_labels(tmp_path / "a.dcm", labels, folder, ["background", "liver", "cyst", "vein"])
     segmentation = highdicom.seg.segread(tmp_path / "a.dcm")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.data.helpers.formats import write_zarr
-from unet3d.data.formats.volumes import list_files, read_header, read_volume, write_labels
+from unet3d.data.formats.volumes import read_header, read_volume, write_labels
 from unet3d.errors import UsageError
 
 AFFINE = np.diag([0.0005, 0.0005, 0.002, 1.0])
@@ -69,13 +69,3 @@ def test_invalid_attributes_are_one_line(tmp_path, voxels, change, problem):
     edit(image, change)
     with pytest.raises(UsageError, match=rf"a\.zarr cannot be read as a volume: .*{problem}"):
         read_header(image)
-
-
-def test_the_files_of_a_linked_folder_are_listed(tmp_path, voxels):
-    """Else corrected labels in it would not be noticed by the cache."""
-    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
-    count = len(list_files(image))
-    (image / "0").rename(tmp_path / "elsewhere")
-    (image / "0").symlink_to(tmp_path / "elsewhere")
-    np.testing.assert_array_equal(read_volume(image)[0][0], voxels)
-    assert len(list_files(image)) == count

@@ -1,5 +1,3 @@
-from uuid import UUID
-
 import numpy as np
 import pytest
 import tifffile
@@ -94,21 +92,3 @@ def test_planes_that_only_the_metadata_declares_are_missing(tmp_path, stack, com
     for read in (read_header, read_volume):
         with pytest.raises(UsageError, match=message):
             read(file)
-
-
-def test_an_image_in_several_files_is_refused(tmp_path, stack):
-    """Corrected labels in another one would not be noticed by the cache."""
-    planes = "".join(
-        f'<TiffData FirstZ="{z}" FirstC="0" FirstT="0" IFD="0" PlaneCount="1">'
-        f'<UUID FileName="{z}.ome.tif">urn:uuid:{UUID(int=z)}</UUID></TiffData>'
-        for z in range(len(stack))
-    )
-    for z, plane in enumerate(stack):
-        text = f"""<?xml version="1.0" encoding="UTF-8"?>
-<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:{UUID(int=z)}">
-<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint8" SizeX="9" SizeY="12"
-SizeZ="{len(stack)}" SizeC="1" SizeT="1"><Channel ID="Channel:0:0" SamplesPerPixel="1"/>{planes}
-</Pixels></Image></OME>"""
-        tifffile.imwrite(tmp_path / f"{z}.ome.tif", plane, description=text, metadata=None)
-    with pytest.raises(UsageError, match=r"0\.ome\.tif .* is one of several files that hold"):
-        read_header(tmp_path / "0.ome.tif")

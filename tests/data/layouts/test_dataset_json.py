@@ -14,21 +14,17 @@ DECATHLON = {"modality": {"0": "CT"}, "labels": {"0": "a"}}
     [
         ("{", "cannot be read as JSON"),
         (json.dumps(DECATHLON), "no training cases"),
+        (json.dumps({**DECATHLON, "labels": {"1": "a"}}), "labels must name"),
+        (json.dumps({**DECATHLON, "labels": None}), "labels must name"),
         (json.dumps({**DECATHLON, "training": ["x"]}), "needs image and label, got 'x'"),
         (json.dumps({"channel_names": {"0": "CT"}}), "is that of nnU-Net's raw layout: use data=n"),
     ],
 )
 def test_an_invalid_dataset_json_is_refused(tmp_path, content, message):
     (tmp_path / "dataset.json").write_text(content)
+    layout = Decathlon(str(tmp_path))
     with pytest.raises(UsageError, match=message):
-        Decathlon(str(tmp_path)).list_cases()
-
-
-@pytest.mark.parametrize("labels", [None, {"1": "a"}, {"a": 0}])
-def test_labels_must_be_numbered_without_gaps(tmp_path, labels):
-    (tmp_path / "dataset.json").write_text(json.dumps({**DECATHLON, "labels": labels}))
-    with pytest.raises(UsageError, match="labels must name"):
-        Decathlon(str(tmp_path)).describe()
+        (layout.describe(), layout.list_cases())
 
 
 def read_names(folder, labels):

@@ -2,7 +2,7 @@ import tarfile
 
 import pytest
 
-from tests.data.helpers.download_server import FILES, TASK, make_archive, md5, serve
+from tests.data.helpers.download_server import TASK, make_archive, md5, serve
 from unet3d.data.layouts.download import download, extract
 from unet3d.errors import RunError, UsageError
 
@@ -57,13 +57,6 @@ def extract_archive(tmp_path, content):
     part = tmp_path / "a.part"
     part.write_bytes(content)
     extract(part, tmp_path / TASK, lambda *_: None)
-
-
-def test_an_archive_is_extracted_completely(tmp_path):
-    extract_archive(tmp_path, make_archive({**FILES, "imagesTr/._a.nii.gz": b"macOS"}))
-    extracted = {p: p.read_bytes() for p in (tmp_path / TASK).rglob("*") if p.is_file()}
-    assert extracted == {tmp_path / TASK / name: content for name, content in FILES.items()}
-    assert {p.name for p in tmp_path.iterdir()} == {TASK, "a.part"}
 
 
 @pytest.mark.parametrize(

@@ -34,16 +34,6 @@ def test_each_channel_of_each_case_has_its_own_background(tmp_path):
         find_background(np.moveaxis(both, -1, 0), (0, 0, 0))
 
 
-def test_background_becomes_the_padding_value_of_patches(tmp_path):
-    zero_padded = zero_padded_noise()
-    case = write_case(tmp_path, zero_padded - 4)
-    settings = {"crop": "none", "normalize": ("none",)}
-    image = preprocess(case, tmp_path, background=AUTO, **settings).image[0]
-    assert (image[zero_padded == 0] == 0).all()
-    assert (image[zero_padded != 0] == (zero_padded - 4)[zero_padded != 0]).all()
-    assert (preprocess(case, tmp_path, **settings).image[0] == zero_padded - 4).all()
-
-
 def test_a_border_that_varies_is_not_background():
     assert find_border_value(noise(8, 8, 8)) is None
     volume = zero_padded_noise() - 4

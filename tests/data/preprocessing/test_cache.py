@@ -1,5 +1,4 @@
 import os
-import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,9 +7,7 @@ import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case
 from unet3d.data.case import Case, InvalidDatasetError
-from unet3d.data.preprocessing import cache
 from unet3d.data.preprocessing.cache import (
-    digest_cases,
     estimate_preprocessing_cost,
     load_or_make,
     map_array,
@@ -82,18 +79,6 @@ def test_an_incomplete_case_is_named_and_preprocessed_again(tmp_path, caplog, na
     assert again == volume
 
 
-def test_a_file_that_gets_its_old_size_and_time_back_is_read_again(tmp_path):
-    file = tmp_path / "a.npy"
-    np.save(file, np.zeros((4, 4, 4)))
-    times = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
-    cases = [Case(name="a", images=(file,), label=file)]
-    first = digest_cases(cases, tmp_path)
-    time.sleep(0.02)  # longer than the resolution of the inode's time
-    np.save(file, np.ones((4, 4, 4)))
-    os.utime(file, ns=times)
-    assert digest_cases(cases, tmp_path) != first
-
-
 def load_or_make_one(folder, make):
     case = Case(name="case", images=(), label=folder)
     return load_or_make(
@@ -115,13 +100,3 @@ def test_one_of_many_fills_a_folder_and_the_others_use_it(tmp_path):
         results = list(pool.map(lambda n: load_or_make_one(tmp_path, lambda: make(n)), range(1, 9)))
     assert results == 8 * [made]
     assert [path.name for path in tmp_path.iterdir()] == ["case"]
-
-
-def test_an_interruption_leaves_no_folder(tmp_path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cache, "save_array", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        load_or_make_one(tmp_path, lambda: 1)
-    assert not list(tmp_path.iterdir())

@@ -6,7 +6,6 @@ from unet3d.data.preprocessing.fingerprint import (
     compute_foreground_intensities,
     compute_median_spacing,
     fingerprint_dataset,
-    locate_labels,
 )
 
 
@@ -28,24 +27,15 @@ def test_ct_is_clipped_and_scaled_by_the_foreground_of_the_dataset(tmp_path):
 
 def test_a_fingerprint_has_sizes_spacings_and_classes_and_is_cached(tmp_path):
     label = np.zeros((12, 12, 12), np.uint8)
-    label[3, 4, 5] = 1
+    label[3, 4, 5] = label[3, 6, 9] = 1
     case = write_case(tmp_path, zero_padded_noise(), label, affine=np.diag([2.0, 1, 1, 1]))
     fingerprint = fingerprint_dataset([case], "RAS", tmp_path / "cache")[0]
     assert (fingerprint.shape, fingerprint.spacing_mm) == ((6, 6, 8), (2.0, 1.0, 1.0))
-    assert fingerprint.voxels == {0: 287, 1: 1}
-    assert fingerprint.centers == {1: (1.0, 1.0, 1.0)}
+    assert fingerprint.voxels == {0: 286, 1: 2}
+    assert fingerprint.centers == {1: (1.0, 2.0, 3.0)}
     assert fingerprint.crop_fraction == pytest.approx(288 / 1728)
     assert compute_median_spacing([case], "SRA") == (1.0, 2.0, 1.0)
     (file,) = (tmp_path / "cache").rglob("values.json")
     written = file.stat().st_mtime_ns
     fingerprint_dataset([case], "RAS", tmp_path / "cache")
     assert file.stat().st_mtime_ns == written
-
-
-def test_labels_are_counted_and_located():
-    labels = np.random.default_rng(0).choice([-1, 0, 2, 300], (5, 7, 6), p=[0.1, 0.5, 0.3, 0.1])
-    voxels, centers = locate_labels(labels)
-    assert voxels == {label: (labels == label).sum() for label in (-1, 0, 2, 300)}
-    assert list(centers) == [-1, 2, 300]
-    for label, center in centers.items():
-        np.testing.assert_allclose(center, np.argwhere(labels == label).mean(0))
