@@ -27,12 +27,12 @@ def test_ct_is_clipped_and_scaled_by_the_foreground_of_the_dataset(tmp_path):
 
 def test_a_fingerprint_has_sizes_spacings_and_classes_and_is_cached(tmp_path):
     label = np.zeros((12, 12, 12), np.uint8)
-    label[3, 4, 5] = label[3, 6, 9] = 1
+    label[3, 4, 5] = label[5, 6, 9] = 1
     case = write_case(tmp_path, zero_padded_noise(), label, affine=np.diag([2.0, 1, 1, 1]))
     fingerprint = fingerprint_dataset([case], "RAS", tmp_path / "cache")[0]
     assert (fingerprint.shape, fingerprint.spacing_mm) == ((6, 6, 8), (2.0, 1.0, 1.0))
     assert fingerprint.voxels == {0: 286, 1: 2}
-    assert fingerprint.centers == {1: (1.0, 2.0, 3.0)}
+    assert fingerprint.centers == {1: (2.0, 2.0, 3.0)}
     assert fingerprint.crop_fraction == pytest.approx(288 / 1728)
     assert compute_median_spacing([case], "SRA") == (1.0, 2.0, 1.0)
     (file,) = (tmp_path / "cache").rglob("values.json")
