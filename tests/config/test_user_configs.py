@@ -45,7 +45,6 @@ def test_an_option_may_configure_hydra_loggers_and_the_trainer(compose, tmp_path
     [
         ("data: [1, 2", r"x\.yaml\", line 2, column 7 expected ',' or '\]'"),
         ("defaults: [{override /model: nothing}]", r"no option model=nothing\. Options: atten"),
-        ("data: {bach_size: 3}", r"^no key 'data\.bach_size'; did you mean batch_size\?"),
         ("optimizer: {lr: high}", r"^optimizer\.lr must be a number, as in optimizer\.lr=0\.003"),
         ("evaluation: [1]", r"'experiment/x': .*Cannot merge DictConfig with ListConfig$"),
     ],

@@ -1,11 +1,15 @@
 """Channels and classes come from the settings and from the dataset, which must not contradict."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.config.helpers.configs import with_values
-from unet3d.data.case import DatasetDescription
+from tests.data.helpers.cases import noise, write_case
+from unet3d.data.case import DatasetDescription, Finding, InvalidDatasetError
 from unet3d.data.config import parse_data_config
 from unet3d.data.dataset import (
+    ValidCases,
     build_layout,
     build_preprocessing,
     get_network_sizes,
@@ -92,3 +96,19 @@ def test_each_channel_has_its_normalization_which_leaves_out_a_background_other_
     assert preprocessing.normalize == ("none", "rgb_to_0_1", "zscore")
     with pytest.raises(UsageError, match=r"data\.normalize must be one word or one for each of"):
         build_preprocessing(parse(normalize=["zscore"] * 3), dataset, [])
+
+
+def test_cases_with_problems_that_are_found_one_after_the_other_are_all_skipped(tmp_path):
+    cases = [write_case(tmp_path, noise(8, 8, 8), name=name) for name in ("a", "b", "c")]
+    layout = SimpleNamespace(list_cases=lambda: cases, find_problems=list)
+    usable = ValidCases(SimpleNamespace(skip_invalid_cases=True), layout, ["CT"])
+
+    def refuse_the_first_two(cases):
+        if len(cases) > 1:
+            message = "is damaged"
+            problem = Finding(case=cases[0].name, file=None, message=message, advice="remove it")
+            raise InvalidDatasetError([problem])
+        return [case.name for case in cases]
+
+    assert usable.run_on_valid_cases(refuse_the_first_two) == ["c"]
+    assert [finding.case for finding in usable.skipped] == ["a", "b"]

@@ -17,14 +17,6 @@ def test_small_requests_share_2_mib_medium_ones_20_and_large_ones_have_their_own
     assert larger.reserved == (20 + 32) * MIB
 
 
-def test_freed_neighbors_merge_and_are_reused():
-    allocator = allocate_in("", 5, 5, 5)
-    for key in range(3):
-        allocator.free(key)
-    allocator.allocate(3, 20 * MIB)
-    assert allocator.reserved == allocator.allocated == 20 * MIB
-
-
 def test_a_replay_returns_the_sizes_of_blocks_with_their_rests():
     result = replay([1, -1, 2, 3], [12 * MIB, 11 * MIB + 512 * 1024, 0])
     assert result.block_sizes == [12 * MIB, 12 * MIB, 0]

@@ -1,16 +1,23 @@
 """The model of the caching allocator against recordings of real GPUs."""
 
+import gzip
 import json
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 
-from scripts.gpu.report import BENCHMARKS
 from tests.memory.helpers.address_replay import replay_addresses
-from tests.memory.helpers.evidence import EVIDENCE, SNAPSHOTS, read_evidence
 from tests.memory.helpers.resnet import ResNetStep, read_step
 from unet3d.memory.allocator import SMALL, round_block_size
 from unet3d.memory.estimate import estimate_step
+
+EVIDENCE = Path(__file__).parent / "evidence"
+SNAPSHOTS = sorted((EVIDENCE / "snapshots").glob("*.json.gz"))
+
+
+def read_evidence(path):
+    return json.loads(gzip.decompress(path.read_bytes()))
 
 
 def test_every_recording_is_there():
@@ -58,15 +65,3 @@ def test_the_peak_of_a_step_of_resnet_50_is_that_of_a_gpu(recorded_step, resnet)
     )
     assert resnet.without_workspaces == pytest.approx(without, rel=0.002)
     assert resnet.peak.allocated == pytest.approx(peak, rel=0.02)
-
-
-@pytest.mark.slow
-def test_recorded_estimates_of_the_presets_of_nnunet_are_those_of_this_code():
-    from scripts.bench.nnunet_presets import estimate_preset, read_documented
-
-    rows = json.loads((BENCHMARKS / "predicted-nnunet.json").read_text())["rows"]
-    assert {name.split(", ")[0] for name in rows} == set(read_documented())
-    shape, estimate = estimate_preset("nnU-Net org", "like KiTS")
-    row = rows["nnU-Net org, like KiTS"]
-    assert row["input_shape"] == shape == [2, 1, 128, 128, 128]
-    assert row["strategies"]["plain modules"]["peak_reserved_bytes"] == estimate.reserved

@@ -2,11 +2,13 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
+from unet3d.machine import Precision
 from unet3d.memory.from_config import estimate_configured_step
 from unet3d.memory.step import training_step
+from unet3d.memory.step.build import MIN_HALF_EPSILON, make_optimizer_factory
 from unet3d.memory.step.training_step import TrainingStep
-from unet3d.text import MIB
 
 SMALL = ("model.depth=2", "model.width=4")
 
@@ -29,25 +31,6 @@ def test_a_few_windows_of_a_volume_have_the_peak_of_all_of_them(composed, monkey
     assert events_of_few < 0.7 * events_of_all
 
 
-def test_cuda_graphs_keep_their_batch_and_have_a_memory_pool_of_their_own(composed):
-    words = (*SMALL, "data.patch_size=[64,64,64]", "precision=16", "trainer.accelerator=gpu")
-    words += ("checkpointing=none", "model.convs_per_level=1")
-    eager, recorded, accumulated, several = (
-        estimate_configured_step(composed(*words, *options).step)
-        for options in (
-            (),
-            ("trainer.cuda_graph=true",),
-            ("trainer.cuda_graph=true", "trainer.accumulate_grad_batches=2"),
-            ("trainer.cuda_graph=true", "trainer.devices=2"),
-        )
-    )
-    batch = composed(*words).data.batch_size * 64**3 * 5
-    assert recorded.allocated - eager.allocated == pytest.approx(batch, abs=MIB)
-    assert recorded.steady_step[0] <= recorded.trace.graph_pool[0].start
-    assert accumulated.allocated > recorded.allocated
-    assert not several.trace.graph_pool
-
-
 def test_an_optimizer_that_replaces_its_state_is_traced_twice(composed, monkeypatch):
     make = partial(torch.optim.ASGD, lr=0.1)
     monkeypatch.setattr(training_step, "make_optimizer_factory", lambda *_: make)
@@ -55,3 +38,23 @@ def test_an_optimizer_that_replaces_its_state_is_traced_twice(composed, monkeypa
     monkeypatch.setattr(TrainingStep, "train", lambda *args: traces.append(train(*args)))
     estimate_configured_step(composed(*SMALL, "data.patch_size=[16,16,16]").step)
     assert len(traces) == 2
+
+
+def build(settings, precision):
+    """Build the optimizer of one parameter."""
+    factory = make_optimizer_factory(settings.step.optimizer, Precision(precision, precision))
+    return factory([nn.Parameter(torch.zeros(1))])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_an_optimizer_is_fused_unless_that_is_switched_off(composed, optimizer):
+    settings = composed(f"optimizer={optimizer}")
+    assert all(build(settings, precision).defaults["fused"] for precision in ("32", "16", "bf16"))
+    switched_off = composed(f"optimizer={optimizer}", "optimizer.fused=false")
+    assert not build(switched_off, "32").defaults["fused"]
+
+
+def test_epsilon_is_large_enough_for_weights_in_fp16(composed):
+    assert build(composed(), "16").defaults["eps"] == 1e-8
+    assert build(composed(), "16-true").defaults["eps"] == MIN_HALF_EPSILON
+    assert build(composed("optimizer.eps=0.01"), "16-true").defaults["eps"] == 0.01

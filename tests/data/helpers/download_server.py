@@ -12,18 +12,14 @@ TASK = "Task00_Test"
 FILES = {"dataset.json": b"{}", "imagesTr/a.nii.gz": b"image" * 99_999, "labelsTr/a.nii.gz": b"l"}
 
 
-def make_archive(files=FILES, **members):
-    """Build a tar with a task's folder; `members` adds entries {name: type} that no task has."""
+def make_archive(files=FILES):
+    """Build a tar with a task's folder."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():
             entry = tarfile.TarInfo(f"{TASK}/{name}")
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-        for name, kind in members.items():
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = kind, "/etc/passwd"
-            tar.addfile(entry)
     return buffer.getvalue()
 
 
@@ -36,7 +32,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, content):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.content, self.ranges, self.limit, self.requests = content, True, None, []
+        self.content, self.limit, self.requests = content, None, []
         self.url = f"http://127.0.0.1:{self.server_port}/{TASK}.tar"
 
 
@@ -48,7 +44,6 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         start = int(requested.removeprefix("bytes=").rstrip("-")) if requested else 0
-        start = start if self.server.ranges else 0
         content = self.server.content[start:]
         if start and not content:
             self.send_error(416)
