@@ -14,24 +14,12 @@ TINY = [
 ]
 
 
-@pytest.fixture
-def run_benchmark(tmp_path, monkeypatch, capsys):
-    """Run the benchmark of a tiny job on a CPU; return exit code, file and output."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(benchmark, "ROUNDS", 1)
-
-    def run(*overrides):
-        code = main(["doctor", *TINY, *overrides])
-        file = tmp_path / "unet3d-benchmark-cpu.json"
-        return code, json.loads(file.read_text()), capsys.readouterr().out
-
-    return run
-
-
 @pytest.mark.slow
 def test_strategies_are_measured_and_wrong_gradients_and_errors_are_failures(
-    run_benchmark, monkeypatch
+    tmp_path, monkeypatch, capsys
 ):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "ROUNDS", 1)
     original, compute, calls = benchmark.measure_strategy, benchmark.compute_gradients, []
 
     def spoil(*arguments):
@@ -47,8 +35,9 @@ def test_strategies_are_measured_and_wrong_gradients_and_errors_are_failures(
 
     monkeypatch.setattr(benchmark, "compute_gradients", spoil)
     monkeypatch.setattr(benchmark, "measure_strategy", fails)
-    code, result, shown = run_benchmark()
-    assert code == 1
+    assert main(["doctor", *TINY]) == 1
+    result = json.loads((tmp_path / "unet3d-benchmark-cpu.json").read_text())
+    shown = capsys.readouterr().out
     assert result["schema"] == "unet3d-benchmark-1"
     rows = {row["name"]: row for row in result["rows"]}
     strategies = ["none", "fused", "skips", "lean", "leanest"]
