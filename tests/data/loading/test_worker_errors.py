@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from tests.data.helpers.loaders import load_epochs, make_loader
 from unet3d.data.loading.loaders import collate
 from unet3d.data.loading.worker_errors import (
     SampleError,
+    end_workers_on_error,
     explain_worker_error,
 )
 
@@ -87,3 +89,18 @@ def test_deferred_contexts_are_moved_to_shared_memory_by_collate(volumes):
     loader = make_loader(volumes, num_workers=1, defer=True)
     loader.collate_fn = collate_and_report
     assert [batch["case"] for batch in loader] == [[True, True]] * 3
+
+
+def test_workers_that_hang_and_ignore_signals_end_with_an_error(volumes):
+    workers = []
+
+    def stop_worker():
+        batches = iter(make_loader(volumes, num_workers=1))
+        next(batches)
+        workers.extend(multiprocessing.active_children())
+        os.kill(workers[0].pid, signal.SIGSTOP)
+        raise KeyError
+
+    with pytest.raises(KeyError), end_workers_on_error():
+        stop_worker()
+    assert workers[0].exitcode == -signal.SIGKILL
