@@ -1,4 +1,3 @@
-import random
 import subprocess
 import sys
 import zipfile
@@ -11,7 +10,6 @@ import torch
 from unet3d.checkpoint_file import (
     extract_weights,
     load_checkpoint,
-    save_checkpoint,
 )
 from unet3d.errors import UsageError
 
@@ -25,24 +23,6 @@ def test_reading_a_checkpoint_needs_torch_alone_and_other_commands_than_train_no
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_every_flipped_bit_that_changes_the_content_is_detected(tmp_path):
-    path = tmp_path / "x.ckpt"
-    content = {"weights": torch.arange(50.0), "name": "a network"}
-    save_checkpoint(content, path)
-    intact = path.read_bytes()
-    rng = random.Random(0)
-    for _ in range(300):
-        flipped = bytearray(intact)
-        flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
-        path.write_bytes(flipped)
-        try:
-            loaded = load_checkpoint(path)
-        except UsageError:
-            continue
-        assert loaded["weights"].equal(content["weights"])
-        assert loaded["name"] == content["name"]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint"])

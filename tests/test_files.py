@@ -11,7 +11,6 @@ from unet3d.errors import RunError
 from unet3d.files import (
     add_path_to_errors,
     atomic_write,
-    create_folder,
     create_kernel_folder,
     set_compiler_caches,
     write_text,
@@ -50,15 +49,6 @@ def test_a_text_replaces_a_file_and_is_written_to_a_device_or_a_link(tmp_path):
     write_text(Path(os.devnull), "3")
     assert Path(os.devnull).is_char_device()
     assert {path.name for path in tmp_path.iterdir()} == {"a", "link"}
-
-
-@pytest.mark.parametrize("name", [251 * "a" + ".txt", 127 * "é", 255 * "\udc80"])
-def test_a_name_of_any_length_and_bytes_that_are_not_utf8_can_be_written(tmp_path, name):
-    write_text(tmp_path / name, "caf\udce9")
-    with create_folder(tmp_path / name[::-1]) as draft:
-        (draft / "a").touch()
-    assert {path.name for path in tmp_path.iterdir()} == {name, name[::-1]}
-    assert (tmp_path / name).read_text() == "caf\\udce9"
 
 
 def test_kernels_lie_in_a_closed_folder_of_their_user(monkeypatch, tmp_path):

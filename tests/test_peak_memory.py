@@ -1,6 +1,4 @@
-import os
 from mmap import mmap
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,61 +36,6 @@ def test_merged_records_have_the_larger_figure_of_each_kind():
     b = MemoryRecord(allocated=5, process=1)
     assert a | b == MemoryRecord(allocated=5, reserved=10, process=1)
     assert (a | b).known() == {"allocated": 5, "reserved": 10, "process": 1}
-
-
-def test_the_driver_is_asked_for_the_process_once_a_second(monkeypatch):
-    queries, seconds = [], [0.0]
-    monkeypatch.setattr(
-        peak, "query_process_bytes", lambda device: queries.append(1) or len(queries)
-    )
-    monkeypatch.setattr(peak.time, "monotonic", lambda: seconds[0])
-    for name in ("max_memory_allocated", "max_memory_reserved"):
-        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
-    meter, records = PeakMeter(), []
-    for seconds[0] in (0.0, 0.4, 0.9, 1.0, 1.9):
-        records.append(meter.read(torch.device("cuda", 0)).process)
-    assert records == [1, 1, 1, 2, 2]
-
-
-class NVMLError(Exception):
-    pass
-
-
-def get_handle(uuid):
-    if uuid != "GPU-aaaa":
-        raise NVMLError
-    return uuid
-
-
-PROCESSES = [(1, None), (os.getpid(), 2**30)]
-BINDINGS = SimpleNamespace(
-    NVMLError=NVMLError,
-    nvmlInit=lambda: None,
-    nvmlDeviceGetHandleByUUID=get_handle,
-    nvmlDeviceGetComputeRunningProcesses=lambda handle: [
-        SimpleNamespace(pid=pid, usedGpuMemory=nbytes) for pid, nbytes in PROCESSES
-    ],
-)
-
-
-@pytest.mark.parametrize(
-    ("bindings", "uuid", "nbytes"),
-    [(BINDINGS, "aaaa", 2**30), (BINDINGS, "unknown", None), (None, "aaaa", None)],
-)
-def test_the_driver_knows_the_process_where_its_bindings_are_installed(
-    bindings, uuid, nbytes, monkeypatch
-):
-    properties = SimpleNamespace(uuid=uuid)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(peak, "pynvml", bindings)
-    assert peak.query_process_bytes(torch.device("cuda", 0)) == nbytes
-
-
-def test_utilization_is_what_the_driver_samples_or_unknown(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 87)
-    assert peak.get_utilization(torch.device("cuda", 0)) == 87
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 1 / 0)
-    assert peak.get_utilization(torch.device("cuda", 0)) is None
 
 
 @pytest.mark.gpu

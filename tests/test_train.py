@@ -27,17 +27,6 @@ def read_report(run):
     return json.loads((run / "report.json").read_text())
 
 
-def test_a_signal_before_the_first_step_ends_a_run_at_once(unet3d, monkeypatch):
-    from unet3d.commands import train
-
-    def send_signal(*_):
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("the run went on")
-
-    monkeypatch.setattr(train, "build_training", send_signal)
-    assert unet3d() == 143
-
-
 def test_a_signal_after_the_last_step_puts_the_evaluation_off(unet3d, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(

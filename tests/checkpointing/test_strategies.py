@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from unet3d.checkpointing.per_level import PerLevelStrategy, PlainModules
+from unet3d.checkpointing.per_level import PerLevelStrategy
 from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.custom_ops import simulate_cuda
@@ -33,15 +33,6 @@ def build_plain_network():
     network = UNet3D(in_channels=1, num_classes=3, depth=3, width=4, pool=nn.MaxPool3d)
     network.retention = None
     return network.double()
-
-
-@pytest.mark.parametrize("strategy", [PlainModules(), RecomputeBlocks()])
-def test_none_and_blocks_switch_fused_blocks_off(strategy):
-    network = build_plain_network()
-    build_strategy("fused").apply(network)
-    assert network.retention is not None
-    strategy.apply(network)
-    assert network.retention is None
 
 
 def test_a_strategy_of_fused_blocks_refuses_a_network_without_them_except_fused_and_none():

@@ -1,8 +1,5 @@
 """Backends compute the logits of torch, and the memory of their windows is measured."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -85,39 +82,12 @@ def test_a_network_that_cannot_be_traced_is_named():
         open_network(Branching(), "onnx", Precision("32", "32"), CPU, shape=(1, 1, *PATCH))
 
 
-@pytest.mark.slow
-def test_signals_are_handled_after_several_openvino_networks_are_freed():
-    # In a process of its own: a second Core would end it.
-    code = (
-        "import signal, torch\n"
-        "from unet3d.export.formats import OpenVinoSession\n"
-        "program = torch.export.export(torch.nn.ReLU(), (torch.ones(1, 1, 4, 4, 4),))\n"
-        "first, second = OpenVinoSession(program), OpenVinoSession(program)\n"
-        "del first\n"
-        "del second\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: print('handled'))\n"
-        "signal.raise_signal(signal.SIGUSR1)\n"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ended.stdout == "handled\n"
-
-
 def test_outputs_of_modules_are_counted_where_a_process_cannot_read_its_peak(monkeypatch):
     monkeypatch.setattr(peak, "read_resident_peak", lambda: None)
     network = nn.Sequential(nn.Conv3d(1, 2, 1), nn.ReLU())
     outputs, nbytes = measure_window_memory([network], (1, 1, 4, 4, 4), CPU)
     assert outputs == 2
     assert nbytes == 3 * 2 * 4**3 * 4  # of both layers, and of what holds them
-
-
-def test_what_the_process_held_before_does_not_count_as_the_memory_of_a_window():
-    before = peak.read_resident_peak()
-    if before is None:
-        pytest.skip("needs a process that can reset its peak")
-    network = nn.Conv3d(1, 2, 1).requires_grad_(False)
-    _, nbytes = measure_window_memory([network], (1, 1, 64, 64, 64), CPU)
-    assert 0 <= nbytes < before / 2
 
 
 def test_patches_that_a_network_does_not_take_are_refused():

@@ -9,10 +9,8 @@ import torch
 
 from tests.inference.conftest import build_predictor
 from unet3d.errors import DoesNotFitError
-from unet3d.inference import postprocess
 from unet3d.inference import predictor as predictor_module
 from unet3d.inference.networks import ReplayedNetwork
-from unet3d.inference.predictor import HEAP_ALLOWANCE
 
 
 @pytest.fixture
@@ -24,15 +22,6 @@ def predict(predictor, prepared):
     """Segment a scan; return the labels that were written."""
     predictor.compute(prepared)()
     return np.asarray(nibabel.load(prepared.task.labels).dataobj)
-
-
-def test_memory_for_finding_components_is_part_of_the_estimate(predictor, write_scans):
-    (task,) = write_scans(shape=(400, 8, 8))
-    predictor.window_bytes = 0
-    voxels = 400 * 8 * 8
-    held = 4 * voxels + voxels + HEAP_ALLOWANCE  # the image in float32, and its labels
-    predictor.largest_component_labels = [1]
-    assert predictor.prepare(task).max_ram == held + voxels * postprocess.BYTES_PER_VOXEL
 
 
 def test_a_shortfall_of_memory_comes_with_what_to_do(predictor, task, monkeypatch):

@@ -52,21 +52,6 @@ def assemble(schedule, image, networks, background=None):
     return logits, num_skipped
 
 
-def test_half_precision_logits_are_summed_in_float32():
-    image = torch.rand(1, 30, 8, 8) * 1000
-    schedule = make_schedule((30, 8, 8), (8, 8, 8), 0.9)
-    logits, _ = assemble(schedule, image, [lambda x: x.bfloat16()])
-    torch.testing.assert_close(logits, image.bfloat16().float(), rtol=1e-6, atol=0)
-
-
-def test_about_half_a_window_of_rows_is_active_and_a_slab_has_fewer_windows_and_voxels():
-    whole = make_schedule((384, 384, 256), (128, 128, 128))
-    slab = make_schedule((384, 384, 256), (128, 128, 128), columns=(0, 64))
-    assert whole.max_active_voxels == 64 * (384 + 128) * 256
-    assert slab.max_active_voxels < whole.max_active_voxels / 2
-    assert len(slab.windows) == len(whole.windows) / 5
-
-
 @pytest.mark.parametrize("overlapping", [False, True])
 def test_windows_without_a_bright_voxel_in_any_channel_are_background(overlapping):
     image, schedule = torch.full((2, *SIZE), 3.0), make_schedule()

@@ -139,16 +139,6 @@ def test_a_first_convolution_responds_alike_to_another_number_of_equal_channels(
     assert not is_first_convolution(weight, weight)
 
 
-def test_other_channels_and_classes_are_adapted_and_said(tmp_path):
-    path = tmp_path / "checkpoint_final.pth"
-    weights = randomize(make_nnunet()).state_dict()
-    torch.save({"network_weights": weights}, path)
-    ours = UNet3D(**{**OURS, "in_channels": 1, "num_classes": 5})
-    message = load_pretrained(ours, path)
-    assert "adapted encoder.0.convs.0.conv.weight from 2 to 1 input channels" in message
-    assert "randomly initialized: heads.0.bias, heads.0.weight" in message
-
-
 RESENC = {**OURS, "in_channels": 2, "residual_blocks": [1, 2, 1, 1], "convs_per_level": 1}
 
 

@@ -1,8 +1,6 @@
 """Fused blocks against the same network of plain modules, differentiated by autograd."""
 
 import copy
-import gc
-import weakref
 from functools import cache, partial
 
 import pytest
@@ -13,8 +11,8 @@ from torch import nn
 
 from unet3d.config.compose import get_config_dir
 from unet3d.loss.overlap import DiceCE
-from unet3d.model.blocks import ConvNormAct, Strided
-from unet3d.model.fused import conv_ops, node, tiling
+from unet3d.model.blocks import Strided
+from unet3d.model.fused import conv_ops, tiling
 from unet3d.model.fused.kernels import cpu
 from unet3d.model.unet import FUSED, UNet3D
 from unet3d.types import Retention
@@ -172,27 +170,6 @@ def test_gradients_in_evaluation_mode_use_the_running_statistics(small_tiles):
     assert_equal_results(fused, plain)
 
 
-def share_parameters(model):
-    """Make layers of a level, of a residual block and of a decoder have the same parameters."""
-    for level in (model.encoder[1], model.decoder[0]):
-        layers = [m for m in level.convs.modules() if isinstance(m, ConvNormAct)][-2:]
-        layers[0].conv.weight = layers[1].conv.weight
-        layers[0].conv.bias = layers[1].conv.bias
-        layers[0].norm = layers[1].norm
-
-
-@pytest.mark.parametrize("policy", [FUSED, MIXED], ids=["fused", "mixed"])
-@pytest.mark.parametrize("residual_blocks", [None, 2])
-def test_parameters_of_two_layers_get_the_sum_of_their_gradients(policy, residual_blocks):
-    options = {"residual_blocks": residual_blocks, "norm": "group", "upsampling": "transposed"}
-    plain, fused = make_pair(policy, **options, convs_per_level=3)
-    results = []
-    for model in (fused, plain):
-        share_parameters(model)
-        results.append(run_steps(model, *make_batch(SIZES["even"])))
-    assert_equal_results(*results)
-
-
 @pytest.mark.parametrize("policy", [FUSED, MIXED], ids=["fused", "mixed"])
 def test_stochastic_depth_drops_the_same_volumes(policy, small_tiles):
     options = {**NETWORKS["residual, strided by 1 2 3, batch"], "stochastic_depth": 0.5}
@@ -273,26 +250,6 @@ def test_torch_compile_sees_plain_modules():
     x, _ = make_batch((8, 8, 8))
     compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), plain(x))
-
-
-@pytest.mark.parametrize("network", ["strided", "residual, strided", "residual, pooled, group"])
-@pytest.mark.parametrize("policy", [FUSED, MIXED], ids=["fused", "mixed"])
-def test_a_step_and_discarded_logits_free_their_blocks(network, policy, monkeypatch):
-    blocks = weakref.WeakSet()
-    remember = node.Block.__init__
-    monkeypatch.setattr(
-        node.Block, "__init__", lambda self, *args: (blocks.add(self), remember(self, *args))[1]
-    )
-    _, fused = make_pair(policy, **NETWORKS[network])
-    x, labels = make_batch((16, 8, 16))
-    gc.disable()
-    try:
-        DiceCE()(fused(x), labels).backward()
-        assert not list(blocks)
-        fused(x)  # discarded logits
-        assert not list(blocks)
-    finally:
-        gc.enable()
 
 
 def test_a_depth_of_two_has_bfloat16_weight_gradients_on_a_cpu():

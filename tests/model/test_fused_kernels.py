@@ -1,13 +1,10 @@
 """The kernels of fused blocks against plain PyTorch, which defines them."""
 
-from fractions import Fraction
-
 import pytest
 import torch
 
 from tests.model.helpers.operators import compare_interpolation, compare_norm_ops, make_map
 from unet3d.model.fused import operators
-from unet3d.model.fused.decoder import find_source_rows
 from unet3d.model.fused.kernels import cpu, cuda
 
 SHAPES = [(2, 5, 4, 3, 7), (1, 16, 3, 5, 4), (2, 1, 4, 4, 4), (1, 33, 2, 2, 9)]
@@ -22,16 +19,6 @@ def test_compiled_kernels_equal_plain_pytorch(shape, slope, part, dtype):
     compare_norm_ops(cpu, shape, dtype, slope, part=part)
 
 
-def test_moments_of_tiles_are_those_of_the_whole_map():
-    y = make_map((2, 16, 9, 8, 7), torch.float32, part=False) * 3 + 50
-    total = operators.make_sums(y)
-    for start, stop in ((0, 2), (2, 3), (3, 9)):
-        operators.add_moments(y[:, :, start:stop], start * 56, total)
-    variance, mean = torch.var_mean(y, dim=(2, 3, 4), correction=0)
-    torch.testing.assert_close(total[0], mean, rtol=1e-6, atol=0)
-    torch.testing.assert_close(total[1] / (9 * 56), variance, rtol=1e-5, atol=0)
-
-
 @pytest.mark.parametrize("linear", [True, False], ids=["trilinear", "nearest"])
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
 @pytest.mark.parametrize("factors", [(2, 2, 2), (1, 2, 3)], ids=str)
@@ -41,28 +28,6 @@ def test_interpolation_in_parts_equals_that_of_torch(factors, compiled, linear, 
         monkeypatch.setattr(operators, "select_kernels", lambda *_: None)
     low = make_map((2, 5, 4, 3, 6), torch.float32, part=False)
     compare_interpolation(low, factors, linear=linear)
-
-
-def test_nan_propagates():
-    y = make_map((1, 16, 4, 4, 4), torch.float32, part=False)
-    y[0, 3, 1, 1, 1] = torch.nan
-    out = torch.empty_like(y)
-    operators.normalize(y, torch.ones(1, 16), torch.zeros(1, 16), 0.0, False, out)
-    assert out[0, 3, 1, 1, 1].isnan()
-    total = operators.make_sums(y)
-    operators.add_moments(y, 0, total)
-    assert total[0, 0, 3].isnan()
-
-
-def test_a_tile_has_the_coarser_rows_that_its_rows_are_computed_from():
-    for low_size in range(1, 40):
-        for size in (2 * low_size, 3 * low_size, 7 * low_size):
-            for first in range(0, size, 5):
-                last = min(first + 5, size)
-                a, b = find_source_rows(first, last, size, low_size, linear=True)
-                exact = [Fraction(n * (low_size - 1), size - 1) for n in (first, last - 1)]
-                assert a == exact[0].__floor__()
-                assert b == min(exact[1].__floor__() + 2, low_size)
 
 
 @pytest.mark.slow

@@ -78,13 +78,6 @@ def test_blocks_hold_most_parameters_of_a_network_and_its_heads_are_found(compos
     assert find_head_names(model.eval(), torch.zeros(1, 1, *settings.data.patch_size), 4)
 
 
-def test_blocks_of_other_projects_are_not_taken_for_monais():
-    class TwoConv(torch.nn.Conv3d):
-        pass
-
-    assert find_blocks(torch.nn.Sequential(TwoConv(1, 1, 1))) == []
-
-
 def test_a_patch_that_a_network_cannot_take_is_named(composed, tmp_path):
     settings = composed("model=dynunet", "data.patch_size=[15,16,16]")
     with pytest.raises(UsageError, match=r"^model=dynunet cannot take patches of 15x16x16: "):

@@ -6,7 +6,7 @@ from torch.nn.functional import conv3d
 
 from unet3d.machine import Precision
 from unet3d.memory.step.training_step import NullListener, make_step_factory
-from unet3d.model.fused.conv_ops import compute_weight_gradient, convolve, needs_onednn
+from unet3d.model.fused.conv_ops import compute_weight_gradient, convolve
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"
@@ -35,22 +35,6 @@ def test_a_small_convolution_takes_onednn_where_pytorch_does_not():
     output.backward(gradient)
     own = compute_weight_gradient(gradient, x, weight, [1, 1, 1])
     torch.testing.assert_close(own, leaf.grad, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "x",
-    [
-        torch.empty(2, 16, 18, 16, 16),
-        torch.empty(1, 64, 18, 64, 64),
-        torch.empty(1, 2, 2, 2, 2),
-        torch.empty(1, 16, 18, 16, 16, dtype=torch.float64),
-        torch.empty(1, 16, 18, 16, 16, dtype=torch.bfloat16),
-        torch.empty(1, 16, 18, 16, 16, device="meta"),
-    ],
-    ids=["two volumes", "large", "tiny", "float64", "bfloat16", "no memory"],
-)
-def test_other_convolutions_are_left_to_pytorch(x):
-    assert not needs_onednn(x)
 
 
 def test_a_step_of_one_volume_has_no_matrix_products_of_windows(composed):

@@ -33,16 +33,6 @@ def test_blocks_yields_every_level_twice_except_the_coarsest():
         assert [level for level, _ in network.blocks()] == [0, 1, 2, 1, 0]
 
 
-def test_upsampling_keeps_half_precision_under_autocast():
-    network = make_unet(depth=2, width=2)
-    network.retention = None  # plain modules, which hooks see
-    dtypes = []
-    network.decoder[0].up.register_forward_hook(lambda m, i, o: dtypes.append(o.dtype))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        network(torch.randn(2, 1, 8, 8, 8))
-    assert dtypes == [torch.bfloat16]
-
-
 @pytest.mark.parametrize(
     ("options", "key"),
     [

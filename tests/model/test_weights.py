@@ -9,16 +9,12 @@ from torch import nn
 
 from unet3d.errors import UsageError
 from unet3d.memory.step.build import build_network
-from unet3d.model.unet import UNet3D
 from unet3d.model.weights import (
     compute_sigmoid_bias,
     compute_softmax_bias,
     count_parameters,
     find_head_names,
-    set_bias,
 )
-
-FRACTIONS = [0.9, 0.08, 0.02]
 
 
 def test_an_absent_class_starts_low_but_learnable():
@@ -59,14 +55,6 @@ def test_the_heads_of_a_network_are_its_last_convolutions_with_a_bias(model, hea
     assert find_head_names(model, torch.zeros(1, 1, 4, 4, 4), 3) == heads
 
 
-def test_every_head_of_deep_supervision_gets_the_bias():
-    model = UNet3D(in_channels=1, num_classes=3, depth=4, width=2, deep_supervision=True)
-    set_bias(model.list_heads(), compute_softmax_bias(FRACTIONS))
-    assert len(model.heads) == 2
-    for head in model.heads:
-        assert head.bias.softmax(0).tolist() == pytest.approx(FRACTIONS)
-
-
 @pytest.mark.parametrize(
     ("freeze", "message"),
     [
@@ -92,16 +80,3 @@ def test_frozen_batch_norms_keep_their_statistics(composed):
     assert all((p.grad is None) == (not p.requires_grad) for p in network.parameters())
     trained = sum(p.numel() for p in network.parameters() if p.grad is not None)
     assert count_parameters(network) == trained
-
-
-def test_a_network_without_pooling_refuses_one_that_was_chosen(composed):
-    with pytest.raises(UsageError, match=r"^model=dynunet does not use pool=: remove it$"):
-        build_network(composed("model=dynunet", "pool=median").step)
-    build_network(composed("model=dynunet").step)
-
-
-def test_the_dataset_gives_the_sizes_that_the_settings_leave_open(composed, decathlon_folder):
-    settings = composed("data=decathlon", f"data.root={decathlon_folder}", base=[])
-    assert settings.data.num_classes is None
-    network = build_network(settings.step)
-    assert {head.out_channels for head in network.list_heads()} == {3}

@@ -11,7 +11,6 @@ from unet3d.planning import step_time
 from unet3d.planning.experiment import (
     LONG_STEPS,
     describe_long_recipe,
-    explain_limits,
     plan_schedule,
 )
 from unet3d.planning.planner import (
@@ -64,32 +63,6 @@ def test_a_run_validates_several_times_however_many_windows_its_volumes_have(com
     plan = make_plan(num_cases=500, median_shape=(512, 512, 512), patch_size=(8, 8, 8))
     patches_per_case, epochs = plan_schedule(plan, composed().fold, steps=1000)
     assert 4 <= 1000 / (400 * patches_per_case / 2 * epochs) <= 6
-
-
-TINY = {"patch_size": (16,) * 3, "initial_patch": (16,) * 3, "batch_size": 32}
-FEW = {"patch_size": (32,) * 3, "initial_patch": (32,) * 3, "batch_size": 16}
-LARGE = {"initial_patch": (256,) * 3, "median_shape": (512,) * 3}
-SET = ["data.patch_size=[8,8,8]", "data.batch_size=3"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "changes", "patch", "batch"),
-    [
-        ([], {}, "covers the median case, a larger", "2, because 3 would exceed 5% of the"),
-        ([], LARGE, "limited by the budget, 256 x 256 x 256", "limited by the budget, 3 would"),
-        ([], TINY, "limited to 16,777,216 voxels", "limited to 32"),
-        ([], FEW, "limited to 16,777,216 voxels", "limited to 5% of the dataset's voxels"),
-        (SET, {}, "set by data.patch_size", "set by data.batch_size"),
-    ],
-)
-def test_a_plan_explains_what_limits_patch_and_batch(
-    composed, small, overrides, changes, patch, batch
-):
-    base = [w for w in small if not w.startswith(("data.patch_size", "data.batch_size"))]
-    is_overridden = composed(*overrides, base=base).composition.is_overridden
-    lines = explain_limits(make_plan(**changes), is_overridden)
-    assert lines[0].startswith(f"patch size: {patch}")
-    assert lines[1].startswith(f"batch size: {batch}")
 
 
 NOT_MEASURED = "time not measured on this machine's CPU (1 thread): "
@@ -164,15 +137,6 @@ def test_a_plan_for_a_time_is_narrower_before_it_is_coarser(
 def test_a_plan_for_a_time_keeps_what_the_command_line_sets(plan_for):
     assert plan_for(1, "model.width=32", "data.spacing_mm=[4,1,1]")[:2] == ((4, 1, 1), None)
     assert plan_for(1, "data.patch_size=[16,32,32]")[0] == (4, 1, 1)
-
-
-def test_a_time_for_too_few_steps_says_which_one_would_do():
-    time = StepTime(seconds=0.9, is_measured=True, device="it")
-    assert (
-        step_time.describe_limit(time, 1000)
-        == "a step takes 0.9 s on it: about 1,000 steps fit 00:00:16:40"
-    )
-    assert step_time.describe_limit(time, 500).endswith("max_time=00:00:16:41 has time for 1,000")
 
 
 @pytest.mark.parametrize(

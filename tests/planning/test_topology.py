@@ -1,10 +1,8 @@
 import random
-from itertools import pairwise, permutations, product, takewhile
+from itertools import product, takewhile
 from math import prod
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scripts.bench.nnunet_planner import plan_levels_with_nnunet, plan_with_nnunet
 from unet3d.planning.planner import compute_max_batch_size
@@ -16,9 +14,6 @@ from unet3d.planning.topology import (
     plan_levels,
     round_up_to_multiple,
 )
-
-SPACING = st.tuples(*[st.floats(0.3, 8)] * 3)
-SIZE = st.tuples(*[st.integers(4, 400)] * 3)
 
 
 def draw_spacing(rng):
@@ -83,14 +78,6 @@ def test_a_median_of_seven_and_a_half_voxels_is_rounded_up_and_pooled():
     assert plan_levels((1, 1, 1), theirs.patch).pool_windows[0] == (2, 2, 2)
 
 
-def test_the_spacing_of_a_coarse_axis_equals_nnunets_where_it_ties_with_the_others():
-    shapes = [(256, 256, 20)] * 10
-    for low in (0.9, 1, 1 + 1e-6, 1.1):
-        spacings = [(1, 1, low)] * 2 + [(1, 1, 5)] * 8
-        theirs = plan_with_nnunet(spacings, shapes, estimate=lambda patch: 1).spacing_mm
-        assert choose_target_spacing(spacings, shapes) == pytest.approx(theirs, abs=1e-9)
-
-
 def test_smaller_patches_equal_nnunets_until_an_axis_has_four_voxels():
     rng = random.Random(0)
     compared = 0
@@ -117,24 +104,6 @@ def fits_below(voxels):
     return lambda patch: 1 if prod(patch) <= voxels else 1e12
 
 
-@pytest.mark.parametrize("spacing", sorted(set(permutations((1, 1, 3))) | {(1, 1, 1)}))
-def test_the_first_axis_to_shrink_equals_nnunets_on_a_tie(spacing):
-    theirs = plan_with_nnunet([spacing], [(64, 64, 64)], estimate=fits_below(40**3))
-    assert len(theirs.patches) > 3
-    assert list_patches(spacing, (64, 64, 64))[: len(theirs.patches)] == list(theirs.patches)
-
-
 def test_a_spacing_has_no_more_digits_than_a_file():
     chosen = choose_target_spacing([(1.2000000477, 0.00025, 70.1)], [(9, 9, 9)])
     assert chosen == (1.2, 0.00025, 70.1)
-
-
-@settings(max_examples=40)
-@given(SPACING, SIZE)
-def test_every_level_keeps_four_voxels_and_divides_the_patch(spacing, size):
-    patches = list_patches(spacing, size)
-    for patch in patches:
-        factor = plan_levels(spacing, patch).factor
-        assert all(n % f == 0 for n, f in zip(patch, factor, strict=True))
-        assert all(n // f >= 4 or f == 1 for n, f in zip(patch, factor, strict=True))
-    assert all(prod(smaller) < prod(patch) for patch, smaller in pairwise(patches))

@@ -6,7 +6,6 @@ import hydra.utils
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch import nn
 
 from unet3d.errors import UsageError
 
@@ -17,20 +16,6 @@ OPTIONS = [path for path in FILES if path.stem != "strided"]  # stands for no po
 @pytest.fixture(params=OPTIONS, ids=lambda path: path.stem)
 def factory(request):
     return hydra.utils.instantiate(OmegaConf.load(request.param))
-
-
-@pytest.mark.parametrize(
-    ("positional", "named"),
-    [
-        ((3, 2, 1), {}),
-        (([2, 2, 1], [2, 1, 1]), {}),
-        ((), {"kernel_size": (3, 3, 2), "stride": 2, "padding": (1, 1, 0)}),
-        ((2,), {"stride": 3}),
-    ],
-)
-def test_arguments_mean_the_same_as_for_torch_max_pooling(factory, positional, named):
-    x = torch.randn(2, 3, 9, 8, 7)
-    assert factory(*positional, **named)(x).shape == nn.MaxPool3d(*positional, **named)(x).shape
 
 
 @pytest.mark.parametrize(
@@ -62,11 +47,3 @@ def test_strides_of_input_and_gradient_do_not_change_values(factory):
     (g_plain,) = torch.autograd.grad(y_plain, plain, upper)
     assert torch.equal(y, y_plain)
     assert torch.equal(g, g_plain)
-
-
-def test_an_empty_batch_gives_an_empty_batch(factory):
-    x = torch.randn(0, 3, 4, 4, 4, requires_grad=True)
-    y = factory(2)(x)
-    y.sum().backward()
-    assert y.shape == (0, 3, 2, 2, 2)
-    assert x.grad.shape == x.shape

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.autograd import forward_ad, gradgradcheck
+from torch.autograd import gradgradcheck
 
 from scripts.bench.pool import measure_peak
 from tests.contract.helpers.components import saved_bytes
@@ -58,15 +58,6 @@ def test_torch_compile_captures_poolings_of_any_size_without_graph_breaks():
         ]
         for ours, expected in zip(*results, strict=True):
             assert torch.equal(ours, expected)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own, on first use
-def test_forward_mode_differentiation_is_an_error():
-    x = torch.randn(1, 1, 4, 4, 4)
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
-        MedianPool3d(2)(forward_ad.make_dual(x, torch.ones_like(x)))
-    with pytest.raises(NotImplementedError, match="forward-mode"):
-        torch.func.jvp(MedianPool3d(2), (x,), (torch.ones_like(x),))
 
 
 @pytest.mark.parametrize("name", ["median", "max", "avg"])

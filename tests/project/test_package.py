@@ -77,18 +77,3 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
     optional = {Requirement(line).name for name in groups.split() for line in extras[name]}
     assert outside - required - optional == {"triton"}  # torch installs it for GPUs
     assert required <= outside | {"tensorboard"}  # torch's SummaryWriter needs it
-
-
-def test_nothing_tells_anybody_to_install_unet3d_from_an_index():
-    """The name there is unet3d-lightning: `unet3d` is another project's."""
-    by_name = re.compile(
-        r"install [^`\n]*?(?<![\w/.-])[\"']?unet3d(-lightning)?(\[|==|>=|[\"'`)\s]|$)|"
-        r"[\"'`]unet3d(-lightning)?\[[a-z{]",
-    )
-    folders = ("unet3d", "conf", "docs", "notebooks", "scripts", "container", ".github", ".ci")
-    paths = [ROOT / name for name in list_files(*folders)]
-    paths += [path for path in ROOT.iterdir() if path.is_file() and path.name != "pyproject.toml"]
-    kinds = ("", ".py", ".md", ".yaml", ".ipynb", ".toml", ".txt", ".sh", ".json")
-    texts = {path: path.read_text(errors="replace") for path in paths if path.suffix in kinds}
-    lines = [(str(path), line) for path, text in texts.items() for line in text.splitlines()]
-    assert [pair for pair in lines if by_name.search(pair[1])] == []

@@ -43,13 +43,6 @@ def test_the_worst_case_is_first_and_turned_to_right_anterior_superior(folder):
     assert worst.layers["reference"].classes[0]["note"].startswith("Dice 0.9")
 
 
-def test_an_evaluation_whose_page_cannot_be_written_ends_as_without_it(folder, capsys):
-    (folder / "report.html").unlink()
-    (folder / "report.html").mkdir()
-    assert main(["evaluate", "predictions=p", "references=r", "output=out"]) == 0
-    assert "out/report.html was not written: " in capsys.readouterr().err
-
-
 @needs_browser
 @pytest.mark.slow
 def test_without_webgl_the_page_shows_pictures(folder):

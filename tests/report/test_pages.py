@@ -1,7 +1,6 @@
 """Results of runs and evaluations: files, tables and pages, in which names stay text."""
 
 import base64
-import csv
 import json
 import math
 import re
@@ -12,12 +11,11 @@ from matplotlib.figure import Figure
 
 from tests.report.helpers.reports import make_report
 from unet3d.report.comparison import RunSummary, render_comparison
-from unet3d.report.evaluation import describe_evaluation, make_score_rows, write_csv
+from unet3d.report.evaluation import describe_evaluation, make_score_rows
 from unet3d.report.page import MAX_BYTES, embed_pictures, render_page
 from unet3d.report.run_report import (
     describe_estimate,
     describe_run,
-    make_model_card,
     write_report,
 )
 from unet3d.text import MIB
@@ -111,15 +109,6 @@ def test_an_evaluation_shows_scores_by_class_and_case_with_intervals():
     assert all(cell in text for row in rows for cell in row)
 
 
-def test_the_csv_has_a_row_per_case_and_class(tmp_path):
-    write_csv(make_result()["cases"], tmp_path / "e.csv")
-    with (tmp_path / "e.csv").open(newline="") as lines:
-        header, *rows = csv.reader(lines)
-    assert header[:3] == ["case", "class", "dice"]
-    assert [row[:3] for row in rows[:2]] == [["better", "liver", "0.9"], ["better", "tumor", ""]]
-    assert len(rows) == 4
-
-
 def test_a_report_is_standard_json(tmp_path):
     write_report({"a": math.nan, "b": [math.inf, 1.0], "c": {1: "x"}}, tmp_path / "report.json")
     text = (tmp_path / "report.json").read_text()
@@ -205,14 +194,3 @@ def test_pictures_are_embedded_while_they_fit(tmp_path):
     pictures = embed_pictures(files)
     assert list(pictures) == ["0"]  # a quarter of a page, in base64
     assert base64.b64decode(pictures["0"]) == files[0].read_bytes()
-
-
-def test_names_in_a_model_card_are_not_markup():
-    scores = {"dice": {"mean": 0.5, "low": 0.4, "high": 0.6}}
-    report = {"evaluation": {"per_class": {ATTACK: scores}, "mean": scores}}
-    metadata = {"config": {"model": {"_target_": "a.Net"}, "precision": ATTACK}}
-    names = dict.fromkeys(("outputs", "channels", "classes", "keep_largest_component"), (ATTACK,))
-    pipeline = {**names, "spacing_mm": None, "patch_size": [8, 8, 8], "regions": None}
-    card = make_model_card(pipeline, [metadata], [report])
-    assert "<script" not in card
-    assert "| &lt;script&gt;alert(1)&lt;/script&gt; | 0.5000 |" in card
