@@ -4,8 +4,6 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -88,24 +86,6 @@ def compose_once():
         patch.setattr(hydra_loader, "create_defaults_list", create_or_reuse)
         patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_or_copy)
         yield
-
-
-@pytest.fixture
-def run_interpreted() -> Callable[[str], None]:
-    """Run a module with Triton's interpreter, in a process of its own; it must exit with 0."""
-
-    def run(module: str) -> None:
-        ended = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", module],
-            cwd=Path(__file__).parents[1],
-            env={**os.environ, "TRITON_INTERPRET": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-
-    return run
 
 
 @pytest.fixture(autouse=True)

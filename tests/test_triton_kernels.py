@@ -1,6 +1,34 @@
+"""The Triton kernels without a GPU, and what is said without Triton."""
+
+import os
+import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from unet3d.triton_kernels import has_triton
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module",
+    [
+        "tests.loss.helpers.interpreted",
+        "tests.model.helpers.operators",
+        "tests.pool.helpers.interpreted",
+    ],
+)
+def test_interpreted_kernels_equal_plain_pytorch(module):
+    """In a process of its own: Triton reads the variable when kernels are defined."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", module],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_without_triton_each_kind_of_kernels_warns_once_and_says_what_to_do(monkeypatch, caplog):

@@ -29,37 +29,14 @@ PATCH = (8, 10, 8)
 SIZE = (20, 17, 9)
 
 
-def make_schedule(size=SIZE, patch=PATCH, overlap=0.5, **options):
-    return WindowOrder(size=size, patch=patch, overlap=overlap, **options)
-
-
-def assemble(schedule, image, networks, background=None):
-    """Return the logits of all tiles, and the number of skipped windows."""
-    logits, done = None, []
-
-    def on_tile(tile, tile_logits):
-        nonlocal logits
-        if logits is None:
-            logits = torch.full((len(tile_logits), *schedule.size), torch.nan)
-        region = tuple(slice(*span) for span in tile.box)
-        logits[(slice(None), *region)] = tile_logits
-
-    runner = WindowRunner(
-        networks=networks, device=CPU, background=background, on_windows=done.append
-    )
-    num_skipped = runner.run(image, schedule, on_tile, CPU)
-    assert sum(done) == len(schedule.windows)
-    return logits, num_skipped
-
-
 @pytest.mark.parametrize("overlapping", [False, True])
 def test_windows_without_a_bright_voxel_in_any_channel_are_background(overlapping):
-    image, schedule = torch.full((2, *SIZE), 3.0), make_schedule()
+    image, labels = torch.full((2, *SIZE), 3.0), np.ones(SIZE, np.uint8)
     background = BackgroundTest(image, 0.0, outputs=3, overlapping=overlapping)
-    logits, num_skipped = assemble(schedule, image, [], background)
-    assert num_skipped == len(schedule.windows)
-    labels = label_regions(logits, [1, 2, 3]) if overlapping else argmax_labels(logits)
-    assert labels.eq(0).all()
+    decide = partial(label_regions, labels=[1, 2, 3]) if overlapping else argmax_labels
+    runner = WindowRunner(networks=[], device=CPU, background=background)
+    segment(image, runner, list_all_plans(*SAME, 3)[0], [Output(decide, labels)])
+    assert not labels.any()
     image[1, 2, 2, 2] = 4
     assert not background.is_background(image[:, :8])
 
@@ -84,7 +61,7 @@ SMALL = ((5, 6, 7), (9, 6, 3))
 
 def list_all_plans(shape, box, classes, batch_size=1):
     volume = VolumeToSegment(
-        schedule=make_schedule(shape, batch_size=batch_size),
+        schedule=WindowOrder(size=shape, patch=PATCH, overlap=0.5, batch_size=batch_size),
         box=box,
         channels=2,
         classes=classes,

@@ -11,6 +11,7 @@ from monai.networks.nets.basic_unet import BasicUNet
 from monai.networks.nets.dynunet import DynUNet
 from torch import nn
 
+from tests.contract.test_nnunet import make_network, swap
 from unet3d.errors import UsageError
 from unet3d.model.blocks import Strided
 from unet3d.model.foreign_weights import adapt_input_channels, is_first_convolution, rename_weights
@@ -20,46 +21,31 @@ from unet3d.pool.max import MaxPool3d
 from unet3d.training.checkpoints import find_pretrained, load_pretrained
 
 CHANNELS, STRIDES = [4, 8, 12, 12], [1, 2, [2, 2, 1], 2]
-KERNELS = [[3, 3, 1], 3, 3, 3]
+NNUNET = {
+    "n_stages": 4,
+    "features_per_stage": CHANNELS,
+    "kernel_sizes": [[3, 3, 1], 3, 3, 3],
+    "strides": STRIDES,
+    "n_conv_per_stage": [2] * 4,
+    "n_conv_per_stage_decoder": [2] * 3,
+}
 
 
 def strided(kernel_size):
     return Strided(kernel_size, skip_pool=AvgPool3d)
 
 
-def reverse(sizes):
-    return [size if isinstance(size, int) else size[::-1] for size in sizes]
-
-
-def swap(x):
-    """Exchange nnU-Net's order of axes and ours."""
-    return x.permute(0, 1, 4, 3, 2)
-
-
 OURS = {
     "in_channels": 2,
     "num_classes": 3,
     "channels": CHANNELS,
-    "kernel_size": reverse(KERNELS),
-    "pool_kernel": reverse(STRIDES[1:]),
+    "kernel_size": [[1, 3, 3], 3, 3, 3],  # nnU-Net's axes are in the reverse order
+    "pool_kernel": [2, [1, 2, 2], 2],
     "norm": "instance",
     "activation": "leaky_relu",
     "upsampling": "transposed",
     "pool": strided,
 }
-
-
-def make_nnunet(**options):
-    unet = pytest.importorskip("dynamic_network_architectures.architectures.unet")
-    return unet.PlainConvUNet(
-        *(2, 4, CHANNELS, nn.Conv3d, KERNELS, STRIDES, 2, 3, 2),
-        conv_bias=True,
-        norm_op=nn.InstanceNorm3d,
-        norm_op_kwargs={"affine": True},
-        nonlin=nn.LeakyReLU,
-        nonlin_kwargs={"inplace": True},
-        **options,
-    )
 
 
 def make_dynunet(norm):
@@ -109,7 +95,9 @@ def test_weights_of_other_networks_give_the_same_logits(network):
 
 
 def test_deep_supervision_of_nnunet_gives_the_same_logits():
-    theirs = randomize(make_nnunet(deep_supervision=True))
+    pytest.importorskip("dynamic_network_architectures")
+    theirs = make_network(channels=2, **NNUNET)
+    theirs.decoder.deep_supervision = True
     ours = load(theirs, {**OURS, "deep_supervision": True})
     x = torch.randn(2, 2, 16, 16, 32)
     with torch.no_grad():
@@ -139,20 +127,14 @@ def test_a_first_convolution_responds_alike_to_another_number_of_equal_channels(
     assert not is_first_convolution(weight, weight)
 
 
-RESENC = {**OURS, "in_channels": 2, "residual_blocks": [1, 2, 1, 1], "convs_per_level": 1}
+RESENC = {**OURS, "residual_blocks": [1, 2, 2], "convs_per_level": 1, "channels": [4, 8, 8]}
+RESENC |= {"kernel_size": [[3, 3, 1], 3, 3], "pool_kernel": [[2, 2, 1], 2]}
 
 
 def make_pretrained(folder, encoder):
     """Save a residual encoder with the names and the plan of nnssl; return its weights."""
-    unet = pytest.importorskip("dynamic_network_architectures.architectures.unet")
-    network = unet.ResidualEncoderUNet(
-        *(1, 4, CHANNELS, nn.Conv3d, KERNELS, STRIDES, RESENC["residual_blocks"], 1, [1] * 3),
-        conv_bias=True,
-        norm_op=nn.InstanceNorm3d,
-        norm_op_kwargs={"affine": True},
-        nonlin=nn.LeakyReLU,
-    )
-    weights = randomize(network).state_dict()
+    pytest.importorskip("dynamic_network_architectures")
+    weights = make_network("ResidualEncoderUNet", classes=1).state_dict()
     plan = {
         "key_to_encoder": f"{encoder}.stages",
         "key_to_stem": f"{encoder}.stem",

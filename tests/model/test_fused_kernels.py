@@ -5,7 +5,7 @@ import torch
 
 from tests.model.helpers.operators import compare_interpolation, compare_norm_ops, make_map
 from unet3d.model.fused import operators
-from unet3d.model.fused.kernels import cpu, cuda
+from unet3d.model.fused.kernels import cpu
 
 SHAPES = [(2, 5, 4, 3, 7), (1, 16, 3, 5, 4), (2, 1, 4, 4, 4), (1, 33, 2, 2, 9)]
 
@@ -28,24 +28,3 @@ def test_interpolation_in_parts_equals_that_of_torch(factors, compiled, linear, 
         monkeypatch.setattr(operators, "select_kernels", lambda *_: None)
     low = make_map((2, 5, 4, 3, 6), torch.float32, part=False)
     compare_interpolation(low, factors, linear=linear)
-
-
-@pytest.mark.slow
-def test_triton_kernels_without_a_gpu_equal_plain_pytorch(run_interpreted):
-    run_interpreted("tests.model.helpers.operators")
-
-
-def test_the_estimate_knows_what_the_upsampling_kernel_allocates(monkeypatch):
-    monkeypatch.setattr(cuda, "launch", lambda *arguments, **constants: None)
-    sizes, empty = [], torch.empty
-
-    def count(*arguments, **options):
-        result = empty(*arguments, **options)
-        sizes.append(result.numel() * result.element_size())
-        return result
-
-    monkeypatch.setattr(torch, "empty", count)
-    g, low = torch.zeros(2, 3, 4, 6, 8), torch.zeros(2, 3, 2, 3, 4)
-    axes = [0, 4, 0, 2, 0, 6, 0, 3, 0, 8, 0, 4]
-    cuda.interpolate_gradient(g, axes, True, low)
-    assert sizes == operators.interpolate_gradient.list_temporaries(g, axes, True, low)
