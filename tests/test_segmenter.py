@@ -1,9 +1,7 @@
 """`unet3d.load(...)` segments arrays, files and folders, with files of every released format."""
 
-import warnings
 from pathlib import Path
 
-import nibabel
 import numpy as np
 import pytest
 import torch
@@ -51,21 +49,6 @@ def test_a_printed_segmenter_is_one_line_and_nothing_else_is_printed(capsys):
     text = str(segmenter)
     assert text.startswith("Segmenter: UNet3D, ")
     assert f" parameters on cpu; channels {', '.join(segmenter.channels)}; classes back" in text
-
-
-def test_ignored_files_and_labels_made_again_are_warned_of(tmp_path):
-    scans = tmp_path / "scans"
-    scans.mkdir()
-    voxels = np.random.default_rng(0).normal(size=(9, 8, 7)).astype(np.float32)
-    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), scans / "a.nii")
-    load().predict_files(scans, tmp_path / "out")
-    (scans / "notes.txt").write_text("text")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        load(overlap=0.25).predict_files(scans, tmp_path / "out")
-    ignored, again = (str(warning.message) for warning in caught)
-    assert "notes.txt" in ignored
-    assert again == "1 label is of other options: predicting it again"
 
 
 NAN = np.where(np.arange(8) < 2, np.nan, np.zeros((8, 8, 8)))

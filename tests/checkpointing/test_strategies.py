@@ -4,7 +4,6 @@ For fused blocks see tests/model/test_fused.py.
 """
 
 import copy
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,12 +14,10 @@ from torch import nn
 from unet3d.checkpointing.per_level import PerLevelStrategy
 from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.config.compose import compose_config, get_config_dir
-from unet3d.custom_ops import simulate_cuda
 from unet3d.errors import UsageError
 from unet3d.memory.from_config import estimate_configured_step
 from unet3d.model.fused import feature_maps, tiling
 from unet3d.model.unet import UNet3D
-from unet3d.text import MIB
 from unet3d.training.config import parse_train_config
 
 
@@ -106,15 +103,3 @@ def test_any_rows_of_a_map_can_be_read_back_from_the_host(monkeypatch):
         host_map = feature_maps.HostFeatureMap(x, layout)
         for start, stop in ((0, 4), (2, 9), (8, layout.rows), (0, layout.rows), (5, 6)):
             assert host_map.rows(start, stop).equal(layout.narrow_rows(x, start, stop))
-
-
-def test_tiles_are_larger_on_a_gpu_and_largest_without_gradients():
-    x, sizes = torch.zeros(1), []
-    for context in (nullcontext, simulate_cuda):
-        with context():
-            sizes.append(tiling.choose_tile_bytes(x, None))
-            with torch.no_grad():
-                sizes.append(tiling.choose_tile_bytes(x, None))
-                assert tiling.choose_tile_bytes(x, 5) == 5
-    assert sizes == [n * MIB for n in (16, 16, 64, 256)]
-    assert PerLevelStrategy(["stream"], ["stream"], 1.5).retention.tile_bytes == 1.5 * MIB

@@ -6,7 +6,7 @@ import zipfile
 import onnxruntime
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.config.helpers.configs import SHRUNK
 from unet3d.commands.export import compare_outputs
@@ -24,10 +24,6 @@ from unet3d.export.formats import (
 )
 from unet3d.inference.sliding_window import argmax_labels
 from unet3d.memory.step.build import build_network
-from unet3d.pool import median as median_module
-from unet3d.pool.approx_median import ApproxMedianPool3d
-from unet3d.pool.avg import AvgPool3d
-from unet3d.pool.max import MaxPool3d
 from unet3d.pool.median import MedianPool3d
 
 FORMATS = {".onnx": (write_onnx, OnnxSession), ".pt2": (write_torch_export, TorchSession)}
@@ -76,38 +72,6 @@ def test_every_network_has_equal_outputs_in_both_formats(composed, tmp_path, opt
             parity = compare_outputs(model, open_session(path), batches, argmax_labels)
         assert parity.max_difference < 2e-5 * parity.max_logit
         assert parity.agreement > 0.999
-
-
-class Poolings(nn.Module):
-    """Each kind of graph that a pooling can have, outputs concatenated."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        padded, compared, ordered = ((1, 3, 2), 1, (0, 1, 1)), ((1, 1, 3), 1), ((1, 2, 3), 2)
-        kinds = (MaxPool3d, AvgPool3d, MedianPool3d, ApproxMedianPool3d)
-        pools = [
-            *(kind(*padded) for kind in kinds),
-            MedianPool3d(*compared),
-            MedianPool3d(*ordered),
-        ]
-        self.pools = nn.ModuleList(pools)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([pool(x).flatten(1) for pool in self.pools], 1)
-
-
-@pytest.mark.slow
-def test_every_kind_of_pooling_has_equal_outputs_in_both_formats(tmp_path, monkeypatch):
-    monkeypatch.setattr(median_module, "MAX_COMPARED", 5)  # of long graphs, which are slow
-    pools = Poolings()
-    graph = export_program(to_plain_operators(pools), (2, 7, 8, 9))
-    batches = (torch.randn(1, 2, 7, 8, 9), torch.randn(2, 2, 7, 8, 9).relu().round(decimals=1))
-    for ending, (write, open_session) in FORMATS.items():
-        path = tmp_path / f"pools{ending}"
-        write(graph, path, {"unet3d": "1"})
-        session = open_session(path)
-        for batch in batches:
-            torch.testing.assert_close(session(batch), pools(batch), rtol=1e-5, atol=1e-6)
 
 
 def test_files_have_plain_names_and_the_metadata_and_no_local_paths(tmp_path):

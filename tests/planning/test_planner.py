@@ -72,7 +72,7 @@ NOT_MEASURED = "time not measured on this machine's CPU (1 thread): "
     ("limit_seconds", "reserved", "start"),
     [
         (10, 0, "a step takes 0.0"),
-        (0, 0, "a step may take up to 0."),
+        (0, 0, "a step may take up to "),
         (10, 2**60, f"{NOT_MEASURED}it needs 2147483648.0 GiB, "),
     ],
 )

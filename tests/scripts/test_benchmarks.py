@@ -1,4 +1,4 @@
-"""Benchmarks: examples in docstrings, summaries of results, and two in their shortest form."""
+"""Benchmarks: examples in docstrings, summaries of results, and the report of a GPU without one."""
 
 import doctest
 from importlib import import_module
@@ -8,6 +8,7 @@ import pytest
 from scripts.bench.quality import summarize
 from scripts.bench.results import ROOT
 from scripts.docs import tables
+from scripts.gpu import report, rows
 
 PATHS = [p for p in sorted((ROOT / "scripts").rglob("*.py")) if ">>> " in p.read_text()]
 QUALITY = ("quality", "screen-quality", "hippocampus", "recipes")
@@ -28,3 +29,19 @@ def test_summaries_of_dice_follow_from_the_recorded_runs(name):
             summary = summarize(entry["rows"])
             assert summary.keys() == entry["summary"].keys()
             assert summary["dice"] == pytest.approx(entry["summary"]["dice"])
+
+
+@pytest.mark.long
+def test_a_rehearsal_measures_all_parts_on_a_cpu(tmp_path):
+    assert report.main(["--rehearse", "--output", str(tmp_path)]) == 0
+    parts = rows.read_parts(tmp_path / "rehearsal.json")
+    assert {name: part["state"] for name, part in parts.items()} == dict.fromkeys(
+        report.PARTS, "done"
+    )
+    assert parts["forum"]["rows"]["small, plain modules"]["step_seconds"] > 0
+    assert "allocated_error_percent" in next(iter(parts["predict"]["rows"].values()))
+    (tuned,) = parts["tuned"]["rows"].items()
+    assert tuned[0] == "nnU-Net PlainConvUNet, channels-last"
+    assert "predicted" not in tuned[1]
+    assert parts["lightning"]["rows"]["fused"]["peak"]
+    assert not (report.BENCHMARKS / "rehearsal.json").exists()

@@ -56,21 +56,15 @@ def test_a_small_volume_does_not_start_the_compiler(uncompiled):
     assert MedianPool3d(2)(torch.randn(1, 1, 8, 8, 8)).isfinite().all()
 
 
-@pytest.mark.parametrize("fault", ["compiler", "library"])
-def test_without_a_compiler_or_library_that_works_pooling_falls_back_to_plain_pytorch(
-    uncompiled, caplog, fault
-):
-    x = torch.randn(1, 1, 64, 64, 64)
-    if fault == "compiler":
-        uncompiled.setenv("CXX", "false")
-        expected = "plain PyTorch"
-    else:
+@pytest.mark.parametrize("fault", ["plain PyTorch", "file too short (XDG_CACHE_HOME names another"])
+def test_a_compiler_or_library_that_does_not_work_is_named(uncompiled, caplog, fault):
+    """That plain PyTorch gives the same step, is tested in tests/test_platforms.py."""
+    uncompiled.setenv("CXX", "false")
+    if fault.startswith("file"):
         uncompiled.setattr(cpu.kernels, "compile", lambda *arguments: arguments[-1].touch())
-        expected = "file too short (XDG_CACHE_HOME names another folder"
-    ordered = x.unfold(2, 2, 2).unfold(3, 2, 2).unfold(4, 2, 2).flatten(5).sort(-1).values
-    assert torch.equal(MedianPool3d(2)(x), ordered[..., 3] / 2 + ordered[..., 4] / 2)
+    assert MedianPool3d(2)(torch.randn(1, 1, 64, 64, 64)).isfinite().all()
     (record,) = (r for r in caplog.records if r.levelname == "WARNING")
-    assert expected in record.getMessage()
+    assert fault in record.getMessage()
 
 
 @pytest.fixture
