@@ -1,5 +1,5 @@
 import random
-from itertools import product, takewhile
+from itertools import permutations, product, takewhile
 from math import prod
 
 import pytest
@@ -107,3 +107,10 @@ def fits_below(voxels):
 def test_a_spacing_has_no_more_digits_than_a_file():
     chosen = choose_target_spacing([(1.2000000477, 0.00025, 70.1)], [(9, 9, 9)])
     assert chosen == (1.2, 0.00025, 70.1)
+
+
+@pytest.mark.parametrize("spacing", sorted(set(permutations((1, 1, 3))) | {(1, 1, 1)}))
+def test_the_first_axis_to_shrink_equals_nnunets_on_a_tie(spacing):
+    theirs = plan_with_nnunet([spacing], [(64, 64, 64)], estimate=fits_below(40**3))
+    assert len(theirs.patches) > 3
+    assert list_patches(spacing, (64, 64, 64))[: len(theirs.patches)] == list(theirs.patches)

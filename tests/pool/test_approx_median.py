@@ -1,4 +1,4 @@
-"""Approximate median pooling: its error bound, its limit, and half precision."""
+"""Approximate median pooling of extreme values and in half precision."""
 
 import pytest
 import torch

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 from torch.autograd import gradgradcheck
 
+from scripts.bench.pool import measure_peak
 from tests.contract.helpers.components import saved_bytes
+from unet3d.pool.kernels import cpu
 from unet3d.pool.median import MedianPool3d
 from unet3d.pool.operators import choose_saved, pool3d, pool3d_backward
 from unet3d.pool.replace import POOLINGS
@@ -56,3 +58,20 @@ def test_torch_compile_captures_poolings_of_any_size_without_graph_breaks():
         ]
         for ours, expected in zip(*results, strict=True):
             assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("name", ["median", "max", "avg"])
+@pytest.mark.parametrize(("dtype", "peak"), [(torch.float32, 41), (torch.bfloat16, 21)])
+def test_the_memory_peak_is_gradients_output_and_codes(name, dtype, peak):
+    assert cpu.kernels.library(dtype)
+    x = torch.randn(1, 8, 16, 16, 16).to(dtype).requires_grad_()
+    module = POOLINGS[name](2)
+    peak_bytes = measure_peak(module, x, torch.ones_like(module(x)))
+    assert peak_bytes / (x.numel() // 8) == pytest.approx(peak - (name == "avg"), abs=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own, on first use
+def test_forward_mode_differentiation_is_an_error():
+    x = torch.randn(1, 1, 4, 4, 4)
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(MedianPool3d(2), (x,), (torch.ones_like(x),))

@@ -1,4 +1,4 @@
-"""Max pooling against that of torch; gradients of median and max pooling by their properties."""
+"""Max pooling against that of torch, and gradients that do not depend on threads."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The wheel and the sdist: their files, their description, the requirements and the name."""
+"""The wheel and the sdist: their files, their description and the requirements."""
 
 import ast
 import re

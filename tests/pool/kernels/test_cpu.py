@@ -58,7 +58,7 @@ def test_a_small_volume_does_not_start_the_compiler(uncompiled):
 
 @pytest.mark.parametrize("fault", ["plain PyTorch", "file too short (XDG_CACHE_HOME names another"])
 def test_a_compiler_or_library_that_does_not_work_is_named(uncompiled, caplog, fault):
-    """That plain PyTorch gives the same step, is tested in tests/test_platforms.py."""
+    """That plain PyTorch gives the same step is tested in tests/test_platforms.py."""
     uncompiled.setenv("CXX", "false")
     if fault.startswith("file"):
         uncompiled.setattr(cpu.kernels, "compile", lambda *arguments: arguments[-1].touch())
