@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import zipfile
 from collections import Counter
 
@@ -10,6 +12,17 @@ from unet3d.checkpoint_file import (
     load_checkpoint,
 )
 from unet3d.errors import UsageError
+
+
+def test_reading_a_checkpoint_needs_torch_alone_and_other_commands_than_train_no_lightning():
+    script = (
+        "import sys, unet3d.checkpoint_file\n"
+        "assert not {'lightning', 'monai', 'hydra', 'omegaconf'} & {*sys.modules}\n"
+        "import unet3d.commands.doctor\n"
+        "assert not {'lightning', 'pytorch_lightning'} & {*sys.modules}"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint"])
