@@ -7,8 +7,6 @@ its peak is that of the resident memory minus what was resident before the netwo
 compared with the estimate.
 """
 
-import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from scripts.bench.results import make_parser, run_child, write_results
+from scripts.bench.results import make_parser, run_in_new_process, write_results
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.inference.ensemble import Ensemble
@@ -70,11 +68,12 @@ def write_scan(size: Triple, folder: Path, body: np.ndarray | None = None) -> Sc
     return ScanTask(scan=scan, labels=folder / "labels.nii.gz", probabilities=None)
 
 
-def measure(mm: float) -> dict[str, Any]:
+def measure(mm: float, threads: int) -> dict[str, Any]:
     """Segment a scan for a network with this spacing; return the peak memory and the time."""
     import nibabel  # noqa: F401  (imported before memory is measured, as is scipy)
     import scipy.ndimage  # noqa: F401
 
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         task = write_scan(SIZE, Path(folder))
@@ -99,20 +98,15 @@ def measure(mm: float) -> dict[str, Any]:
         "peak_bytes": peak,
         "whole_logits_bytes": 4 * CLASSES * int(np.prod(SIZE)),
         "seconds": round(seconds, 1),
+        "threads": threads,
     }
 
 
 def main() -> None:
     parser = make_parser("scripts.bench.inference", __doc__, output="cpu-predict.json")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        torch.set_num_threads(options.threads)
-        print(json.dumps(measure(options.child) | {"threads": options.threads}))
-        return
-    words = ("--threads", options.threads, "--child")
-    cases = [run_child("scripts.bench.inference", *words, mm) for mm in SPACINGS_MM]
+    cases = [run_in_new_process(measure, mm, options.threads) for mm in SPACINGS_MM]
     write_results(options.output, {"cases": cases})
 
 

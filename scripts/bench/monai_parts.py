@@ -6,9 +6,7 @@ Each implementation runs in a process of its own with the same input. Peak memor
 memory besides what was there before, in the second call; seconds are the median of several calls.
 """
 
-import argparse
 import ctypes
-import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scripts.bench.results import make_parser, run_child, write_results
+from scripts.bench.results import make_parser, run_in_new_process, write_results
 from unet3d.peak_memory import PeakMeter
 from unet3d.text import MIB
 
@@ -160,17 +158,10 @@ def measure(part: str, name: str, repeats: int) -> dict[str, float]:
 def main() -> None:
     parser = make_parser("scripts.bench.monai_parts", __doc__, output="cpu-monai-parts.json")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        print(json.dumps(measure(*options.child, options.repeats)))
-        return
     parts: dict[str, Any] = {}
     for part, build in PARTS.items():
-        rows = {}
-        for name in build():
-            words = ("--repeats", options.repeats, "--child", part, name)
-            rows[name] = run_child("scripts.bench.monai_parts", *words)
+        rows = {n: run_in_new_process(measure, part, n, options.repeats) for n in build()}
         parts[part] = {"rows": rows}
     write_results(options.output, {"parts": parts})
 

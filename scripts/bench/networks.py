@@ -60,8 +60,8 @@ def list_ours(channels: list[int], **options: Any) -> dict[str, Callable[[], nn.
     """Return our networks with every strategy, built like those of nnU-Net."""
     options |= {"norm": "instance", "activation": "leaky_relu", "upsampling": "transposed"}
     options |= {"pool": partial(Strided, skip_pool=AvgPool3d), "num_classes": 4}
-    strategies = {PLAIN: "none"} | {name: name for name in FUSED_STRATEGIES}
-    return {name: partial(build_ours, channels, key, **options) for name, key in strategies.items()}
+    names = (PLAIN, *FUSED_STRATEGIES)
+    return {name: partial(build_ours, channels, name, **options) for name in names}
 
 
 def build_theirs(

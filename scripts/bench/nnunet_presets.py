@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from scripts.bench.nnunet_planner import PRESETS, plan_with_nnunet
 from scripts.bench.results import ROOT, make_parser, write_results
+from scripts.bench.step import SGD
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.any_network import NetworkEstimate, estimate_memory
 from unet3d.nnunet.fused_network import use_fused_blocks
@@ -85,9 +86,7 @@ def build_network(plan: dict[str, Any], classes: int, strategy: str = "plain mod
 
 def estimate_step(network: nn.Module, shape: Sequence[int]) -> NetworkEstimate:
     """Estimate a step with nnU-Net's loss and optimizer."""
-    return estimate_memory(
-        network, shape, loss=make_loss(), optimizer=make_optimizer, precision="16"
-    )
+    return estimate_memory(network, shape, loss=make_loss(), optimizer=SGD, precision="16")
 
 
 def make_loss() -> Callable[[Sequence[Tensor]], Tensor]:
@@ -103,16 +102,10 @@ def make_loss() -> Callable[[Sequence[Tensor]], Tensor]:
     return compute
 
 
-def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
-    """Return nnU-Net's optimizer."""
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.99, nesterov=True)
-
-
 def read_documented() -> dict[str, float]:
     """Return decimal GB by preset, as nnU-Net documents them."""
-    with VRAM.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))
-    return {name: float(value) for name, value in rows[1:] if name in PRESETS}
+    rows = csv.reader(VRAM.read_text("utf-8").splitlines())
+    return {name: float(value) for name, value in rows if name in PRESETS}
 
 
 def describe_peaks(estimate: NetworkEstimate) -> dict[str, int]:

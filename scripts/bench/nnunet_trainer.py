@@ -11,19 +11,15 @@ of results is that of `scripts.bench.quality`; each run is a folder in outputs/.
 
 import json
 import os
-import random
 import statistics
 import sys
 import types
-from collections.abc import Sequence
 from importlib import import_module
 from itertools import product
 from pathlib import Path
 
-import nibabel
-import nibabel.nifti1
-import numpy as np
 import torch
+from lightning.pytorch import seed_everything
 
 from scripts.bench.quality import Row, write_run
 from scripts.bench.results import ROOT, make_parser
@@ -63,17 +59,15 @@ def set_folders(root: Path) -> None:
 
 def convert(source: Path, target: Path) -> None:
     """Write a Decathlon task in nnU-Net's layout, one file per channel."""
+    from nnunetv2.dataset_conversion.convert_MSD_dataset import split_4d_nifti
+
     content = json.loads((source / "dataset.json").read_text())
     for part in ("imagesTr", "labelsTr"):
         (target / part).mkdir(parents=True)
     for case in content["training"]:
-        image, label = nibabel.nifti1.load(source / case["image"]), source / case["label"]
+        label = source / case["label"]
         (target / "labelsTr" / label.name).symlink_to(label.resolve())
-        array = np.asarray(image.dataobj)
-        channels = [array] if array.ndim == 3 else np.moveaxis(array, 3, 0)
-        for n, channel in enumerate(channels):
-            name = label.name.replace(".nii.gz", f"_{n:04d}.nii.gz")
-            nibabel.save(nibabel.Nifti1Image(channel, image.affine), target / "imagesTr" / name)
+        split_4d_nifti(str(source / case["image"]), str(target / "imagesTr"))
     labels = {name: int(value) for value, name in content["labels"].items()}
     description = {"channel_names": content["modality"], "labels": labels}
     description |= {"numTraining": len(content["training"]), "file_ending": ".nii.gz"}
@@ -115,9 +109,7 @@ def train(fold: int, seed: int, steps: int) -> Row:
     """Train and validate; return the run's row of results."""
     from nnunetv2.run.run_training import get_trainer_from_args
 
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    seed_everything(seed)
     run = get_trainer_from_args("1", "3d_fullres", fold, device=torch.device("cpu"))
     run.output_folder += f"_seed_{seed}"
     Path(run.output_folder).mkdir(parents=True, exist_ok=True)
@@ -150,7 +142,7 @@ def train(fold: int, seed: int, steps: int) -> Row:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Train one run after the other."""
     parser = make_parser("scripts.bench.nnunet_trainer", __doc__, output="cpu-recipes.json")
     parser.add_argument("--job", choices=JOBS, required=True)
@@ -158,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--folds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of a run")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     torch.set_num_threads(options.threads)
     root = ROOT / "outputs" / "nnunet_trainer" / options.job
     set_folders(root)

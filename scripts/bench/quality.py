@@ -21,7 +21,6 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,7 @@ PEER_SIZES = {
 """The size of our network in each job, for networks of other projects."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Train all variants in turn, so that other load on the machine affects all of them."""
     parser = make_parser("scripts.bench.quality", __doc__, output="cpu-quality.json")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
@@ -76,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, help="steps of each run instead of the job's")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of a run")
     parser.add_argument("overrides", nargs="*", default=[], help="of every run")
-    options = parser.parse_intermixed_args(argv)
+    options = parser.parse_intermixed_args()
     added = {options.variant[0]: options.variant[1:]} if options.variant else {}
     names = options.variants or (() if added else VARIANTS)
     variants, failed = {name: VARIANTS[name] for name in names} | added, []
@@ -123,32 +122,26 @@ def write_run(path: Path, job: str, variant: str, overrides: list[str], name: st
 
 
 def read_run(folder: Path, report: Row) -> Row:
-    """Return a run's row: Dice of the final evaluation if there is one, else of validation."""
-    memory = report["memory"]["steady_step"]
-    row: Row = {
+    """Return a run's row, with the Dice of its evaluation."""
+    memory, evaluation = report["memory"]["steady_step"], report["evaluation"]
+    classes = evaluation["per_class"].items()
+    content = json.loads((folder / "evaluation" / "evaluation.json").read_text())
+    return {
         "dice": {
-            name.removeprefix("val/dice").strip("/") or "mean": value
-            for name, value in report["metrics"].items()
-            if name.startswith("val/dice")
+            "mean": evaluation["mean"]["dice"]["mean"],
+            **{name: scores["dice"]["mean"] for name, scores in classes},
         },
         "steps": report["steps"],
         "median_step_seconds": report["speed"]["median_step_seconds"],
         "peak_bytes": {k: v for k, v in memory.items() if k != "phases"},
-        "cases": {},
+        "cases": {
+            case: {name: scores["dice"] for name, scores in by_class.items()}
+            for case, by_class in content["cases"].items()
+        },
         "predicted_bytes": (report["memory"].get("estimated") or {}).get("allocated"),
         "parameters": report["parameters"],
         "deep_supervision": report["config"]["model"].get("deep_supervision", False),
     }
-    if evaluation := report.get("evaluation"):
-        classes = evaluation["per_class"].items()
-        row["dice"] = {"mean": evaluation["mean"]["dice"]["mean"]}
-        row["dice"] |= {name: scores["dice"]["mean"] for name, scores in classes}
-        content = json.loads((folder / "evaluation" / "evaluation.json").read_text())
-        row["cases"] = {
-            case: {name: scores["dice"] for name, scores in by_class.items()}
-            for case, by_class in content["cases"].items()
-        }
-    return row
 
 
 def summarize(rows: dict[str, Row]) -> Row:

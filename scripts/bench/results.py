@@ -5,9 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from unet3d.report.run_report import collect_versions
 
@@ -30,14 +33,11 @@ def make_parser(module: str, description: str | None, *, output: str) -> argpars
     return parser
 
 
-def run_child(module: str, *words: object) -> Any:
-    """Run a script of this repository; return what its last line has as JSON."""
-    command = [sys.executable, "-W", "ignore", "-m", module, *map(str, words)]
-    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # of numpy; scripts set torch's
-    done = subprocess.run(
-        command, cwd=ROOT, env=environ, check=True, stdout=subprocess.PIPE, text=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+def run_in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of a module in a process of its own; return its result."""
+    environ = {"OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}  # functions set torch's
+    with patch.dict(os.environ, environ), ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
 
 
 def train(words: Sequence[str], folder: Path, threads: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from scripts.bench.results import ROOT, make_parser, write_results
-from unet3d.machine import get_cpu_model
+from unet3d.machine import count_usable_cores, get_cpu_model
 
 PREPARE = ["train", "trainer.max_steps=1", "trainer.accelerator=cpu", "evaluation.enabled=false"]
 
@@ -108,7 +108,7 @@ def main() -> None:
     report = {
         "command": f"python -m scripts.bench.start --runs {options.runs}",
         "processor": get_cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": count_usable_cores(),
         "threads": torch.get_num_threads(),
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),

@@ -48,6 +48,11 @@ PLAIN = "plain modules"
 STRATEGIES = (PLAIN, *FUSED_STRATEGIES, "offload", "blocks")
 SMALL, LARGE = [1, 2, 4, 4], [1, 2, 4, 8, 8]  # times the width
 Factory = Callable[[], nn.Module]
+SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.99, nesterov=True)
+"""The optimizer of nnU-Net."""
+FORUM_SIZE, PEERS_SIZE = [320, 150, 26], [320, 160, 32]
+GPU_MEMORY = 7000 * MIB
+"""Memory of the GPU in the forum thread, as nvidia-smi reports it."""
 CHANNELS_LAST = ", channels-last"
 VARIANTS = {
     CHANNELS_LAST: (True, False),
@@ -58,10 +63,11 @@ VARIANTS = {
 
 
 def build_ours(channels: list[int], strategy: str, **options: Any) -> nn.Module:
-    """Build our network with a checkpointing strategy of conf/checkpointing/."""
+    """Build our network with a checkpointing strategy of conf/checkpointing/, or without one."""
     defaults: dict[str, Any] = {"in_channels": 1, "num_classes": 5, "pool": MaxPool3d}
     model = UNet3D(channels=channels, **{**defaults, **options})
-    config = OmegaConf.load(ROOT / "conf" / "checkpointing" / f"{strategy}.yaml")
+    option = "none" if strategy == PLAIN else strategy
+    config = OmegaConf.load(ROOT / "conf" / "checkpointing" / f"{option}.yaml")
     instantiate(config).apply(model)
     return model
 
@@ -114,13 +120,6 @@ def build_variant(make: Factory, channels_last: bool, compiled: bool) -> nn.Modu
     return model
 
 
-class TrainOnlyStep(TrainingStep):
-    """A step without validation: some networks reject small volumes."""
-
-    def validate(self, trace: Any) -> None:
-        """Do nothing."""
-
-
 def build_step(
     make: Factory, size: list[int], batch: int, precision: str, device: str
 ) -> TrainingStep:
@@ -129,7 +128,7 @@ def build_step(
     if device != "cpu":
         model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    return TrainOnlyStep(
+    return TrainingStep(
         model=model,
         loss=DiceCE().to(device),
         optimizer=optimizer,
@@ -151,9 +150,10 @@ def build_cuda_step(make: Factory, size: list[int], batch: int, precision: str) 
 def estimate(
     make: Factory, size: list[int], batch: int, precision: str, *, cuda: bool
 ) -> MemoryEstimate:
-    """Estimate the memory of a step."""
+    """Estimate the memory of a step, without validation: some networks reject small volumes."""
     build = build_cuda_step if cuda else partial(build_step, device="cpu")
-    return estimate_step(partial(build, make, size, batch, precision), cuda=cuda)
+    step = partial(build, make, size, batch, precision)
+    return estimate_step(step, cuda=cuda, validates=False)
 
 
 def to_mib(nbytes: int | None) -> int:
@@ -186,7 +186,7 @@ def list_forum_networks(name: str, width: int = 64) -> dict[str, Factory]:
 
 def predict_forum() -> dict[str, Any]:
     """Estimate peaks and largest batches of forum_small and forum_large, with each strategy."""
-    size, rows = [320, 150, 26], {}
+    size, rows = FORUM_SIZE, {}
     for name in ("small", "large"):
         networks = list_forum_networks(name)
         flops = {
@@ -196,7 +196,7 @@ def predict_forum() -> dict[str, Any]:
         for strategy, make in networks.items():
             two, three = (estimate(make, size, n, "16", cuda=True) for n in (2, 3))
             any_batch = BatchExtrapolation(two, three)
-            largest = search_largest_batch(any_batch, 7000 * MIB) if any_batch.affine else None
+            largest = search_largest_batch(any_batch, GPU_MEMORY) if any_batch.affine else None
             rows[f"{name}, {strategy}"] = {
                 "peak_allocated_mib": to_mib(two.peak.allocated),
                 "peak_reserved_mib": to_mib(two.peak.reserved),
@@ -224,7 +224,7 @@ def list_comparable_networks(width: int = 64) -> dict[str, Factory]:
 
 def predict_peers() -> dict[str, Any]:
     """Estimate the peaks of all networks at 2 x 1 x 320 x 160 x 32, a size that all accept."""
-    size, channels, rows = [320, 160, 32], [64, 128, 256, 256], {}
+    size, channels, rows = PEERS_SIZE, [64, 128, 256, 256], {}
     for name, make in list_comparable_networks().items():
         predicted = estimate(make, size, 2, "16", cuda=True)
         rows[name] = {"peak_allocated_mib": to_mib(predicted.peak.allocated)}
@@ -253,12 +253,11 @@ def predict_residual() -> dict[str, Any]:
 
         def make_step(make: Factory = make) -> TrainingStep:
             step = build_cuda_step(make, size, 2, "16")
-            parameters = step.model.parameters()
-            step.optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.99, nesterov=True)
+            step.optimizer = SGD(step.model.parameters())
             enable_foreach(step.optimizer)
             return step
 
-        peak = estimate_step(make_step, cuda=True).peak
+        peak = estimate_step(make_step, cuda=True, validates=False).peak
         with simulate_cuda():  # in the tiles of a GPU
             flops = count_flops(make_step)
         rows[name] = {

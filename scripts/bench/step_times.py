@@ -10,12 +10,9 @@ ratio is the median of a process's rounds. The median of the processes is writte
 benchmarks/cpu-step.json with the range. All networks of a case have the same channels.
 """
 
-import argparse
 import gc
-import json
 import statistics
 import time
-import warnings
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +20,7 @@ from typing import Any
 
 import torch
 
-from scripts.bench.results import make_parser, read_results, run_child, write_results
+from scripts.bench.results import make_parser, read_results, run_in_new_process, write_results
 from scripts.bench.step import (
     CHANNELS_LAST,
     PLAIN,
@@ -80,8 +77,7 @@ def list_networks(case: Case) -> dict[str, Factory]:
         return {name: networks[name] for name in names}
     if case.is_default:
         channels = [case.width * n for n in (1, 2, 4)]
-        strategies = {PLAIN: "none", "fused": "fused", "lean": "lean"}
-        return {name: partial(build_ours, channels, key) for name, key in strategies.items()}
+        return {name: partial(build_ours, channels, name) for name in (PLAIN, "fused", "lean")}
     networks = list_forum_networks("small", case.width) | list_comparable_networks(case.width)
     networks = {name: networks[name] for name in case.names or networks if name in networks}
     for name in list(networks):
@@ -94,16 +90,15 @@ def list_networks(case: Case) -> dict[str, Factory]:
     return networks
 
 
-def time_in_turns(
-    networks: dict[str, Factory], size: list[int], batch: int, rounds: int
-) -> dict[str, list[float]]:
+def time_in_turns(case: Case, rounds: int) -> dict[str, list[float]]:
     """Return the processor seconds of each network's step in interleaved rounds, in one thread."""
     torch.set_num_threads(1)
+    networks = list_networks(case)
     seconds: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for name, make in networks.items():
             torch.manual_seed(0)
-            step = build_step(make, size, batch, "32", "cpu")
+            step = build_step(make, list(case.size), case.batch, "32", "cpu")
             first = time_steps(step, 1)  # allocates the optimizer's state, and compiles
             count = max(1, round(MIN_SECONDS / first))
             seconds[name].append(time_steps(step, count) / count)
@@ -144,24 +139,17 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1, help="rounds in each process")
-    parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    if options.child:
-        case = CASES[options.child]
-        seconds = time_in_turns(list_networks(case), list(case.size), case.batch, options.rounds)
-        print(json.dumps(seconds))
-        return
     key = "times, 32"
     times = read_results(options.output).get(key, {"cases": {}})
     times |= {"threads": 1, "clock": "processor seconds", "torch": torch.__version__}
     for name in options.cases:
-        words = ("--child", name, "--rounds", options.rounds)
-        runs = [run_child("scripts.bench.step_times", *words) for _ in range(options.processes)]
-        rows = summarize(runs, CASES[name].base)
+        case, processes, rounds = CASES[name], options.processes, options.rounds
+        runs = [run_in_new_process(time_in_turns, case, rounds) for _ in range(processes)]
+        rows = summarize(runs, case.base)
         times["cases"][name] = {
-            **{"size": CASES[name].size, "batch": CASES[name].batch, "width": CASES[name].width},
-            **{"processes": options.processes, "rounds": options.rounds, "rows": rows},
+            **{"size": case.size, "batch": case.batch, "width": case.width},
+            **{"processes": processes, "rounds": rounds, "rows": rows},
         }
         write_results(options.output, {key: times}, update=True)
         for network, row in rows.items():

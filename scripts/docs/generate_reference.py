@@ -183,18 +183,11 @@ def options_page() -> str:
     choices = read_choices(CONF / "train.yaml")
     rows = [f"| {link(name)} | {choices[name][1]} |" for name in list_groups()]
     lines = [OPTIONS_HEAD, "## Config groups", "", *make_table(rows, "| group | |")]
-    lines += [
-        "The keys outside of groups are those of [unet3d train](commands.md#unet3d-train).",
-        "",
-    ]
+    lines += ["The keys outside of groups are those of [unet3d train](commands.md#unet3d-train)."]
     for group in list_groups():
         option, about = choices[group]
-        lines += [
-            f"## {group}",
-            "",
-            f"{about[0].upper()}{about[1:]}. Default: `{group}={option}`.",
-            "",
-        ]
+        about = f"{about[0].upper()}{about[1:]}. Default: `{group}={option}`."
+        lines += ["", f"## {group}", "", about, ""]
         sections, rows = [], []
         for path in sorted((CONF / group).glob("*.yaml")):
             first, rest = read_about(path)

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = ROOT / "benchmarks"
+from scripts.bench.results import BENCHMARKS
+from unet3d.text import GIB, MIB
+
 OPEN = "not measured yet"
 
 Row = dict[str, Any]
@@ -62,12 +62,12 @@ def make_table(heads: str, lines: Iterable[str]) -> str:
 
 def format_mib(nbytes: float) -> str:
     """Format bytes in MiB."""
-    return f"{nbytes / 2**20:,.0f} MiB"
+    return f"{nbytes / MIB:,.0f} MiB"
 
 
 def format_gib(nbytes: float, digits: int = 1) -> str:
     """Format bytes in GiB."""
-    return f"{nbytes / 2**30:.{digits}f} GiB"
+    return f"{nbytes / GIB:.{digits}f} GiB"
 
 
 def format_shape(shape: Sequence[int], separator: str = "x") -> str:

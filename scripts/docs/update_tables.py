@@ -7,8 +7,8 @@ NAME of one of the three modules of tables returns; a test compares.
 import re
 from pathlib import Path
 
+from scripts.bench.results import ROOT
 from scripts.docs import cpu_tables, gpu_tables, run_tables
-from scripts.docs.tables import ROOT
 
 TABLES = {**vars(cpu_tables), **vars(run_tables), **vars(gpu_tables)}
 PLACE = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -1,6 +1,5 @@
 """Rows of the GPU report about the machine, and about correctness and speed of the kernels."""
 
-import os
 import platform
 from functools import partial
 from importlib.metadata import version
@@ -14,14 +13,14 @@ from torch import Tensor
 
 from scripts.bench.pool import Case, measure
 from scripts.gpu.rows import Context, Row
-from unet3d.config.compose import compose_config
-from unet3d.machine import get_cpu_model
+from scripts.gpu.steps import compose_step
+from unet3d.machine import count_usable_cores, get_cpu_model
 from unet3d.memory.benchmark import compare_gradients
 from unet3d.pool.argmax_codes import allocate_outputs
 from unet3d.pool.kernels import plain, select_kernels
 from unet3d.pool.operators import choose_saved
 from unet3d.pool.windows import PoolWindows
-from unet3d.training.config import parse_train_config
+from unet3d.report.run_report import collect_versions
 
 TAU = 0.1
 POOLS = ("median", "max", "avg", "approx_median")
@@ -37,14 +36,12 @@ def environment(context: Context) -> dict[str, Row]:
 
 
 def describe_machine(context: Context) -> dict[str, Any]:
-    packages = ("triton", "lightning", "monai", "numpy")
     row: dict[str, Any] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **collect_versions(),
+        "triton": version("triton") if find_spec("triton") else None,
         "processor": get_cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": count_usable_cores(),
         "system": platform.release(),
-        **{package: version(package) for package in packages if find_spec(package)},
     }
     if not context.cuda:
         return row | {"device": "cpu"}
@@ -87,8 +84,7 @@ def check_gradients(context: Context, strategy: str) -> dict[str, Any]:
     """Compare a whole step's loss and gradients with those of plain modules."""
     words = ["model=unet_small" if context.cuda else "model=unet_tiny", "data.num_classes=5"]
     words += ["data.patch_size=[32,32,32]", f"trainer.accelerator={context.accelerator}"]
-    settings = parse_train_config(compose_config(words, "train"))
-    row = compare_gradients(settings.step, strategy, context.device)
+    row = compare_gradients(compose_step(words), strategy, context.device)
     return row | {"good": row["ok"]}
 
 

@@ -18,16 +18,15 @@ from unittest.mock import patch
 from scripts.bench.step import estimate
 from scripts.gpu.steps import (
     FORUM_RUN,
+    compose_step,
     describe_errors,
     list_forum_steps,
     list_graph_steps,
     list_peer_steps,
     list_tile_steps,
 )
-from unet3d.config.compose import compose_config
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.from_config import estimate_configured_step
-from unet3d.training.config import parse_train_config
 
 Estimator = Callable[[], MemoryEstimate]
 
@@ -54,7 +53,7 @@ def list_estimators(parts: dict[str, Any]) -> dict[tuple[str, str], Estimator]:
 
 
 def estimate_config(words: list[str]) -> MemoryEstimate:
-    return estimate_configured_step(parse_train_config(compose_config(words, "train")).step)
+    return estimate_configured_step(compose_step(words))
 
 
 def assume_gpu(parts: dict[str, Any]) -> AbstractContextManager:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from functools import partial
@@ -17,11 +16,12 @@ STOP_SECONDS = 40
 """Time that a run has to stop, and this process to report it."""
 
 
-def run_command(context: Context, command: list[str]) -> tuple[int | None, str]:
-    """Return a command's exit code (None if it was stopped before the deadline) and output."""
+def run_command(context: Context, command: list[str]) -> tuple[int, str]:
+    """Return a command's exit code (124 if it was stopped before the deadline) and output."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        [sys.executable, *command],
+    seconds = max(1, context.remaining_seconds() - STOP_SECONDS)
+    done = subprocess.run(
+        ["timeout", "--foreground", str(seconds), sys.executable, *command],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
@@ -29,12 +29,7 @@ def run_command(context: Context, command: list[str]) -> tuple[int | None, str]:
         text=True,
         errors="replace",
     )
-    try:
-        output, _ = process.communicate(timeout=max(1, context.remaining_seconds() - STOP_SECONDS))
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
-        return None, process.communicate()[0]
+    return done.returncode, done.stdout
 
 
 def tests(context: Context) -> dict[str, Row]:

@@ -2,15 +2,19 @@
 
 import statistics
 import time
-from functools import partial
+from functools import partial, reduce
 from importlib.util import find_spec
 from itertools import product
+from operator import or_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from scripts.bench.step import (
+    FORUM_SIZE,
+    GPU_MEMORY,
+    PEERS_SIZE,
     PLAIN,
     Factory,
     build_step,
@@ -24,17 +28,13 @@ from scripts.bench.step import (
 from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
 from unet3d.cuda_graphs import CudaGraphs
-from unet3d.machine import CUDA_CONTEXT_BYTES, resolve_precision
+from unet3d.machine import CUDA_CONTEXT_BYTES
+from unet3d.memory import benchmark
 from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate, search_largest_batch
 from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_configured_step
-from unet3d.memory.step.training_step import (
-    NullListener,
-    TrainingStep,
-    make_step_factory,
-    measure_phases,
-)
+from unet3d.memory.step.config import StepConfig
+from unet3d.memory.step.training_step import NullListener, TrainingStep, measure_phases
 from unet3d.peak_memory import MemoryRecord
-from unet3d.text import MIB
 from unet3d.training.config import parse_train_config
 from unet3d.training.cuda_graph import WARMUP_BATCHES, GraphedPass
 
@@ -47,9 +47,7 @@ GRID = {
 PATCHES = ("[64,64,64]", "[160,144,32]")
 """Patch sizes for each of the 32 configurations of GRID."""
 
-FORUM_SIZE = [320, 150, 26]
 FORUM_RUN = "in pure fp16 with SGD"
-PEERS_SIZE = [320, 160, 32]
 CUBE_SIZE = [128, 128, 128]
 TINY_SIZE = [64, 32, 32]
 TILE_MIB = (4, 16, 64, 256)
@@ -59,9 +57,6 @@ TUNED_PEERS = ("nnU-Net PlainConvUNet", "MONAI DynUNet")
 
 Steps = dict[str, tuple[Factory, list[int]]]
 """Networks and the sizes of their volumes, by row."""
-
-GPU_MEMORY = 7000 * MIB
-"""Memory of the GPU in the forum thread, as nvidia-smi reports it."""
 
 
 # Estimated and measured memory.
@@ -83,11 +78,11 @@ def predict(context: Context) -> dict[str, Row]:
 def compare_configuration(context: Context, overrides: list[str]) -> dict[str, Any]:
     """Compare one configuration; on a CPU, errors mean nothing."""
     words = [*overrides, "data.num_classes=5", f"trainer.accelerator={context.accelerator}"]
-    settings = parse_train_config(compose_config(words, "train"))
-    predicted = estimate_configured_step(settings.step)
+    config = compose_step(words)
+    predicted = estimate_configured_step(config)
     context.free_memory()
     before = torch.cuda.memory_allocated() if context.cuda else 0
-    step = build_configured_step(context, words)
+    step = benchmark.build_step(config, context.device)
     row = describe_peaks(measure_peaks(context, step), predicted)
     del step
     context.synchronize()
@@ -96,11 +91,9 @@ def compare_configuration(context: Context, overrides: list[str]) -> dict[str, A
     return row | {"left_by_libraries_bytes": left}
 
 
-def build_configured_step(context: Context, words: list[str]) -> TrainingStep:
-    """Build the step of a config on the device."""
-    config, device = parse_train_config(compose_config(words, "train")).step, context.device.type
-    precision = resolve_precision(config.precision, device)
-    return make_step_factory(config, precision, cuda=context.cuda, device=device)()
+def compose_step(words: list[str]) -> StepConfig:
+    """Return the step of a training with these settings."""
+    return parse_train_config(compose_config(words, "train")).step
 
 
 def measure_peaks(context: Context, step: TrainingStep) -> dict[str, MemoryRecord]:
@@ -115,11 +108,8 @@ def describe_peaks(
     phases: dict[str, MemoryRecord], predicted: MemoryEstimate | None = None
 ) -> dict[str, Any]:
     """Return measured peaks of a step and of its phases, with the estimate's if there is one."""
-    peak = MemoryRecord()
-    for record in phases.values():
-        peak |= record
     row = {
-        "measured": peak.known(),
+        "measured": reduce(or_, phases.values()).known(),
         "measured_by_phase": {k: v.known() for k, v in phases.items()},
     }
     return row | (describe_errors(predicted, row["measured"]) if predicted else {})
@@ -252,10 +242,10 @@ def forum(context: Context) -> dict[str, Row]:
 
 def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
     """Measure a step of experiment=forum_<name>: pure fp16 with SGD."""
-    words = [f"experiment=forum_{name}"]
-    predicted = estimate_configured_step(parse_train_config(compose_config(words, "train")).step)
+    config = compose_step([f"experiment=forum_{name}"])
+    predicted = estimate_configured_step(config)
     context.free_memory()
-    step = build_configured_step(context, words)
+    step = benchmark.build_step(config, context.device)
     return describe_peaks(measure_peaks(context, step), predicted) | time_step(context, step)
 
 
@@ -317,11 +307,8 @@ def tuned(context: Context) -> dict[str, Row]:
 
 def measure_tuned(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
     """Measure a step with cudnn.benchmark, as nnU-Net sets it; its workspaces are not estimated."""
-    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
-    try:
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
         return measure_network(context, make, size)
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 # The largest batch.

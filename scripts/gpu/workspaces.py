@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scripts.bench.step import (
+    FORUM_SIZE,
     PLAIN,
     Factory,
     build_step,
@@ -22,7 +23,8 @@ from scripts.bench.step import (
 )
 from scripts.gpu.kernels import DTYPES
 from scripts.gpu.rows import Context, Row
-from scripts.gpu.steps import FORUM_SIZE, build_configured_step
+from scripts.gpu.steps import compose_step
+from unet3d.memory import benchmark
 from unet3d.memory.cuda_libraries import CONVOLUTIONS
 from unet3d.memory.step.training_step import NullListener, TrainingStep
 
@@ -158,4 +160,5 @@ def record_network(
 
 def record_forum_run(context: Context) -> dict[str, Any]:
     """Record a step of experiment=forum_small: pure fp16 with SGD."""
-    return record_step(context, build_configured_step(context, ["experiment=forum_small"]))
+    config = compose_step(["experiment=forum_small"])
+    return record_step(context, benchmark.build_step(config, context.device))
