@@ -18,7 +18,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from scripts.bench.results import make_parser, train, write_results
+from scripts.bench.results import ROOT, make_parser, train, write_results
 from unet3d.data.layouts.decathlon import Decathlon
 from unet3d.data.layouts.splits import split_cases
 
@@ -51,9 +51,8 @@ def main() -> None:
     parser.add_argument("task", type=Path, help="folder of Task04_Hippocampus")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--folder", type=Path, default=Path("outputs/partial-labels"))
     options = parser.parse_args()
-    folder, task = options.folder.absolute(), options.task.absolute()
+    folder, task = ROOT / "outputs" / "partial-labels", options.task.absolute()
     halves = folder / "halves"
     annotated = write_halves(task, halves)
     (halves / "annotated.json").write_text(json.dumps(annotated))

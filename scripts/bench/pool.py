@@ -184,12 +184,10 @@ def measure(x: Tensor, rounds: int, budget: float) -> dict[str, dict[str, Any]]:
         time_once(pool, x, grad_output)  # compiles
         memory[name] = (*measure_saved(pool, x), measure_peak(pool, x, grad_output))
         time_once(pool, x, grad_output)
-    spent = dict.fromkeys(pools, 0.0)
     for _ in range(rounds):
         for name, pool in pools.items():
-            if name == BASE or spent[name] < budget / len(pools):
+            if name == BASE or sum(map(sum, times[name])) < budget / len(pools):
                 times[name].append(time_once(pool, x, grad_output))
-                spent[name] += sum(times[name][-1])
     rows, outputs = {}, grad_output.numel()
     for name in pools:
         forward, backward = (median(t) for t in zip(*times[name], strict=True))

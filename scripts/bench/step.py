@@ -74,13 +74,9 @@ def build_ours(channels: list[int], strategy: str, **options: Any) -> nn.Module:
 
 def list_peers(c: list[int]) -> Iterator[tuple[str, Factory]]:
     """Yield the installed networks of other projects, with these channels."""
-    variable = "CUBLAS_WORKSPACE_CONFIG"
-    before = os.environ.get(variable)
-    from monai.networks.nets.basic_unet import BasicUNet
-    from monai.networks.nets.dynunet import DynUNet
-
-    if before is None:  # MONAI sets it, which would make later estimates larger
-        os.environ.pop(variable, None)
+    with patch.dict(os.environ):  # MONAI sets CUBLAS_WORKSPACE_CONFIG, which enlarges estimates
+        from monai.networks.nets.basic_unet import BasicUNet
+        from monai.networks.nets.dynunet import DynUNet
 
     kernels, strides = [3] * len(c), [1] + [2] * (len(c) - 1)
     sizes = (3, 1, 5, kernels, strides, strides[1:])

@@ -4,7 +4,6 @@ from statistics import fmean
 
 from scripts.docs.tables import (
     OPEN,
-    Row,
     format_gib,
     format_mib,
     format_shape,
@@ -79,7 +78,9 @@ def hippocampus() -> str:
         label = f"`pool={variant}`, {len(runs)} runs"
         if variant == "folds":
             label = f"folds {', '.join(str(n) for n in range(len(runs)))}"
-        anterior, posterior = (mean_dice(runs, name) for name in ("Anterior", "Posterior"))
+        anterior, posterior = (
+            fmean(run["dice"][name] for run in runs) for name in ("Anterior", "Posterior")
+        )
         peak = max(run["peak_bytes"]["resident"] for run in runs)
         lines.append(
             f"{label} | {anterior:.4f} / {posterior:.4f} | "
@@ -88,10 +89,6 @@ def hippocampus() -> str:
         )
     heads = " | Dice anterior / posterior | mean | steps | seconds per step | peak of a step"
     return make_table(heads, lines)
-
-
-def mean_dice(runs: list[Row], name: str) -> float:
-    return fmean(run["dice"][name] for run in runs)
 
 
 def same_dice() -> str:

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from unet3d.custom_ops import OPERATORS
 from unet3d.memory.estimate import Step
 from unet3d.memory.fake_tensors import run_as_on_gpu, simulate_cuda_step
+from unet3d.memory.step.training_step import NullListener
 from unet3d.triton_kernels import collect_launches
 
 FREE = frozenset(
@@ -56,7 +57,7 @@ class Operation:
         return self.name in WAITS
 
 
-class OperationCounter(TorchDispatchMode):
+class OperationCounter(TorchDispatchMode, NullListener):
     """Lists the operations of a step; the code that runs the step sets the phase."""
 
     def __init__(self) -> None:
@@ -67,9 +68,6 @@ class OperationCounter(TorchDispatchMode):
     def begin_phase(self, phase: str) -> None:
         """Note that a phase begins."""
         self.phase = phase
-
-    def label(self, tensors: Any, kind: str) -> None:
-        """Ignore what tensors hold."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None

@@ -78,17 +78,18 @@ def predict(context: Context) -> dict[str, Row]:
 def compare_configuration(context: Context, overrides: list[str]) -> dict[str, Any]:
     """Compare one configuration; on a CPU, errors mean nothing."""
     words = [*overrides, "data.num_classes=5", f"trainer.accelerator={context.accelerator}"]
+    return measure_configured_step(context, words)[1]
+
+
+def measure_configured_step(
+    context: Context, words: list[str]
+) -> tuple[TrainingStep, dict[str, Any]]:
+    """Build the step of a config; return it with its measured and estimated peaks."""
     config = compose_step(words)
     predicted = estimate_configured_step(config)
     context.free_memory()
-    before = torch.cuda.memory_allocated() if context.cuda else 0
     step = benchmark.build_step(config, context.device)
-    row = describe_peaks(measure_peaks(context, step), predicted)
-    del step
-    context.synchronize()
-    # cuBLAS allocates its workspaces like tensors and keeps them.
-    left = torch.cuda.memory_allocated() - before if context.cuda else None
-    return row | {"left_by_libraries_bytes": left}
+    return step, describe_peaks(measure_peaks(context, step), predicted)
 
 
 def compose_step(words: list[str]) -> StepConfig:
@@ -242,11 +243,8 @@ def forum(context: Context) -> dict[str, Row]:
 
 def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
     """Measure a step of experiment=forum_<name>: pure fp16 with SGD."""
-    config = compose_step([f"experiment=forum_{name}"])
-    predicted = estimate_configured_step(config)
-    context.free_memory()
-    step = benchmark.build_step(config, context.device)
-    return describe_peaks(measure_peaks(context, step), predicted) | time_step(context, step)
+    step, row = measure_configured_step(context, [f"experiment=forum_{name}"])
+    return row | time_step(context, step)
 
 
 def peers(context: Context) -> dict[str, Row]:
