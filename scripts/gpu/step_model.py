@@ -36,19 +36,19 @@ class GpuSpec:
     tf32_tflops: float  # equal to float32 where the GPU has no TF32
     float32_tflops: float
     bandwidth_tb: float  # TB/s of its memory
-    conv_efficiency: tuple[float, float]  # lower and upper fraction of the peak rate
+    conv_efficiency: float  # fraction of the peak rate that convolutions reach
     kernel_us: float  # the least time of a kernel
 
 
 # fmt: off
 GPUS = {  # half, TF32, float32 TFLOP/s; TB/s; efficiency of convolutions; us
-    "h200": GpuSpec("NVIDIA H200", 989, 495, 67, 4.8, (0.40, 0.55), 2.0),
-    "h100": GpuSpec("NVIDIA H100 SXM", 989, 495, 67, 3.35, (0.40, 0.55), 2.0),
-    "a100": GpuSpec("NVIDIA A100 80 GB", 312, 156, 19.5, 2.04, (0.50, 0.65), 2.3),
-    "v100": GpuSpec("NVIDIA V100", 125, 15.7, 15.7, 0.9, (0.50, 0.65), 2.3),
-    "t4": GpuSpec("NVIDIA T4", 65, 8.1, 8.1, 0.32, (0.40, 0.60), 2.3),
-    "rtx4090": GpuSpec("NVIDIA GeForce RTX 4090", 165, 82.6, 82.6, 1.01, (0.60, 0.75), 2.0),
-    "rtx3090": GpuSpec("NVIDIA GeForce RTX 3090", 71, 35.6, 35.6, 0.94, (0.60, 0.75), 2.0),
+    "h200": GpuSpec("NVIDIA H200", 989, 495, 67, 4.8, 0.475, 2.0),
+    "h100": GpuSpec("NVIDIA H100 SXM", 989, 495, 67, 3.35, 0.475, 2.0),
+    "a100": GpuSpec("NVIDIA A100 80 GB", 312, 156, 19.5, 2.04, 0.575, 2.3),
+    "v100": GpuSpec("NVIDIA V100", 125, 15.7, 15.7, 0.9, 0.575, 2.3),
+    "t4": GpuSpec("NVIDIA T4", 65, 8.1, 8.1, 0.32, 0.5, 2.3),
+    "rtx4090": GpuSpec("NVIDIA GeForce RTX 4090", 165, 82.6, 82.6, 1.01, 0.675, 2.0),
+    "rtx3090": GpuSpec("NVIDIA GeForce RTX 3090", 71, 35.6, 35.6, 0.94, 0.675, 2.0),
 }
 # fmt: on
 """By the name that users type."""
@@ -62,11 +62,7 @@ They were measured on one core of an AMD EPYC.
 
 def model_step_time(operations: Sequence[Operation], gpu: GpuSpec, *, tf32: bool) -> dict[str, Any]:
     """Model the time of these operations on a GPU."""
-    low, high = gpu.conv_efficiency
-    gpu_ms, shortest, longest = (
-        sum(compute_gpu_ms(o, gpu, efficiency, tf32) for o in operations)
-        for efficiency in ((low + high) / 2, high, low)
-    )
+    gpu_ms = sum(compute_gpu_ms(o, gpu, tf32) for o in operations)
     host_ms = sum(compute_host_ms(o) for o in operations)
     return {
         "gpu": gpu.name,
@@ -74,13 +70,12 @@ def model_step_time(operations: Sequence[Operation], gpu: GpuSpec, *, tf32: bool
         "flops": sum(o.flops for o in operations),  # of convolutions and matrix products
         "bytes": sum(o.nbytes for o in operations),  # that kernels read and write
         "gpu_ms": gpu_ms,
-        "gpu_ms_range": [shortest, longest],
         "host_ms": host_ms,
         "step_ms": max(gpu_ms, host_ms),
     }
 
 
-def compute_gpu_ms(operation: Operation, gpu: GpuSpec, efficiency: float, tf32: bool) -> float:
+def compute_gpu_ms(operation: Operation, gpu: GpuSpec, tf32: bool) -> float:
     """Return the milliseconds that an operation takes the GPU."""
     if not operation.launches:
         return 0.0
@@ -88,7 +83,7 @@ def compute_gpu_ms(operation: Operation, gpu: GpuSpec, efficiency: float, tf32: 
     if operation.dtype in (torch.float16, torch.bfloat16):
         tflops = gpu.half_tflops
     seconds = max(
-        operation.flops / (tflops * 1e12 * efficiency),
+        operation.flops / (tflops * 1e12 * gpu.conv_efficiency),
         operation.nbytes / (gpu.bandwidth_tb * 1e12 * ACHIEVED_BANDWIDTH),
         gpu.kernel_us * 1e-6,
     )
