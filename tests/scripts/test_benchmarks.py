@@ -1,17 +1,14 @@
-"""Benchmarks: examples in docstrings, summaries of results, and the report of a GPU without one."""
+"""Benchmarks: examples in docstrings, and the report of a GPU without one."""
 
 import doctest
 from importlib import import_module
 
 import pytest
 
-from scripts.bench.quality import summarize
 from scripts.bench.results import ROOT
-from scripts.docs import tables
 from scripts.gpu import report, rows
 
 PATHS = [p for p in sorted((ROOT / "scripts").rglob("*.py")) if ">>> " in p.read_text()]
-QUALITY = ("quality", "screen-quality", "hippocampus", "recipes")
 MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PATHS]
 
 
@@ -20,15 +17,6 @@ def test_examples_of_scripts_are_true(name):
     results = doctest.testmod(import_module(name))
     assert results.attempted > 0
     assert results.failed == 0
-
-
-@pytest.mark.parametrize("name", [f"cpu-{name}" for name in QUALITY])
-def test_summaries_of_dice_follow_from_the_recorded_runs(name):
-    for variants in tables.read_result(name).values():
-        for entry in variants.values():
-            summary = summarize(entry["rows"])
-            assert summary.keys() == entry["summary"].keys()
-            assert summary["dice"] == pytest.approx(entry["summary"]["dice"])
 
 
 @pytest.mark.long
