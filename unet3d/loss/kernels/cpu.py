@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unet3d.cpp_kernels import CppKernels, get_data_ptr
 from unet3d.custom_ops import is_eager
+from unet3d.loss.kernels import make_dense
 
 MIN_PARALLEL_ELEMENTS = 1 << 15  # fewer logits run on one thread
 
@@ -42,12 +43,6 @@ def compute_gradient(logits: Tensor, labels: Tensor, grad: Tensor) -> Tensor:
     out = torch.empty_like(logits)
     _run("gradient", logits, labels, grad.contiguous(), out)
     return out
-
-
-def make_dense(logits: Tensor) -> Tensor:
-    """Return logits whose voxels are evenly spaced: contiguous or channels-last."""
-    is_channels_last = logits.is_contiguous(memory_format=torch.channels_last_3d)
-    return logits if is_channels_last else logits.contiguous()
 
 
 def _run(name: str, logits: Tensor, labels: Tensor, *tensors: Tensor) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from unet3d.custom_ops import custom_op
+from unet3d.loss.kernels import make_dense
 from unet3d.triton_kernels import launch
 
 TILE = 1024  # elements that a program holds in registers
@@ -19,7 +20,7 @@ def sum_terms(
     """Run dice_terms.sum_terms in one kernel."""
     from unet3d.loss.kernels.triton import sum_terms_kernel
 
-    logits = _to_supported_layout(logits)
+    logits = make_dense(logits)
     b, k = logits.shape[:2]
     sizes = _sizes(logits, table, gamma, smoothing)
     tiles = -(-labels[0].numel() // sizes["BV"])
@@ -49,7 +50,7 @@ def compute_gradient(
     """Run dice_terms.compute_gradient in one kernel."""
     from unet3d.loss.kernels.triton import gradient_kernel
 
-    logits = _to_supported_layout(logits)
+    logits = make_dense(logits)
     b, k = logits.shape[:2]
     out = torch.empty_like(logits)
     sizes = _sizes(logits, table, gamma, smoothing)
@@ -63,12 +64,6 @@ def compute_gradient(
 @compute_gradient.register_fake
 def _(logits: Tensor, *others: object) -> Tensor:
     return torch.empty_like(logits)
-
-
-def _to_supported_layout(logits: Tensor) -> Tensor:
-    """Return logits whose voxels are evenly spaced: contiguous or channels-last."""
-    is_channels_last = logits.is_contiguous(memory_format=torch.channels_last_3d)
-    return logits if is_channels_last else logits.contiguous()
 
 
 def _sizes(logits: Tensor, table: Tensor | None, gamma: float, smoothing: float) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from unet3d.errors import UsageError
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.report import plot_layers, plot_timeline
 from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices, get_palette
-from unet3d.text import MIB
 from unet3d.training.loggers import FINAL_METRICS, close_logger, log_image
 from unet3d.types import IGNORE_LABEL, Sample, Triple
 
@@ -32,7 +31,6 @@ CHARTS = {
         "peak by phase in MiB": [
             r"^memory/(forward|backward|optimizer|validation)_peak_(allocated|resident)_mib$"
         ],
-        "estimated peak by kind in MiB": ["^memory/estimated_kind_mib/"],
     },
     "Speed": {
         "seconds of a step": ["^speed/step_seconds$"],
@@ -73,11 +71,6 @@ class RunLogger(Callback):
                 image = np.asarray(canvas.buffer_rgba())[..., :3]  # (H, W, 3)
                 for logger in self.loggers:
                     log_image(logger, f"memory/{name}", image, step)
-        self._log_kinds(step)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._log_kinds(trainer.global_step - 1)
 
     def _log_config(self, logger: Logger, step: int, *, has_gpu: bool) -> None:
         """Show the config; in TensorBoard, also group the curves into charts."""
@@ -99,15 +92,6 @@ class RunLogger(Callback):
                 logger.log_hyperparams({"config": self.config})
             case MLFlowLogger():
                 logger.experiment.log_text(logger.run_id, text, "config.yaml")
-
-    def _log_kinds(self, step: int) -> None:
-        """Repeat the estimated bytes by kind, which are constant: a line needs two points."""
-        if self.estimate is not None:
-            kinds = {k.replace(" ", "_"): nbytes / MIB for k, nbytes in self.estimate.kinds.items()}
-            for logger in self.loggers:
-                logger.log_metrics(
-                    {f"memory/estimated_kind_mib/{kind}": mib for kind, mib in kinds.items()}, step
-                )
 
     def finish(self, metrics: Mapping[str, float], step: int, *, finished: bool) -> None:
         """Log the final metrics and close the loggers."""
