@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from unet3d.custom_ops import upcast
-from unet3d.loss.kernels import cpu, cuda
+from unet3d.custom_ops import custom_op, get_device_type, upcast
+from unet3d.loss.kernels import cpu, cuda, make_dense
 from unet3d.triton_kernels import runs_triton
 from unet3d.types import IGNORE_LABEL
 
@@ -136,8 +136,31 @@ def sum_terms(
     """Return the sums of ClassSums as (5, B, K)."""
     if threshold is None and _has_kernels(logits):
         return cuda.sum_terms(logits, labels, table, kind.gamma, kind.smoothing)
-    if table is None and kind == PLAIN_CROSS_ENTROPY and cpu.supports(logits, labels):
+    if table is None and kind == PLAIN_CROSS_ENTROPY and _may_be_compiled(logits, labels):
+        return sum_plain_terms(make_dense(logits), labels)
+    return _sum_in_chunks(logits, labels, table, kind, threshold)
+
+
+@custom_op("unet3d::plain_dice_ce_sums")
+def sum_plain_terms(logits: Tensor, labels: Tensor) -> Tensor:
+    """Run sum_terms on a CPU, for softmax with plain cross-entropy."""
+    if cpu.kernels.supports(logits):
         return cpu.sum_terms(logits, labels)
+    return _sum_in_chunks(logits, labels, None, PLAIN_CROSS_ENTROPY, None)
+
+
+@sum_plain_terms.register_fake
+def _(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.new_empty(5, *logits.shape[:2], dtype=torch.float32)
+
+
+def _sum_in_chunks(
+    logits: Tensor,
+    labels: Tensor,
+    table: Tensor | None,
+    kind: CrossEntropyOptions,
+    threshold: Tensor | None,
+) -> Tensor:
     sums = upcast(logits.new_zeros(())).new_zeros(5, *logits.shape[:2])
     for rows in iter_chunks(logits):
         x, is_class, valid = _get_chunk(logits, labels, table, rows)
@@ -176,8 +199,32 @@ def compute_gradient(
     """Return the gradient of the logits, given that of the first three sums, (3, B, K)."""
     if threshold is None and _has_kernels(logits):
         return cuda.compute_gradient(logits, labels, table, grad, kind.gamma, kind.smoothing)
-    if table is None and kind == PLAIN_CROSS_ENTROPY and cpu.supports(logits, labels):
+    if table is None and kind == PLAIN_CROSS_ENTROPY and _may_be_compiled(logits, labels):
+        return compute_plain_gradient(make_dense(logits), labels, grad.contiguous())
+    return _compute_gradient_in_chunks(logits, labels, table, grad, kind, threshold)
+
+
+@custom_op("unet3d::plain_dice_ce_gradient")
+def compute_plain_gradient(logits: Tensor, labels: Tensor, grad: Tensor) -> Tensor:
+    """Run compute_gradient on a CPU, for softmax with plain cross-entropy."""
+    if cpu.kernels.supports(logits):
         return cpu.compute_gradient(logits, labels, grad)
+    return _compute_gradient_in_chunks(logits, labels, None, grad, PLAIN_CROSS_ENTROPY, None)
+
+
+@compute_plain_gradient.register_fake
+def _(logits: Tensor, *others: object) -> Tensor:
+    return torch.empty_like(logits)
+
+
+def _compute_gradient_in_chunks(
+    logits: Tensor,
+    labels: Tensor,
+    table: Tensor | None,
+    grad: Tensor,
+    kind: CrossEntropyOptions,
+    threshold: Tensor | None,
+) -> Tensor:
     result = torch.empty_like(logits)
     by_overlap, by_predicted, by_entropy = grad[..., None, None, None]
     for rows in iter_chunks(logits):
@@ -208,6 +255,11 @@ def compute_gradient(
 
 def _has_kernels(logits: Tensor) -> bool:
     return logits.dtype in KERNEL_TYPES and runs_triton(logits, "loss")
+
+
+def _may_be_compiled(logits: Tensor, labels: Tensor) -> bool:
+    is_on_cpu = get_device_type(logits) == "cpu"
+    return is_on_cpu and logits.dtype in KERNEL_TYPES and labels.dtype == torch.uint8
 
 
 def iter_chunks(logits: Tensor) -> Iterator[slice]:

@@ -16,6 +16,7 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from unet3d.loss.kernels.cpu import kernels as loss_kernels
 from unet3d.memory.estimate import estimate_step
 from unet3d.memory.step.training_step import TrainingStep
 from unet3d.model.fused.kernels.cpu import kernels as norm_kernels
@@ -28,6 +29,7 @@ KERNELS = {
     "aten::convolution_backward": "see above",
     "aten::mkldnn_convolution": "see above",
     "aten::to_mkldnn": "a contiguous copy, which is then reordered",
+    "aten::logsumexp": "the exponentials, in an order of its own",
     "aten::native_batch_norm": "partial sums of the statistics",
     "aten::native_batch_norm_backward": "a copy of the gradient",
     "aten::native_group_norm_backward": "sums over each channel",
@@ -108,7 +110,7 @@ def estimate(make_step: Callable[[], TrainingStep]) -> Memory:
 
 def measure(make_step: Callable[[], TrainingStep]) -> Memory:
     """Return what the profiler records."""
-    for kernels in (pool_kernels, norm_kernels):
+    for kernels in (pool_kernels, loss_kernels, norm_kernels):
         kernels.library(torch.float32)  # small tensors do not start a compilation
     step, phases = make_step(), PhaseMarker()
     tensors = [*step.model.parameters(), *step.model.buffers()]

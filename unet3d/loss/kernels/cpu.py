@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 from unet3d.cpp_kernels import CppKernels, get_data_ptr
-from unet3d.custom_ops import is_eager
-from unet3d.loss.kernels import make_dense
 
 MIN_PARALLEL_ELEMENTS = 1 << 15  # fewer logits run on one thread
 
@@ -23,25 +21,17 @@ class _Logits(ctypes.Structure):
     )
 
 
-def supports(logits: Tensor, labels: Tensor) -> bool:
-    """Return whether the kernels take these tensors."""
-    is_byte = labels.dtype == torch.uint8
-    return is_byte and is_eager((logits, labels)) and kernels.supports(logits)
-
-
 def sum_terms(logits: Tensor, labels: Tensor) -> Tensor:
     """Run dice_terms.sum_terms in one pass."""
-    logits = make_dense(logits)
-    sums = logits.new_empty(4, *logits.shape[:2], dtype=torch.float32)
+    sums = logits.new_empty(5, *logits.shape[:2], dtype=torch.float32)
     _run("sums", logits, labels, sums)
-    return torch.cat([sums, sums[3:]])
+    return sums
 
 
 def compute_gradient(logits: Tensor, labels: Tensor, grad: Tensor) -> Tensor:
     """Run dice_terms.compute_gradient in one pass."""
-    logits = make_dense(logits)
     out = torch.empty_like(logits)
-    _run("gradient", logits, labels, grad.contiguous(), out)
+    _run("gradient", logits, labels, grad, out)
     return out
 
 

@@ -74,7 +74,7 @@ static void by_tiles(const Logits& logits, const uint8_t* labels, int threads, B
         }
 }
 
-// Writes four sums of ClassSums, (4, B, K): overlap, predicted, entropy and reference.
+// Writes the sums of ClassSums, (5, B, K); `counted` is equal to `reference`.
 extern "C" void sums(const Logits* logits, const uint8_t* labels, float* out, int threads) {
     const int64_t batch = logits->batch, classes = logits->classes;
     std::vector<double> parts(batch * threads * 4 * classes, 0.0);
@@ -95,11 +95,13 @@ extern "C" void sums(const Logits* logits, const uint8_t* labels, float* out, in
         }
     });
     for (int64_t b = 0; b < batch; b++)
-        for (int64_t n = 0; n < 4 * classes; n++) {
-            double total = 0;
-            for (int t = 0; t < threads; t++) total += parts[(b * threads + t) * 4 * classes + n];
-            out[(n / classes * batch + b) * classes + n % classes] = float(total);
-        }
+        for (int64_t term = 0; term < 5; term++)
+            for (int64_t k = 0; k < classes; k++) {
+                const int64_t n = std::min<int64_t>(term, 3) * classes + k;
+                double total = 0;
+                for (int t = 0; t < threads; t++) total += parts[(b * threads + t) * 4 * classes + n];
+                out[(term * batch + b) * classes + k] = float(total);
+            }
 }
 
 // Writes the gradient of the logits, given that of the first three sums, (3, B, K).
