@@ -10,13 +10,12 @@ import pytest
 from unet3d.triton_kernels import has_triton
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [
-        "tests.loss.helpers.interpreted",
-        "tests.model.helpers.operators",
-        "tests.pool.helpers.interpreted",
+        pytest.param("tests.loss.helpers.interpreted", marks=pytest.mark.slow),
+        pytest.param("tests.model.helpers.operators", marks=pytest.mark.slow),
+        pytest.param("tests.pool.helpers.interpreted", marks=pytest.mark.long),
     ],
 )
 def test_interpreted_kernels_equal_plain_pytorch(module):

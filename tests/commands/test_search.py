@@ -46,7 +46,7 @@ def interrupt_in_validation(monkeypatch, count):
     monkeypatch.setattr(ResumeState, "on_validation_end", count_and_stop)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupted_search_ends_like_an_uninterrupted_one(search, tmp_path, monkeypatch):
     assert search("hydra.run.dir=whole") == 0
     expected = json.loads((tmp_path / "whole" / "search.json").read_text())

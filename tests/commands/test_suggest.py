@@ -28,6 +28,7 @@ def suggest(tmp_path, monkeypatch, capsys):
     return command
 
 
+@pytest.mark.long
 def test_a_plan_is_the_first_suggestion_for_the_same_data_budget_and_network(
     suggest, decathlon_folder, tmp_path
 ):

@@ -29,7 +29,7 @@ def test_every_notebook_is_committed_without_outputs():
     assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_notebooks_run(tmp_path, monkeypatch):
     """One after the other in one process, which imports torch once."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -52,7 +52,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(tmp_path, monkeypatch):
         launch_ranks([], tmp_path, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_of_torchrun_share_one_folder(small, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "unet3d"]
     command += ["train", *small, "trainer=torchrun", f"hydra.run.dir={tmp_path / 'run'}"]
