@@ -31,6 +31,7 @@ VARIANTS = {
     "long": "`recipe=long`",
     "nnunet_trainer": "nnU-Net's own trainer",
     "planned": "`unet3d plan max_time=00:00:10:00`",
+    "planned_w16": "the same, `model.width=16`",
     "w8_1mm": "width 8, 1 mm",
     "w16_1.34mm": "width 16, 1.34 mm",
     "w32_2mm": "width 32, 2 mm",
