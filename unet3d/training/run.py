@@ -175,8 +175,8 @@ def explain_errors(
         operation, is_nondeterministic, _ = str(error).partition(NOT_DETERMINISTIC)
         if is_nondeterministic:
             raise UsageError(
-                f"trainer.deterministic=true: {operation}{NOT_DETERMINISTIC} on this device; "
-                "checkpointing=fused may need none, trainer.deterministic=warn goes on without"
+                f"trainer.deterministic=true: {operation}{NOT_DETERMINISTIC} on this device; use "
+                "checkpointing=fused, if the network has fused blocks, or remove this option"
             ) from error
         if is_restoring(run.trainer):
             reason = " ".join(str(error).split())
