@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 CPP_TYPES = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "_Float16"}
 HEADERS = Path(__file__).parent / "cpp"  # for all kernels
+MIN_PARALLEL_ELEMENTS = 1 << 15
 MIN_ELEMENTS = 1 << 16  # below, plain PyTorch takes 2 ms and compiling takes 3 s
 
 
@@ -126,6 +127,11 @@ def announce_compilation(folder: Path) -> None:
         "process finds them in %s",
         folder,
     )
+
+
+def count_threads(x: Tensor) -> int:
+    """Return how many threads a kernel takes for x; one if it is small."""
+    return torch.get_num_threads() if x.numel() >= MIN_PARALLEL_ELEMENTS else 1
 
 
 def get_data_ptr(x: Tensor | None) -> ctypes.c_void_p:

@@ -136,7 +136,7 @@ def sum_terms(
     """Return the sums of ClassSums as (5, B, K)."""
     if threshold is None and _has_kernels(logits):
         return cuda.sum_terms(logits, labels, table, kind.gamma, kind.smoothing)
-    if table is None and kind == PLAIN_CROSS_ENTROPY and _may_be_compiled(logits, labels):
+    if _has_plain_form(logits, labels, table, kind):
         return sum_plain_terms(make_dense(logits), labels)
     return _sum_in_chunks(logits, labels, table, kind, threshold)
 
@@ -199,7 +199,7 @@ def compute_gradient(
     """Return the gradient of the logits, given that of the first three sums, (3, B, K)."""
     if threshold is None and _has_kernels(logits):
         return cuda.compute_gradient(logits, labels, table, grad, kind.gamma, kind.smoothing)
-    if table is None and kind == PLAIN_CROSS_ENTROPY and _may_be_compiled(logits, labels):
+    if _has_plain_form(logits, labels, table, kind):
         return compute_plain_gradient(make_dense(logits), labels, grad.contiguous())
     return _compute_gradient_in_chunks(logits, labels, table, grad, kind, threshold)
 
@@ -257,9 +257,13 @@ def _has_kernels(logits: Tensor) -> bool:
     return logits.dtype in KERNEL_TYPES and runs_triton(logits, "loss")
 
 
-def _may_be_compiled(logits: Tensor, labels: Tensor) -> bool:
-    is_on_cpu = get_device_type(logits) == "cpu"
-    return is_on_cpu and logits.dtype in KERNEL_TYPES and labels.dtype == torch.uint8
+def _has_plain_form(
+    logits: Tensor, labels: Tensor, table: Tensor | None, kind: CrossEntropyOptions
+) -> bool:
+    """Return whether the operators for a CPU take these tensors."""
+    is_plain = table is None and kind == PLAIN_CROSS_ENTROPY
+    has_types = logits.dtype in KERNEL_TYPES and labels.dtype == torch.uint8
+    return is_plain and has_types and get_device_type(logits) == "cpu"
 
 
 def iter_chunks(logits: Tensor) -> Iterator[slice]:

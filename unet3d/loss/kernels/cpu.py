@@ -6,9 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unet3d.cpp_kernels import CppKernels, get_data_ptr
-
-MIN_PARALLEL_ELEMENTS = 1 << 15  # fewer logits run on one thread
+from unet3d.cpp_kernels import CppKernels, count_threads, get_data_ptr
 
 kernels = CppKernels(Path(__file__).parent / "cpp" / "loss.cpp", "loss")
 
@@ -40,6 +38,5 @@ def _run(name: str, logits: Tensor, labels: Tensor, *tensors: Tensor) -> None:
     shape = len(logits), logits.shape[1], labels[0].numel()
     strides = (shape[2], 1) if logits.is_contiguous() else (1, shape[1])
     given = _Logits(logits.data_ptr(), (ctypes.c_int64 * 3)(*shape), (ctypes.c_int64 * 2)(*strides))
-    threads = torch.get_num_threads() if logits.numel() >= MIN_PARALLEL_ELEMENTS else 1
     pointers = map(get_data_ptr, (labels, *tensors))
-    getattr(kernels[logits.dtype], name)(ctypes.byref(given), *pointers, threads)
+    getattr(kernels[logits.dtype], name)(ctypes.byref(given), *pointers, count_threads(logits))

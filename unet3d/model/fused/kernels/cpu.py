@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unet3d.cpp_kernels import CppKernels, get_data_ptr
+from unet3d.cpp_kernels import CppKernels, count_threads, get_data_ptr
 from unet3d.model.fused.tiling import merge_moments
-
-MIN_PARALLEL_ELEMENTS = 1 << 15  # a smaller map runs on one thread
 
 kernels = CppKernels(Path(__file__).parent / "cpp" / "fused.cpp", "fused-block")
 
@@ -72,8 +70,7 @@ def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tens
 
 def _run(name: str, x: Tensor, *arguments: Any) -> None:
     """Run the kernel for the dtype of x, with as many threads as its size is worth."""
-    threads = torch.get_num_threads() if x.numel() >= MIN_PARALLEL_ELEMENTS else 1
-    getattr(kernels[x.dtype], name)(*map(_convert, arguments), threads)
+    getattr(kernels[x.dtype], name)(*map(_convert, arguments), count_threads(x))
 
 
 def _convert(value: Any) -> Any:
