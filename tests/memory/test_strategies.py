@@ -56,18 +56,3 @@ def test_a_network_without_fused_blocks_runs_as_plain_modules_and_others_as_conf
 def test_leaner_strategies_follow_the_configured_one(composed, strategy, leaner):
     settings = composed(*f"checkpointing={strategy}".split())
     assert list_leaner_strategies(settings.step) == leaner
-
-
-@pytest.mark.parametrize(("tile_mib", "extra_bytes"), [("auto", 0), (256, 2**30)])
-def test_auto_selects_the_largest_tiles_that_fit_a_gpu(
-    composed, monkeypatch, tile_mib, extra_bytes
-):
-    overrides = ["data.patch_size=[64,64,64]", "model.width=32", "trainer.accelerator=gpu"]
-    peak = estimate_configured_step(composed(*overrides, "checkpointing=fused").step).peak.reserved
-    available = CUDA_CONTEXT_BYTES + peak + extra_bytes
-    monkeypatch.setattr(from_config, "get_available_bytes", lambda device: available)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    settings = composed(*overrides, "checkpointing=auto")
-    resolved = resolve_strategy(settings.step, FULL_PRECISION, cuda=True)
-    assert resolved.strategy == "fused"
-    assert resolved.checkpointing.arguments["tile_mib"] == tile_mib

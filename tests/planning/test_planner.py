@@ -183,12 +183,16 @@ def test_the_strategy_with_the_least_work_that_fits_a_batch_of_two_is_chosen(
 
 
 def test_tiles_are_as_large_as_the_budget_allows(network):
-    planned = network.vary({"checkpointing": "lean", "data.batch_size": 2})
-    tiles = {"checkpointing.tile_mib": 256}
-    peak = estimate_configured_step(planned.vary(tiles)).peak
-    budget, smaller = peak.reserved + CUDA_CONTEXT_BYTES, MemoryRecord(reserved=1)
-    assert enlarge_tiles(planned, smaller, budget) == (tiles, peak)
-    assert enlarge_tiles(planned, smaller, budget - 1) == ({}, smaller)
+    sizes = {"data.batch_size": 2, "data.patch_size": (96, 96, 96), "model.width": 64}
+    planned = network.vary({"checkpointing": "lean", **sizes})
+    smaller, found = MemoryRecord(reserved=1), []
+    for mib in (2048, 256):
+        tiles = {"checkpointing.tile_mib": mib}
+        peak = estimate_configured_step(planned.vary(tiles)).peak
+        assert enlarge_tiles(planned, smaller, peak.reserved + CUDA_CONTEXT_BYTES) == (tiles, peak)
+        found.append(peak.reserved)
+    assert found[0] > found[1]
+    assert enlarge_tiles(planned, smaller, peak.reserved) == ({}, smaller)
 
 
 def test_a_budget_that_no_strategy_fits_is_an_error_that_says_what_to_change(network):

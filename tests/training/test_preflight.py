@@ -7,8 +7,15 @@ import torch
 
 from unet3d.commands.train import build_training
 from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.memory.estimate import add_context_bytes
+from unet3d.text import MIB
 from unet3d.training import preflight
-from unet3d.training.preflight import check_cudnn, check_torch_build, check_writable
+from unet3d.training.preflight import (
+    check_cudnn,
+    check_torch_build,
+    check_writable,
+    estimate_run_memory,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +53,20 @@ def test_a_cudnn_that_torch_avoids_is_reported():
     assert problem.message.startswith("cuDNN 9.10: torch computes half-precision 3D convolutions")
     assert not problem.is_fatal
     assert all(check_cudnn(version) is None for version in (90_701, 91_501, None))
+
+
+def test_tiles_of_a_gpu_are_as_large_as_its_free_memory_allows(composed, tmp_path, monkeypatch):
+    words = ("model.depth=2", "model.width=64", "data.patch_size=[96,96,96]")
+    run = build_training(composed(*words, "memory.estimate=true"), tmp_path)
+    run.data.device, tiles, available = torch.device("cuda"), [], 2**40
+    configured = run.module.model.retention
+    monkeypatch.setattr(preflight, "get_available_bytes", lambda device: available)
+    monkeypatch.setattr(preflight, "check_memory", lambda *_, **__: [])
+    for _ in range(4):
+        run.module.model.retention = configured
+        estimate, notes = estimate_run_memory(run.data, run.precision, run.module)
+        tile_bytes = run.module.model.retention.tile_bytes
+        tiles.append(None if tile_bytes is None else tile_bytes // MIB)
+        assert notes[0] == f"checkpointing.tile_mib=auto: using {tiles[-1]}" or tile_bytes is None
+        available = add_context_bytes(estimate.peak) - 1
+    assert tiles == [2048, 256, None, 16]

@@ -100,6 +100,11 @@ def print_estimate(settings: MemoryConfig) -> None:
     summary = summarize_estimate(estimate, savings)
     if step.compile:
         summary = f"{summarize_compiled(estimate)} {summary}"
+    elif step.accelerator != "cpu" and can_enlarge_tiles(step):
+        summary += (
+            " On a GPU with free memory, training uses larger tiles, which are faster: "
+            "checkpointing.tile_mib=2048 shows their memory."
+        )
     if settings.format == "table":
         tables = [(format_peaks if settings.view == "peak" else format_layers)(estimate)]
         tables += [] if measured is None else [format_measured(estimate, measured)]
@@ -116,6 +121,11 @@ def print_estimate(settings: MemoryConfig) -> None:
         write_figure(draw(estimate, title), settings.output, dpi=110)
         print(settings.output, file=sys.stderr)
     print(summary, file=sys.stderr)
+
+
+def can_enlarge_tiles(step: StepConfig) -> bool:
+    """Return whether training chooses the size of tiles."""
+    return resolve_fused(step).checkpointing.arguments.get("tile_mib") == "auto"
 
 
 def print_variants(settings: MemoryConfig, vary: str) -> None:

@@ -25,8 +25,8 @@ from unet3d.types import HasRetention
 LARGEST_BATCH_BYTES = 64 * GIB
 """Bytes of a network's input and output; a step takes many times as much."""
 
-LARGEST_TILE_MIB = 256
-"""Larger tiles launch hardly fewer kernels: most maps are one tile then."""
+LARGER_TILES_MIB = (2048, 256)
+"""Tiles that a GPU with room for them computes faster: whole maps in practice, then most maps."""
 
 FUSED_STRATEGIES = ("fused", "skips", "lean", "leanest")
 
@@ -115,7 +115,7 @@ def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) ->
     """Replace `checkpointing=auto`, and `fused` for a network without fused blocks or compiled.
 
     `auto` becomes the first strategy that is estimated to fit the device, or the leanest if none
-    is; on a GPU with room for them, with the largest tiles, which launch the fewest kernels.
+    is.
     """
     if config.compile and config.strategy in ("auto", *FUSED_STRATEGIES):
         return config.with_strategy("none")  # what the blocks run when compiled
@@ -131,16 +131,11 @@ def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) ->
             f"checkpointing={', '.join(strategies)} or trainer.accelerator=cpu"
         )
 
-    def fits(candidate: StepConfig) -> bool:
-        estimate = estimate_resolved_step(candidate, precision, cuda=cuda, validates=False)
-        return add_context_bytes(estimate.peak) <= available
-
     for name in strategies[:-1]:
         candidate = config.with_strategy(name)
-        if fits(candidate):
-            larger = config.with_strategy(name, tile_mib=LARGEST_TILE_MIB)
-            has_room = cuda and name in FUSED_STRATEGIES and fits(larger)
-            return larger if has_room else candidate
+        estimate = estimate_resolved_step(candidate, precision, cuda=cuda, validates=False)
+        if add_context_bytes(estimate.peak) <= available:
+            return candidate
     return config.with_strategy(strategies[-1])
 
 

@@ -22,7 +22,7 @@ from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.memory.from_config import FUSED_STRATEGIES, LARGEST_TILE_MIB, list_strategies
+from unet3d.memory.from_config import FUSED_STRATEGIES, LARGER_TILES_MIB, list_strategies
 from unet3d.memory.step.config import StepConfig
 from unet3d.peak_memory import MemoryRecord
 from unet3d.planning.suggest import Changes, check_configured_batch, find_largest_batch
@@ -269,9 +269,12 @@ def enlarge_tiles(
     """Return the largest tiles, which launch the fewest kernels, if they fit."""
     if config.strategy not in FUSED_STRATEGIES:
         return {}, peak
-    tiles = {"checkpointing.tile_mib": LARGEST_TILE_MIB}
-    fitting = check_configured_batch(config.vary(tiles), budget)
-    return ({}, peak) if fitting is None else (tiles, fitting[1])
+    for tile_mib in LARGER_TILES_MIB:
+        tiles = {"checkpointing.tile_mib": tile_mib}
+        fitting = check_configured_batch(config.vary(tiles), budget)
+        if fitting is not None:
+            return tiles, fitting[1]
+    return {}, peak
 
 
 def _get_model_changes(config: StepConfig, levels: Levels, is_overridden: IsOverridden) -> Changes:

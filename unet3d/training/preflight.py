@@ -38,6 +38,7 @@ from unet3d.memory.estimate import (
 )
 from unet3d.memory.fake_tensors import copy_as_fake
 from unet3d.memory.from_config import (
+    LARGER_TILES_MIB,
     check_step_size,
     estimate_resolved_step,
     list_leaner_strategies,
@@ -53,7 +54,7 @@ from unet3d.model.weights import (
     find_head_names,
     set_bias,
 )
-from unet3d.text import GIB, format_bytes, pluralize
+from unet3d.text import GIB, MIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.ranks import ProcessRank
 from unet3d.training.run_folder import Log
@@ -66,6 +67,11 @@ if TYPE_CHECKING:
     from unet3d.training.run import TrainingRun
 
 SHM = Path("/dev/shm")
+
+ROOM_FOR_LARGER_TILES = 0.8
+"""Fraction of the available memory that a step may need with larger tiles than it has to have."""
+
+SMALLER_TILE_MIB = 16
 
 PREFETCH = 2  # batches that each DataLoader worker loads ahead, all of them in shared memory
 
@@ -220,25 +226,33 @@ def estimate_run_memory(
 ) -> tuple[MemoryEstimate | None, list[str]]:
     """Estimate the memory of a step; also return what to print of it before the first one.
 
-    Where `trainer.cuda_graph=auto` is estimated not to fit, the module gives up its CUDA graphs.
+    Choose what `auto` leaves open, so that the step fits: the module's CUDA graphs, and its tiles.
     """
-    settings, cuda = data.settings, data.device.type == "cuda"
-    step = replace(settings.step, cuda_graph=module.graphed_pass is not None)
+    settings, model, cuda = data.settings, module.model, data.device.type == "cuda"
     if not settings.memory.estimate:
         return None, []
     largest = max((volume.shape for volume in data.validation), key=prod, default=None)
-    try:
-        estimate = estimate_resolved_step(
-            step, precision, cuda=cuda, volume_size=largest, network=module.model
-        )
-    except UntraceableError as reason:
-        return None, [str(reason)]
-    if step.cuda_graph and settings.step.cuda_graph == "auto":
-        available = get_available_bytes(data.device)
-        if available is not None and add_context_bytes(estimate.peak) > available:
-            module.graphed_pass = None
-            estimate, lines = estimate_run_memory(data, precision, module)
-            return estimate, ["steps run without CUDA graphs, whose memory does not fit", *lines]
+    available, notes = get_available_bytes(data.device), []
+    retention = model.retention if isinstance(model, HasRetention) else None
+    for graphs, tile_mib in list_choices(settings, module, cuda=cuda):
+        if isinstance(model, HasRetention) and retention is not None:
+            tile_bytes = retention.tile_bytes if tile_mib is None else tile_mib * MIB
+            model.retention = replace(retention, tile_bytes=tile_bytes)
+        step = replace(settings.step, cuda_graph=graphs)
+        try:
+            estimate = estimate_resolved_step(
+                step, precision, cuda=cuda, volume_size=largest, network=model
+            )
+        except UntraceableError as reason:
+            return None, [str(reason)]
+        share = ROOM_FOR_LARGER_TILES if tile_mib in LARGER_TILES_MIB else 1
+        if available is None or add_context_bytes(estimate.peak) <= share * available:
+            break
+    if module.graphed_pass is not None and not graphs:
+        module.graphed_pass = None
+        notes.append("steps run without CUDA graphs, whose memory does not fit")
+    if tile_mib is not None:
+        notes.append(f"checkpointing.tile_mib=auto: using {tile_mib}")
     peak = format_bytes(estimate.peak.allocated or 0)
     note = f"estimated peak of a step: {peak} {'allocated' if cuda else 'of tensors'}"
     warnings = check_memory(
@@ -248,7 +262,30 @@ def estimate_run_memory(
         if_too_large=settings.memory.if_too_large,
         sweeping=settings.composition.sweeping,
     )
-    return estimate, [summarize_compiled(estimate) if step.compile else note, *warnings]
+    return estimate, [*notes, summarize_compiled(estimate) if step.compile else note, *warnings]
+
+
+def list_choices(
+    settings: TrainConfig, module: "SegmentationModule", *, cuda: bool
+) -> list[tuple[bool, int | None]]:
+    """Return what a step may have, the fastest first: CUDA graphs, and tiles of how many MiB.
+
+    None are tiles as configured. With trainer.deterministic=true, they do not depend on the memory
+    that is free, because the order of sums depends on them.
+    """
+    model, has_graphs = module.model, module.graphed_pass is not None
+    retention = model.retention if isinstance(model, HasRetention) else None
+    is_open = cuda and retention is not None and retention.tile_bytes is None
+    if settings.trainer.factory.arguments.get("deterministic"):
+        is_open = False
+    choices: list[tuple[bool, int | None]] = [(has_graphs, None)]
+    if is_open:
+        choices = [(has_graphs, mib) for mib in LARGER_TILES_MIB] + choices
+    if has_graphs and settings.step.cuda_graph == "auto":
+        choices.append((False, None))
+    if is_open:
+        choices.append((choices[-1][0], SMALLER_TILE_MIB))
+    return choices
 
 
 def choose_leaner(
