@@ -96,6 +96,10 @@ ENCODER_MODES = (
 DECODER_MODES = ("store_all", "store_last", "stream")
 
 
+WHOLE_MAPS_MIB = 2048
+"""Size of tiles from which maps are whole, and launches and copies are saved, not memory."""
+
+
 @dataclass(frozen=True)
 class Retention:
     """Which convolution outputs a fused block stores for backward: one mode per level.

@@ -56,6 +56,8 @@ OTHER_OPTIONS = [
     (*ODD, "data.batch_size=1"),
     (*ODD, "model.upsampling=nearest", "model.deep_supervision=true", "model.depth=4"),
     (*ODD, "model.upsampling=transposed", "model.convs_per_level=1", "model.activation=relu"),
+    ("checkpointing.tile_mib=2048", "model.upsampling=transposed", "data.batch_size=1"),
+    ("checkpointing=lean", "checkpointing.tile_mib=2048", *ODD),
     ("checkpointing=blocks", "checkpointing.levels=[0]", "trainer.gradient_clip_val=null"),
     ("trainer.accumulate_grad_batches=3", "lr_factors={encoder:0.1}"),
     ("head_warmup=0.2", "ema_decay=0.9"),

@@ -1,6 +1,7 @@
 """Fused blocks against the same network of plain modules, differentiated by autograd."""
 
 import copy
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -15,7 +16,8 @@ from unet3d.model.blocks import Strided
 from unet3d.model.fused import conv_ops, tiling
 from unet3d.model.fused.kernels import cpu
 from unet3d.model.unet import FUSED, UNet3D
-from unet3d.types import Retention
+from unet3d.text import MIB
+from unet3d.types import WHOLE_MAPS_MIB, Retention
 
 POOLS = sorted(path.stem for path in (get_config_dir() / "pool").glob("[!_]*.yaml"))
 MIXED = Retention(("stream", "recompute_tiled", "recompute"), ("stream", "store_last"))
@@ -138,6 +140,13 @@ def test_fused_blocks_have_the_gradients_and_state_of_plain_modules(network, siz
     assert_equal_to_plain(network, FUSED, size, steps=2)
 
 
+@pytest.mark.parametrize("policy", [FUSED, *POLICIES[1:]], ids=lambda p: f"{p.encoders}")
+@pytest.mark.parametrize("network", NETWORKS)
+def test_whole_maps_have_the_same_gradients(network, policy):
+    whole = replace(policy, tile_bytes=WHOLE_MAPS_MIB * MIB)
+    assert_equal_to_plain(network, whole, "odd", steps=1)
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.encoders}-{p.decoders}")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_tiles_have_the_same_gradients_under_every_policy(network, policy, small_tiles):
@@ -250,10 +259,9 @@ def test_torch_compile_sees_plain_modules():
 def test_a_depth_of_two_has_bfloat16_weight_gradients_on_a_cpu():
     """The gradient of oneDNN is partly uninitialized memory."""
     x, g = torch.randn(2, 2, 4, 2, 8, 8).bfloat16()
-    weight = torch.randn(4, 4, 3, 3, 3).bfloat16()
-    padding = [1, 1, 1]
+    shape, padding = torch.Size([4, 4, 3, 3, 3]), [1, 1, 1]
     for _ in range(20):
         torch.full((4 * 16 * 16 * 27,), torch.inf)  # what uninitialized memory may hold
-        gradient = conv_ops.compute_weight_gradient(g, x, weight, padding)
-        exact = torch.nn.grad.conv3d_weight(x.double(), weight.shape, g.double(), padding=1)
+        gradient = conv_ops.compute_weight_gradient(g, x, shape, padding)
+        exact = torch.nn.grad.conv3d_weight(x.double(), shape, g.double(), padding=1)
         torch.testing.assert_close(gradient.double(), exact, atol=1e-3, rtol=1e-2)

@@ -1,13 +1,27 @@
 """Counts of what a training step asks of a GPU."""
 
-from functools import partial
+import pytest
 
-from scripts.bench.step import build_cuda_step, list_forum_networks
 from scripts.gpu.operations import count_operations, sum_launches
+from unet3d.machine import Precision
+from unet3d.memory.step.training_step import make_step_factory
+
+FORUM = "experiment=forum_small model=unet_small"
 
 
-def test_a_step_launches_few_kernels_and_never_waits():
-    make = list_forum_networks("small")["fused"]
-    operations = count_operations(partial(build_cuda_step, make, [320, 150, 26], 2, "16"))
-    assert 450 < sum_launches(operations) <= 900
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        (f"{FORUM} checkpointing=fused", 350),
+        (f"{FORUM} checkpointing=leanest", 420),
+        (f"{FORUM} checkpointing=fused checkpointing.tile_mib=64", 800),
+        ("model=unet_nnunet data.patch_size=[128,128,128]", 560),
+        ("experiment=resenc_l", 1610),
+    ],
+)
+def test_a_step_launches_few_kernels_and_never_waits(composed, words, most):
+    tiles = ["checkpointing.tile_mib=2048"] if "tile_mib" not in words else []
+    step = composed(*words.split(), *tiles, "precision=16", base=[]).step
+    operations = count_operations(make_step_factory(step, Precision("16", "16"), cuda=True))
+    assert 0.9 * most < sum_launches(operations) <= most
     assert [operation.name for operation in operations if operation.waits] == []

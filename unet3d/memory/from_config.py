@@ -20,13 +20,13 @@ from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory, measure_phases
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import GIB, format_bytes
-from unet3d.types import HasRetention
+from unet3d.types import WHOLE_MAPS_MIB, HasRetention
 
 LARGEST_BATCH_BYTES = 64 * GIB
 """Bytes of a network's input and output; a step takes many times as much."""
 
-LARGER_TILES_MIB = (2048, 256)
-"""Tiles that a GPU with room for them computes faster: whole maps in practice, then most maps."""
+LARGER_TILES_MIB = (WHOLE_MAPS_MIB, 256)
+"""Tiles that a GPU with room for them computes faster."""
 
 FUSED_STRATEGIES = ("fused", "skips", "lean", "leanest")
 

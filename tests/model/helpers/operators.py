@@ -29,9 +29,10 @@ def run_norm_ops(
     y, g = (make_map(shape, dtype, part=part) for _ in range(2))
     numbers = scale, shift, mean, rstd = [torch.randn(shape[:2]) for _ in range(4)]
     normalized, masked, over_g, over_y = torch.empty_like(y), g.clone(), g.clone(), y.clone()
-    operators.normalize(y, scale, shift, slope, False, normalized)
+    operators.normalize([y], [scale], [shift], [slope], False, normalized)
     added = normalized.clone()
-    operators.normalize(y, scale, shift, slope, True, added)
+    terms = [y, g, y], [scale, mean, shift], [shift, rstd, scale], [slope, 1.0, slope]
+    operators.normalize(*terms, True, added)
     operators.activation_gradient(y, slope, masked)
     operators.norm_gradient(over_g, y, *numbers, slope, over_g)
     operators.norm_gradient(g, over_y, *numbers, slope, over_y)

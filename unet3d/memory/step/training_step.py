@@ -83,6 +83,7 @@ class TrainingStep:
     autocast: torch.dtype | None = None
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    clips_like_cuda: bool = False  # all gradients in one operation
     several_processes: bool = False
     cuda_graph: bool = False
     ema_decay: float | None = None
@@ -122,7 +123,10 @@ class TrainingStep:
         self.is_first = False
         trace.begin_phase("optimizer")
         if self.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            together = self.clips_like_cuda or None
+            torch.nn.utils.clip_grad_norm_(
+                self.model.parameters(), self.clip_norm, foreach=together
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.average is not None:
@@ -237,6 +241,7 @@ def make_step_factory(
             autocast=AUTOCAST_TYPES.get(precision.used),
             dtype=dtype,
             device=device,
+            clips_like_cuda=cuda,
             several_processes=several,
             ema_decay=config.ema_decay,
             cuda_graph=uses_graphs,

@@ -24,9 +24,17 @@ SMALLEST_NUMEL = 2**12
 """Elements from which oneDNN is faster."""
 
 
-def cast_weight(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Tensor:
-    """Return the weight in the dtype of the step, channels-last as maps are."""
-    return module.weight.detach().to(dtype=dtype, memory_format=torch.channels_last_3d)
+def cast_weight(
+    module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype, *, transpose: bool = False
+) -> Tensor:
+    """Return the weight in the dtype of the step, channels-last as maps are.
+
+    With `transpose`, exchange its inputs and outputs.
+    """
+    weight = module.weight.detach()
+    if transpose:
+        weight = weight.transpose(0, 1)
+    return weight.to(dtype=dtype, memory_format=torch.channels_last_3d)
 
 
 def cast_bias(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Tensor | None:
@@ -79,18 +87,26 @@ def compute_input_gradient(
 def compute_weight_gradient(
     g: Tensor,
     x: Tensor,
-    weight: Tensor,
+    shape: torch.Size,
     padding: Sequence[int],
     stride: Sequence[int] = (1, 1, 1),
+    *,
+    contiguous: bool = False,
 ) -> Tensor:
-    """Return the gradient of a convolution's weight, at least in float32."""
+    """Return the gradient of a convolution's weight of this shape, at least in float32.
+
+    `contiguous` gives it the layout of the parameter, which autograd would copy it to.
+    """
     g = g.contiguous(memory_format=torch.channels_last_3d)
     if g.device.type == "cpu" and g.dtype == torch.bfloat16 and g.shape[2] == 2:
         # oneDNN leaves parts of this gradient uninitialized for a padded depth of 2 (torch 2.13).
-        g, x, weight = g.float(), x.float(), weight.float()
+        g, x = g.float(), x.float()
     if needs_onednn(x):  # faster in its layout; a fake tensor has no layouts, but the same size
         x = x.clone() if isinstance(x, FakeTensor) else x.to_mkldnn()
+    weight = g.new_empty(1).expand(shape)  # only its shape counts
     _, gradient, _ = aten.convolution_backward(
         g, x, weight, None, stride, padding, [1] * 3, False, [0] * 3, 1, [False, True, False]
     )
-    return gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    layout = torch.contiguous_format if contiguous else torch.preserve_format
+    return gradient.to(dtype=dtype, memory_format=layout)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from unet3d.model.blocks import crop_to_multiple
@@ -26,6 +25,11 @@ class FeatureMapSource(Protocol):
 
     channels: int
     layout: MapLayout
+
+    @property
+    def whole(self) -> Tensor | None:
+        """Return the map, if it is in memory as a convolution reads it."""
+        ...
 
     @property
     def width(self) -> int:
@@ -102,6 +106,12 @@ class Convolution:
             padding[layout.axis - 2] = 0
         begin, end = self.source_rows(start, stop)
         first, last = max(begin, 0), min(end, self.step * self.layout.rows)
+        stride = list(self.stride)
+        stride[layout.axis - 2] = 1  # rows are cropped already
+        if layout.is_whole and len(self.sources) == 1 and (begin, end) == (0, layout.rows):
+            whole = self.sources[0].whole
+            if whole is not None:
+                return crop_to_multiple(whole, stride), padding, None
         x = layout.empty(self.module.in_channels, end - begin)
         before, after = first - begin, end - last
         if before:
@@ -113,8 +123,6 @@ class Convolution:
             part = inside if len(self.sources) == 1 else inside.narrow(1, channel, source.channels)
             raw = source.fill(part, first, last)
             channel += source.channels
-        stride = list(self.stride)
-        stride[layout.axis - 2] = 1  # rows are cropped already
         return crop_to_multiple(x, stride), padding, raw
 
     def take_windows(self, x: Tensor, start: int, stop: int) -> Tensor:
@@ -175,21 +183,23 @@ class Convolution:
         rows that are in memory anyway, and returned second.
         """
         layout, halo = self.layout, self.halo
-        weight, transposed = self.weight(), None
+        weight = transposed = None
+        if activation is not None or not layout.is_whole:
+            weight = self.weight()
         if any(sink is not None for sink in sinks):
-            transposed = weight.transpose(0, 1).flip(2, 3, 4)
-            transposed = transposed.contiguous(memory_format=torch.channels_last_3d)
+            transposed = cast_weight(self.module, layout.dtype, transpose=True).flip(2, 3, 4)
         weight_gradient = sums = halo_before = None
         done = 0
         for start, stop in self.tiles():
             x, padding, raw = self.input(start, stop)
             rows = layout.narrow_rows(g, start, stop)
-            if activation is not None:
+            if activation is not None and weight is not None:
                 y = convolve(x, weight, padding)
                 activation.apply(rows, y, out=rows)
                 del y
             if self.module.weight.requires_grad:
-                part = compute_weight_gradient(rows, x, weight, padding)
+                shape = self.module.weight.shape
+                part = compute_weight_gradient(rows, x, shape, padding, contiguous=layout.is_whole)
                 weight_gradient = part if weight_gradient is None else weight_gradient.add_(part)
             del x, rows
             if transposed is None:
@@ -204,7 +214,11 @@ class Convolution:
             channel = 0
             for source, sink in zip(self.sources, sinks, strict=True):
                 if sink is not None:
-                    whole = sink(to_input.narrow(1, channel, source.channels), done, end)
+                    own = to_input
+                    if len(sinks) > 1:
+                        own = to_input.narrow(1, channel, source.channels)
+                    whole = sink(own, done, end)
+                    del own
                     if previous is not None and raw is not None:
                         first = max(start - halo, 0)
                         y = layout.narrow_rows(raw, done - first, end - first)
@@ -227,7 +241,10 @@ class Convolution:
             x, padding = self.input(start, stop)[:2]
             rows = self.layout.narrow_rows(g, start, stop)
             if self.module.weight.requires_grad:
-                part = compute_weight_gradient(rows, x, weight, padding, self.stride)
+                part = compute_weight_gradient(
+                    *(rows, x, weight.shape, padding, self.stride),
+                    contiguous=self.layout.is_whole,
+                )
                 total = part if total is None else total.add_(part)
             part, shape = None, x.shape
             if self.add_gradient is not None:

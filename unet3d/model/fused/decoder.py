@@ -36,6 +36,7 @@ class UpsampledMap:
     `module` is an Interpolate, or a transposed convolution with stride equal to its kernel size.
     """
 
+    whole = None
     width = 0  # rows that are upsampled are few
 
     def __init__(self, module: Any, low: LazyActivation, layout: MapLayout):
@@ -49,6 +50,7 @@ class UpsampledMap:
         self.rows, self.low_rows = self.size[layout.axis - 2], low.layout.rows  # without padding
         self.factor = factors[layout.axis - 2]
         self.gradients: list[Tensor] = []  # of weight and bias
+        self.to_low: Tensor | None = None  # the gradient of the coarser map
 
     def fill(self, out: Tensor, start: int, stop: int) -> None:
         """Write rows [start, stop) to `out`."""
@@ -65,19 +67,30 @@ class UpsampledMap:
         first = part.first - part.low[0] * self.factor
         part.rows.copy_(up.narrow(self.layout.axis, first, part.last - part.first))
 
-    def gradient(self, g: Tensor, start: int, stop: int, low: Tensor) -> Tensor:
-        """Add the coarser map's gradient, given `g` of rows [start, stop), to `low`; return g."""
+    def begin_gradient(self) -> Tensor:
+        """Return the gradient of the coarser map, to which rows are added."""
+        if self.to_low is None:
+            self.to_low = self.low.layout.empty(self.low.channels).zero_()
+        return self.to_low
+
+    def gradient(self, g: Tensor, start: int, stop: int) -> Tensor:
+        """Add the gradient of the coarser map, given `g` of some rows, to `to_low`; return g."""
         part = self._strip_padding(g, start, stop)
         if part is None:
             return g
-        out = self.low.layout.narrow_rows(low, *part.low)
-        if self.interpolates:
-            operators.interpolate_gradient(part.rows, self._axes(out, part), self.linear, out)
+        rows = None if self.interpolates else self._transpose_gradient(part)
+        if self.to_low is None and rows is not None and part.low == (0, self.low_rows):
+            self.to_low = rows.contiguous(memory_format=torch.channels_last_3d)
+            return g
+        out = self.low.layout.narrow_rows(self.begin_gradient(), *part.low)
+        if rows is not None:
+            out += rows
         else:
-            self._add_transposed_gradient(part, out)
+            operators.interpolate_gradient(part.rows, self._axes(out, part), self.linear, out)
         return g
 
-    def _add_transposed_gradient(self, part: _Part, out: Tensor) -> None:
+    def _transpose_gradient(self, part: _Part) -> Tensor:
+        """Return the gradient of coarser rows, and add those of weight and bias."""
         x, stride = self.low.rows(*part.low), self.module.stride
         weight, bias = cast_weight(self.module, x.dtype), self.module.bias
         before = part.first - part.low[0] * self.factor
@@ -91,12 +104,13 @@ class UpsampledMap:
             g, x, weight, sizes, stride, [0] * 3, [1] * 3, True, [0] * 3, 1,
             [True, True, bias is not None],
         )  # fmt: skip
-        out += to_low
         dtype = torch.promote_types(x.dtype, torch.float32)
-        gradients = [t.to(dtype) for t in gradients if t is not None]
+        layout = torch.contiguous_format if self.layout.is_whole else torch.preserve_format
+        gradients = [t.to(dtype, memory_format=layout) for t in gradients if t is not None]
         if self.gradients:
             gradients = [a + b for a, b in zip(self.gradients, gradients, strict=True)]
         self.gradients = gradients
+        return to_low
 
     def _axes(self, low: Tensor, part: _Part) -> list[int]:
         """Return the `axes` of the operators: only the tiled axis does not start at 0."""
@@ -191,17 +205,18 @@ class Decoder(Block):
     ) -> list[Tensor | None]:
         to_logits = gradients.pop() if self.head is not None else None
         g = None if self.last else gradients.pop()
-        to_low = to_skip = None
+        to_skip = None
         for source in self.inputs:
             restore_parts(source, for_decoder=True)
 
         def make_sinks(g: Tensor) -> list[GradientSink | None]:
-            nonlocal to_low, to_skip
+            nonlocal to_skip
             to_skip = GradientBuffer(g, self.skip.channels, self.layout) if needs_grad[1] else None
             if not needs_grad[0] and not any(p.requires_grad for p in self.up.module.parameters()):
                 return self._order(to_skip, None)
-            to_low = self.low.layout.empty(self.low.channels).zero_()
-            return self._order(to_skip, partial(self.up.gradient, low=to_low))
+            if not self.layout.is_whole:
+                self.up.begin_gradient()
+            return self._order(to_skip, self.up.gradient)
 
         n = len(self.layers.layers) - 1
         g, sums = self.layers.backward_conv(n, self._backward_head(g, to_logits), make_sinks)
@@ -209,6 +224,7 @@ class Decoder(Block):
         for p, gradient in zip(self.up.module.parameters(), self.up.gradients, strict=False):
             self.gradients.add(p, gradient)
         self.skip.gradient = None if to_skip is None else to_skip.tensor
+        to_low, self.up.to_low = self.up.to_low, None
         return [to_low, self.skip.gradient, *self.gradients.collect()]
 
     def _order(self, skip: Any, up: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from unet3d.model.blocks import ResidualBlock, Strided
 from unet3d.model.fused import operators
-from unet3d.model.fused.conv_ops import compute_weight_gradient, convolve
+from unet3d.model.fused.conv_ops import cast_weight, compute_weight_gradient, convolve
 from unet3d.model.fused.feature_maps import (
     FeatureMap,
     LazyActivation,
@@ -342,13 +342,13 @@ class _Block:
         rows = convolution.layout.narrow_rows(g, start, stop)
         if self.projection is not None:
             conv, none = self.module.projection.conv, [0, 0, 0]
-            weight = self.projection.layers[0].convolution.weight()
             if conv.weight.requires_grad:
                 pooled = convolution.layout.empty(conv.in_channels, stop - start)
-                pool_volumes(pool, windows, pooled)
-                part = compute_weight_gradient(rows, pooled, weight, none)
+                is_whole = convolution.layout.is_whole
+                pool_volumes(pool, windows, pooled, at_once=is_whole)
+                shape = conv.weight.shape
+                part = compute_weight_gradient(rows, pooled, shape, none, contiguous=is_whole)
                 self.gradients.add(conv.weight, part)
                 del pooled
-            transposed = weight.transpose(0, 1).contiguous(memory_format=torch.channels_last_3d)
-            rows = convolve(rows, transposed, none)
+            rows = convolve(rows, cast_weight(conv, rows.dtype, transpose=True), none)
         return compute_input_gradient(pool, windows, rows)

@@ -52,6 +52,14 @@ class StoredFeatureMap(Part):
     is_dropped = False
     gradient: Tensor | None = None
 
+    @property
+    def whole(self) -> Tensor | None:
+        """Return the map, if it is in memory as a convolution reads it."""
+        x = self.stored
+        assert x is not None
+        is_ready = x.is_contiguous(memory_format=torch.channels_last_3d)
+        return x if is_ready and x.dtype == self.layout.dtype else None
+
     def __init__(self, x: Tensor, layout: MapLayout):
         self.stored = x
         self.layout, self.channels = layout, x.shape[1]
@@ -187,6 +195,8 @@ class LazyActivation:
     `factors`, one per volume, scale what it is added to.
     """
 
+    whole = None
+
     def __init__(
         self,
         raw: ConvOutput,
@@ -233,10 +243,18 @@ class LazyActivation:
 
     def activate(self, y: Tensor, out: Tensor, start: int, stop: int) -> None:
         """Normalize, add and activate raw rows `y`, which are rows [start, stop), into `out`."""
-        add = self.skip is not None
-        if self.skip is not None:
-            self.skip.fill(out, start, stop)
-        operators.normalize(y, self.scale, self.shift, self.slope, add, out)
+        terms: list[LazyActivation] = [self]
+        maps, skip = [y], self.skip
+        while isinstance(skip, LazyActivation) and skip.raw.stored is not None:
+            if len(terms) == operators.MAX_TERMS:
+                break
+            terms.insert(0, skip)
+            maps.insert(0, skip.raw.rows(start, stop))
+            skip = skip.skip
+        if skip is not None:
+            skip.fill(out, start, stop)
+        scales, shifts, slopes = zip(*((t.scale, t.shift, t.slope) for t in terms), strict=True)
+        operators.normalize(maps, scales, shifts, slopes, skip is not None, out)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return rows [start, stop) as a new tensor."""
@@ -260,7 +278,7 @@ class PooledMap(Part):
     If `is_transient`, it is freed when its last row has been read.
     """
 
-    width = 0
+    whole, width = None, 0
     drop_after_read = restore_for_decoder = True
 
     def __init__(self, pool: nn.Module, kernel_size: Triple, finer: Any, *, is_transient: bool):
@@ -283,7 +301,8 @@ class PooledMap(Part):
         """Compute rows [start, stop) from the rows of the finer map that they pool."""
         if self.stored is None:
             self.stored = self.layout.empty(self.channels)
-        pool_volumes(self.pool, x, self.layout.narrow_rows(self.stored, start, stop))
+        out = self.layout.narrow_rows(self.stored, start, stop)
+        pool_volumes(self.pool, x, out, at_once=self.layout.is_whole)
 
     def restore(self) -> None:
         if self.stored is None:
@@ -313,12 +332,13 @@ def pool_map(source: Any, pool: nn.Module, kernel_size: Triple) -> Tensor:
     return small
 
 
-def pool_volumes(pool: nn.Module, x: Tensor, out: Tensor) -> None:
-    """Write the pooling of some rows to `out`.
+def pool_volumes(pool: nn.Module, x: Tensor, out: Tensor, *, at_once: bool) -> None:
+    """Write the pooling of some rows to `out`, one volume at a time or `at_once`.
 
-    One volume at a time: the rows of a batch are not dense, and the pooling would copy them.
+    The rows of a batch are dense only if they are the whole map: the pooling copies others.
     """
-    for volume, target in zip(x.split(1), out.split(1), strict=True):
+    size = len(x) if at_once else 1
+    for volume, target in zip(x.split(size), out.split(size), strict=True):
         target.copy_(pool.forward(volume))
 
 

@@ -54,7 +54,8 @@ class GradientBuffer:
             self.tensor = layout.empty(channels)
 
     def __call__(self, rows: Tensor, start: int, stop: int) -> Tensor:
-        if stop - start == self.layout.rows and rows._base is None:
+        owns_memory = rows.untyped_storage().nbytes() == rows.numel() * rows.itemsize
+        if self.layout.is_whole and stop - start == self.layout.rows and owns_memory:
             self.tensor = rows
         else:
             self.layout.narrow_rows(self.tensor, start, stop).copy_(rows)

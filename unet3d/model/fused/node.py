@@ -36,7 +36,7 @@ class Block:
 
     def placeholder(self) -> Tensor:
         """Return a tensor for autograd's graph: the map's shape, with the memory of one element."""
-        one = torch.zeros(1, dtype=self.layout.dtype, device=self.device)
+        one = torch.empty(1, dtype=self.layout.dtype, device=self.device)
         return one.expand(self.layout.batch, self.output.channels, *self.layout.size)
 
     def run(self, *edges: Tensor) -> list[Tensor]:

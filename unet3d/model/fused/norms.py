@@ -62,21 +62,23 @@ class FoldedNorm:
 
     def gradient(self, sums: Tensor) -> "NormGradient":
         """Return the gradient, given the sums (2, B, C) of m and of m * x over a map."""
-        shift, weight = sums.sum(1)
         if self.stat_groups is None or self.moments is None:
-            zero = torch.zeros_like(self.scale)
+            (shift, weight), zero = sums.sum(1), torch.zeros_like(self.scale)
             bias = (self.scale * sums[0]).sum(0)
             return NormGradient(self, self.scale, zero, zero, weight=weight, shift=shift, bias=bias)
         groups, count = self.stat_groups, self.moments.count
         if groups.world_size == 1 and cuda.has_statistics_kernels(sums):
-            constant, linear = cuda.fold_gradient(
-                sums, self.scale, self.mean, self.rstd, count, groups.groups, groups.over_batch
+            (constant, linear), (shift, weight, bias) = cuda.fold_gradient(
+                *(sums, self.scale, self.mean, self.rstd, self.moments.total),
+                *(count, groups.groups, groups.over_batch),
             )
-        else:
-            p, q = (groups.mean(s * self.scale / self.rstd) * self.rstd for s in sums)
-            linear = q * self.rstd / -count
-            constant = p / -count - linear * self.mean
-            linear = linear.expand_as(constant).contiguous()
+            return NormGradient(
+                self, self.scale, constant, linear, weight=weight, shift=shift, bias=bias
+            )
+        p, q = (groups.mean(s * self.scale / self.rstd) * self.rstd for s in sums)
+        linear = q * self.rstd / -count
+        constant = p / -count - linear * self.mean
+        linear, (shift, weight) = linear.expand_as(constant).contiguous(), sums.sum(1)
         if groups.groups == sums.shape[2]:
             bias = torch.zeros_like(shift)  # the norm subtracts it again
         else:
@@ -175,12 +177,12 @@ def fold_norm(
         return FoldedNorm(*_fold(norm, mean, variance, bias, like), slope, None, None)
     is_batch_norm = isinstance(norm, nn.BatchNorm3d | nn.SyncBatchNorm)
     updates = is_batch_norm and norm.training and norm.running_mean is not None
-    if updates:
-        norm.num_batches_tracked.add_(1)
     momentum = getattr(norm, "momentum", 0.0)  # None: a cumulative average
     fold_at_once = groups.world_size == 1 and momentum is not None
     if fold_at_once and cuda.has_statistics_kernels(like):
-        running = (norm.running_mean, norm.running_var) if updates else (None, None)
+        running = (None, None, None)
+        if updates:
+            running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
         affine = [t if t is None else t.detach() for t in (norm.weight, norm.bias)]
         folded = cuda.fold_statistics(
             *(moments.total, moments.count, groups.groups, groups.over_batch, norm.eps),
@@ -193,6 +195,7 @@ def fold_norm(
     mean = groups.mean(means)
     variance = groups.mean(squares / moments.count + (means - mean).square())
     if updates:
+        norm.num_batches_tracked.add_(1)
         count = len(like) * moments.count * groups.world_size
         _update_running_stats(norm, mean[0], variance[0] * (count / (count - 1)))
     return FoldedNorm(*_fold(norm, mean, variance, bias, like), slope, groups, moments)

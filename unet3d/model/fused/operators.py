@@ -19,6 +19,9 @@ from unet3d.custom_ops import custom_op, get_device_type, upcast
 from unet3d.model.fused.kernels import cpu, cuda
 from unet3d.model.fused.tiling import merge_moments
 
+MAX_TERMS = cuda.MAX_TERMS
+"""Maps that are added up at once, if all of them are stored."""
+
 CHUNK = 2**21
 """Elements of a map that plain PyTorch holds in float32 at once."""
 
@@ -49,16 +52,26 @@ def add_moments(y: Tensor, count: int, total: Tensor) -> None:
 
 @custom_op("unet3d::normalize", mutates_args=("out",))
 def normalize(
-    y: Tensor, scale: Tensor, shift: Tensor, slope: float, add: bool, out: Tensor
+    maps: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    shifts: Sequence[Tensor],
+    slopes: Sequence[float],
+    add: bool,
+    out: Tensor,
 ) -> None:
-    """Write act(n) to out; with `add`, write act(n + out)."""
-    if kernels := select_kernels(y, out):
-        return kernels.normalize(y, scale, shift, slope, add, out)
-    for c in _iter_channels(y):
-        n = _normalized(y, scale, shift, c)
-        if add:
-            n += out[:, c]
-        out[:, c] = n.clamp_min_(0) if slope == 0 else torch.where(n > 0, n, n * slope)
+    """Write act(n + the same of the map before) to out, for one map or several.
+
+    With `add`, what is in `out` is added to the first one.
+    """
+    if kernels := select_kernels(*maps, out):
+        return kernels.normalize(maps, scales, shifts, slopes, add, out)
+    for y, scale, shift, slope in zip(maps, scales, shifts, slopes, strict=True):
+        for c in _iter_channels(out):
+            n = _normalized(y, scale, shift, c)
+            if add:
+                n += out[:, c]
+            out[:, c] = n.clamp_min_(0) if slope == 0 else torch.where(n > 0, n, n * slope)
+        add = True
 
 
 @custom_op("unet3d::add_norm_gradient_sums", mutates_args=("sums",))

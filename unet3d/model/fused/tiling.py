@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from unet3d.custom_ops import get_device_type
+from unet3d.text import MIB
+from unet3d.types import WHOLE_MAPS_MIB
 
 TILE_BYTES = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
 """Size of a tile's input and output for one volume, which makes memory affine in the batch size.
@@ -36,6 +38,11 @@ class MapLayout:
     def rows(self) -> int:
         """Return the size along the tiled axis."""
         return self.size[self.axis - 2]
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether tiles are whole maps, because there is memory to spare."""
+        return self.tile_bytes >= WHOLE_MAPS_MIB * MIB
 
     @cached_property
     def accumulate_dtype(self) -> torch.dtype:

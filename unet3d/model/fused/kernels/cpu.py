@@ -32,10 +32,17 @@ def add_moments(y: Tensor, count: int, total: Tensor) -> None:
 
 
 def normalize(
-    y: Tensor, scale: Tensor, shift: Tensor, slope: float, add: bool, out: Tensor
+    maps: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    shifts: Sequence[Tensor],
+    slopes: Sequence[float],
+    add: bool,
+    out: Tensor,
 ) -> None:
     """Run operators.normalize."""
-    _run("add_normalized" if add else "normalize", y, y, out, scale, shift, slope)
+    for y, scale, shift, slope in zip(maps, scales, shifts, slopes, strict=True):
+        _run("add_normalized" if add else "normalize", y, y, out, scale, shift, slope)
+        add = True
 
 
 def add_norm_gradient_sums(

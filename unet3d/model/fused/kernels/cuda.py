@@ -13,6 +13,7 @@ from unet3d.triton_kernels import has_triton, launch, runs_triton
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 2048  # elements that a program holds in registers
 PROGRAMS = 1024  # approximate number of programs that sum up a map
+MAX_TERMS = 6  # maps that the kernel of normalize takes
 PART_BLOCK = {"BP": 256, "BN": 8}  # parts and columns that a program adds at a time
 
 
@@ -37,12 +38,20 @@ def add_moments(y: Tensor, count: int, total: Tensor) -> None:
 
 
 def normalize(
-    y: Tensor, scale: Tensor, shift: Tensor, slope: float, add: bool, out: Tensor
+    maps: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    shifts: Sequence[Tensor],
+    slopes: Sequence[float],
+    add: bool,
+    out: Tensor,
 ) -> None:
-    """Run operators.normalize."""
-    grid, sizes = _elements(y)
-    arguments = (y, out, scale, shift, slope, *_layout(y, y, out))
-    launch(_kernels().normalize_kernel, y.device, grid, *arguments, ADD=add, **sizes)
+    """Run operators.normalize; the last map stands for those that the kernel does not use."""
+    (grid, sizes), unused = _elements(out), MAX_TERMS - len(maps)
+    ys = [*maps, *[maps[-1]] * unused]
+    numbers = [n for x in (scales, shifts, slopes) for n in (*x, *[x[-1]] * unused)]
+    arguments = (*ys, *numbers, out, *_layout(out, *ys, out))
+    constants = {"COUNT": len(maps), "ADD": add, **sizes}
+    launch(_kernels().normalize_kernel, out.device, grid, *arguments, **constants)
 
 
 def add_norm_gradient_sums(
@@ -80,7 +89,7 @@ def has_statistics_kernels(sums: Tensor) -> bool:
     return sums.dtype == torch.float32 and runs_triton(sums, "fused-block")
 
 
-@custom_op("unet3d::fold_statistics", mutates_args=("running_mean", "running_var"))
+@custom_op("unet3d::fold_statistics", mutates_args=("running_mean", "running_var", "batches"))
 def fold_statistics(
     total: Tensor,
     count: int,
@@ -92,12 +101,13 @@ def fold_statistics(
     bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
+    batches: Tensor | None,
     momentum: float,
 ) -> Tensor:
     """Return (4, B, C): scale, shift, mean and 1 / standard deviation; update running statistics.
 
     `total` are the moments of `count` values per volume and channel, without the convolution's
-    `bias`; `weight` and `shift` are those of the norm.
+    `bias`; `weight` and `shift` are those of the norm, `batches` counts its updates.
     """
     (_, b, c), (grid, sizes) = total.shape, _groups(total, groups, over_batch)
     out = total.new_empty(4, b, c)
@@ -105,7 +115,7 @@ def fold_statistics(
     numbers = (b, c, float(count), values / max(1, values - 1), eps, momentum)
     sizes["AFFINE"], sizes["BIAS"] = weight is not None, bias is not None
     sizes["RUNNING"] = running_mean is not None
-    optional = (weight, shift, bias, running_mean, running_var)
+    optional = (weight, shift, bias, running_mean, running_var, batches)
     tensors = (total, *(total if t is None else t for t in optional), out)
     launch(_kernels().fold_statistics_kernel, total.device, grid, *tensors, *numbers, **sizes)
     return out
@@ -117,16 +127,21 @@ def fold_gradient(
     scale: Tensor,
     mean: Tensor,
     rstd: Tensor,
+    total: Tensor,
     count: int,
     groups: int,
     over_batch: bool,
-) -> Tensor:
-    """Return (2, B, C): `constant` and `linear` of NormGradient, from the sums of m and m * x."""
-    (_, b, c), (grid, sizes) = sums.shape, _groups(sums, groups, over_batch)
-    out = torch.empty_like(sums)
-    arguments = (sums, scale, mean, rstd, out, b, c, float(count))
-    launch(_kernels().fold_gradient_kernel, sums.device, grid, *arguments, **sizes)
-    return out
+) -> tuple[Tensor, Tensor]:
+    """Return (2, B, C): `constant` and `linear` of NormGradient, from the sums of m and m * x.
+
+    Also return (3, C): its `shift`, `weight` and `bias`. `total` are the moments of the map.
+    """
+    (_, b, c), (_, sizes) = sums.shape, _groups(sums, groups, over_batch)
+    out, parameters = torch.empty_like(sums), sums.new_empty(3, c)
+    tensors = (sums, scale, mean, rstd, total, out, parameters)
+    numbers = (b, c, float(count), 1 if over_batch else b)
+    launch(_kernels().fold_gradient_kernel, sums.device, (groups,), *tensors, *numbers, **sizes)
+    return out, parameters
 
 
 @fold_statistics.register_fake
@@ -135,8 +150,8 @@ def _(total: Tensor, *others: object) -> Tensor:
 
 
 @fold_gradient.register_fake
-def _(sums: Tensor, *others: object) -> Tensor:
-    return torch.empty_like(sums)
+def _(sums: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(sums), sums.new_empty(3, sums.shape[2])
 
 
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:

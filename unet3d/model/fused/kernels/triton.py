@@ -39,21 +39,49 @@ def _load_row(x, b, c, C):
     return tl.load(x + b * C + c, mask=c < C, other=0.0)[None, :]
 
 
+@triton.jit
+def _normalized(x, scale, shift, slope, add, b, c, C):
+    """Return act(scale * x + shift + add)."""
+    n = _load_row(scale, b, c, C) * x.to(tl.float32) + _load_row(shift, b, c, C)
+    n += add
+    return n * tl.where(n < 0, slope, 1.0)
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def normalize_kernel(
-    y, out, scale, shift, slope,
-    V, C, H, W, yb, yd, yh, yw, ob, od, oh, ow,
-    ADD: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
+    y0, y1, y2, y3, y4, y5, scale0, scale1, scale2, scale3, scale4, scale5,
+    shift0, shift1, shift2, shift3, shift4, shift5,
+    slope0, slope1, slope2, slope3, slope4, slope5, out, V, C, H, W,
+    b0, d0, h0, w0, b1, d1, h1, w1, b2, d2, h2, w2, b3, d3, h3, w3, b4, d4, h4, w4,
+    b5, d5, h5, w5, ob, od, oh, ow,
+    COUNT: tl.constexpr, ADD: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Write act(scale * y + shift), or, with ADD, act(scale * y + shift + out)."""
+    """Write act(scale * y + shift + the same of the map before), for COUNT maps.
+
+    To the first one, ADD adds `out`.
+    """
     b, v, c, mask = _tile(V, C, BV, BC)
-    s, o = _load_row(scale, b, c, C), _load_row(shift, b, c, C)
-    x = tl.load(_pointers(y, v, b, c, H, W, yb, yd, yh, yw), mask=mask, other=0.0)
-    n = s * x.to(tl.float32) + o
     target = _pointers(out, v, b, c, H, W, ob, od, oh, ow)
+    n = tl.zeros([BV, BC], tl.float32)
     if ADD:
         n += tl.load(target, mask=mask, other=0.0).to(tl.float32)
-    n = n * tl.where(n < 0, slope, 1.0)
+    x = tl.load(_pointers(y0, v, b, c, H, W, b0, d0, h0, w0), mask=mask, other=0.0)
+    n = _normalized(x, scale0, shift0, slope0, n, b, c, C)
+    if COUNT > 1:
+        x = tl.load(_pointers(y1, v, b, c, H, W, b1, d1, h1, w1), mask=mask, other=0.0)
+        n = _normalized(x, scale1, shift1, slope1, n, b, c, C)
+    if COUNT > 2:
+        x = tl.load(_pointers(y2, v, b, c, H, W, b2, d2, h2, w2), mask=mask, other=0.0)
+        n = _normalized(x, scale2, shift2, slope2, n, b, c, C)
+    if COUNT > 3:
+        x = tl.load(_pointers(y3, v, b, c, H, W, b3, d3, h3, w3), mask=mask, other=0.0)
+        n = _normalized(x, scale3, shift3, slope3, n, b, c, C)
+    if COUNT > 4:
+        x = tl.load(_pointers(y4, v, b, c, H, W, b4, d4, h4, w4), mask=mask, other=0.0)
+        n = _normalized(x, scale4, shift4, slope4, n, b, c, C)
+    if COUNT > 5:
+        x = tl.load(_pointers(y5, v, b, c, H, W, b5, d5, h5, w5), mask=mask, other=0.0)
+        n = _normalized(x, scale5, shift5, slope5, n, b, c, C)
     tl.store(target, n.to(out.dtype.element_ty), mask=mask)
 
 
@@ -178,7 +206,7 @@ def _members(B, C, GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.co
 
 @triton.jit(do_not_specialize=["B", "C", "count"])
 def fold_statistics_kernel(
-    total, weight, shift, bias, running_mean, running_var, out,
+    total, weight, shift, bias, running_mean, running_var, batches, out,
     B, C, count, correction, eps, momentum,
     AFFINE: tl.constexpr, BIAS: tl.constexpr, RUNNING: tl.constexpr,
     GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.constexpr,
@@ -213,25 +241,53 @@ def fold_statistics_kernel(
         old = tl.load(running_var + channel).to(tl.float32)
         new = old * (1.0 - momentum) + variance * correction * momentum
         tl.store(running_var + channel, new.to(running_var.dtype.element_ty))
+        if channel == 0:
+            tl.store(batches, tl.load(batches) + 1)
 
 
-@triton.jit(do_not_specialize=["B", "C", "count"])
+@triton.jit(do_not_specialize=["B", "C", "count", "volumes"])
 def fold_gradient_kernel(
-    sums, scale, mean, rstd, out, B, C, count,
+    sums, scale, mean, rstd, total, out, parameters, B, C, count, volumes,
     GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
-    """Write `constant` and `linear` of a group's gradient to out (2, B, C)."""
-    b, c, inside = _members(B, C, GROUP, OVER_BATCH, MEMBERS)
-    at, size = b * C + c, B * C
-    members = tl.sum(inside.to(tl.float32), 0)
-    inv = tl.load(rstd + at, mask=inside, other=1.0)
-    gamma = tl.load(scale + at, mask=inside, other=0.0) / inv
-    p = tl.sum(gamma * tl.load(sums + at, mask=inside, other=0.0), 0) / members
-    q = tl.sum(gamma * tl.load(sums + size + at, mask=inside, other=0.0), 0) / members
-    linear = -q * inv * inv / count
-    constant = -p * inv / count - linear * tl.load(mean + at, mask=inside, other=0.0)
-    tl.store(out + at, constant, mask=inside)
-    tl.store(out + size + at, linear, mask=inside)
+    """Write `constant` and `linear` of a group's gradient to out (2, B, C).
+
+    Write the gradients of the norm's bias, its weight and the convolution's bias to parameters
+    (3, C).
+    """
+    group, size, i = tl.program_id(0), B * C, tl.arange(0, MEMBERS)
+    c = group * GROUP + i % GROUP
+    shift = tl.zeros([MEMBERS], tl.float32)
+    weight = tl.zeros([MEMBERS], tl.float32)
+    bias = tl.zeros([MEMBERS], tl.float32)
+    for volume in range(volumes):
+        if OVER_BATCH:
+            at, inside = i // GROUP * C + c, i < B * GROUP
+        else:
+            at, inside = volume * C + c, i < GROUP
+        members = tl.sum(inside.to(tl.float32), 0)
+        factor = tl.load(scale + at, mask=inside, other=0.0)
+        inv = tl.load(rstd + at, mask=inside, other=1.0)
+        one = tl.load(sums + at, mask=inside, other=0.0)
+        two = tl.load(sums + size + at, mask=inside, other=0.0)
+        p, q = tl.sum(factor / inv * one, 0) / members, tl.sum(factor / inv * two, 0) / members
+        linear = -q * inv * inv / count
+        constant = -p * inv / count - linear * tl.load(mean + at, mask=inside, other=0.0)
+        tl.store(out + at, constant, mask=inside)
+        tl.store(out + size + at, linear, mask=inside)
+        shift += one
+        weight += two
+        if GROUP > 1:  # a norm of each channel subtracts the bias again
+            center = tl.load(total + at, mask=inside, other=0.0)
+            bias += factor * one + count * (constant + linear * center)
+    if OVER_BATCH:  # a group is one channel
+        tl.store(parameters + group, tl.sum(shift, 0))
+        tl.store(parameters + C + group, tl.sum(weight, 0))
+        tl.store(parameters + 2 * C + group, tl.sum(bias, 0))
+    else:
+        tl.store(parameters + c, shift, mask=i < GROUP)
+        tl.store(parameters + C + c, weight, mask=i < GROUP)
+        tl.store(parameters + 2 * C + c, bias, mask=i < GROUP)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
