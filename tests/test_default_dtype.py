@@ -21,8 +21,9 @@ def half_default(request):
 
 def test_labels_are_resized_by_exact_positions(half_default):
     labels = torch.arange(640)[None, :, None, None]
-    small = resize_labels(labels, (320, 1, 1)).flatten()
-    assert small.tolist() == list(range(1, 640, 2))
+    for size in (320, 384):
+        small = resize_labels(labels, (size, 1, 1)).flatten()
+        assert small.tolist() == [(2 * n + 1) * 640 // (2 * size) for n in range(size)]
 
 
 def test_windows_are_summed_in_float32(half_default):

@@ -28,8 +28,12 @@ from unet3d.nnunet import fused_network
 JOBS: dict[str, tuple[str, list[int], list[int]]] = {
     "hippocampus": ("data/Task04_Hippocampus", [40, 56, 40], [16, 32, 64, 128]),
     "hard": ("data/synthetic_hard/*", [32, 32, 16], [8, 16, 32]),
+    "brain": ("data/Dataset029_BRATS6", [56, 48, 40], [8, 16, 32, 64]),
 }
-"""The dataset's folder in Decathlon's layout, the patch and the channels of each level."""
+"""The dataset's folder, the patch and the channels of each level."""
+
+SPACINGS = {"brain": [2.0, 2.0, 2.0]}
+"""Spacings that replace those of nnU-Net's plan, in mm."""
 
 BATCH_SIZE = 2
 ITERATIONS = 50  # per epoch; nnU-Net's scheduler and its log change once per epoch
@@ -58,10 +62,14 @@ def set_folders(root: Path) -> None:
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write a Decathlon task in nnU-Net's layout, one file per channel."""
+    """Write a Decathlon task in nnU-Net's layout, one file per channel; link one that has it."""
     from nnunetv2.dataset_conversion.convert_MSD_dataset import split_4d_nifti
 
     content = json.loads((source / "dataset.json").read_text())
+    if "channel_names" in content:
+        target.parent.mkdir(parents=True)
+        target.symlink_to(source.resolve())
+        return
     for part in ("imagesTr", "labelsTr"):
         (target / part).mkdir(parents=True)
     for case in content["training"]:
@@ -92,6 +100,7 @@ def prepare(root: Path, job: str) -> None:
     plans = json.loads(file.read_text())
     configuration = plans["configurations"]["3d_fullres"]
     configuration |= {"patch_size": patch[::-1], "batch_size": BATCH_SIZE}  # its axes are reversed
+    configuration["spacing"] = SPACINGS.get(job, configuration["spacing"])
     levels = len(channels)
     configuration["architecture"]["arch_kwargs"] |= {
         "n_stages": levels,

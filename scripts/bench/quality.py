@@ -40,6 +40,12 @@ JOBS = {
         "trainer.check_val_every_n_epoch=1",
     ],
     "hard": ["data=synthetic_hard", "trainer.max_steps=1000", "trainer.check_val_every_n_epoch=5"],
+    "brain": [
+        *("data=nnunet", "data.root=data/Dataset029_BRATS6", "data.spacing_mm=[2,2,2]"),
+        *("data.patch_size=[56,48,40]", "data.batch_size=2", "data.patches_per_case=20"),
+        *("model=unet_nnunet", "model.width=8", "model.depth=4", "model.deep_supervision=false"),
+        "trainer.max_steps=400",
+    ],
 }
 PEER = ["model=dynunet", "model.prior_bias=false"]
 VARIANTS = {
@@ -67,7 +73,7 @@ PEER_SIZES = {
 def main() -> int:
     """Train all variants in turn, so that other load on the machine affects all of them."""
     parser = make_parser("scripts.bench.quality", __doc__, output="cpu-quality.json")
-    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(PEER_SIZES))
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default: all")
     parser.add_argument("--variant", metavar=("NAME", "OVERRIDE"), nargs="+", help="another one")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

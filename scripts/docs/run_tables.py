@@ -12,7 +12,11 @@ from scripts.docs.tables import (
 )
 from unet3d.text import pluralize
 
-JOBS = {"default": "default run", "hard": "`data=synthetic_hard`"}
+JOBS = {
+    "default": "default run",
+    "hard": "`data=synthetic_hard`",
+    "brain": "brain tumors, 2 mm, width 8",
+}
 """Jobs of scripts.bench.quality, as the documents call them."""
 
 VARIANTS = {

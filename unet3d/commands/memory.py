@@ -98,9 +98,10 @@ def print_estimate(settings: MemoryConfig) -> None:
     estimate, savings = estimate_with_savings(step, settings.volume)
     measured = measure_step(step) if settings.measure else None
     summary = summarize_estimate(estimate, savings)
+    chooses_tiles = resolve_fused(step).checkpointing.arguments.get("tile_mib") == "auto"
     if step.compile:
         summary = f"{summarize_compiled(estimate)} {summary}"
-    elif step.accelerator != "cpu" and can_enlarge_tiles(step):
+    elif step.accelerator != "cpu" and chooses_tiles:
         summary += (
             " On a GPU with free memory, training uses larger tiles, which are faster: "
             "checkpointing.tile_mib=2048 shows their memory."
@@ -121,11 +122,6 @@ def print_estimate(settings: MemoryConfig) -> None:
         write_figure(draw(estimate, title), settings.output, dpi=110)
         print(settings.output, file=sys.stderr)
     print(summary, file=sys.stderr)
-
-
-def can_enlarge_tiles(step: StepConfig) -> bool:
-    """Return whether training chooses the size of tiles."""
-    return resolve_fused(step).checkpointing.arguments.get("tile_mib") == "auto"
 
 
 def print_variants(settings: MemoryConfig, vary: str) -> None:

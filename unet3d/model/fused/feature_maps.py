@@ -57,8 +57,9 @@ class StoredFeatureMap(Part):
         """Return the map, if it is in memory as a convolution reads it."""
         x = self.stored
         assert x is not None
-        is_ready = x.is_contiguous(memory_format=torch.channels_last_3d)
-        return x if is_ready and x.dtype == self.layout.dtype else None
+        is_dense = x.is_contiguous(memory_format=torch.channels_last_3d)
+        is_ready = is_dense and x.stride(1) == 1 and x.dtype == self.layout.dtype
+        return x if is_ready else None
 
     def __init__(self, x: Tensor, layout: MapLayout):
         self.stored = x
