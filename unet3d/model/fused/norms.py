@@ -72,18 +72,15 @@ class FoldedNorm:
                 *(sums, self.scale, self.mean, self.rstd, self.moments.total),
                 *(count, groups.groups, groups.over_batch),
             )
-            return NormGradient(
-                self, self.scale, constant, linear, weight=weight, shift=shift, bias=bias
-            )
-        p, q = (groups.mean(s * self.scale / self.rstd) * self.rstd for s in sums)
-        linear = q * self.rstd / -count
-        constant = p / -count - linear * self.mean
-        linear, (shift, weight) = linear.expand_as(constant).contiguous(), sums.sum(1)
-        if groups.groups == sums.shape[2]:
-            bias = torch.zeros_like(shift)  # the norm subtracts it again
         else:
-            change = constant + linear * self.moments.total[0]
-            bias = (self.scale * sums[0] + count * change).sum(0)
+            p, q = (groups.mean(s * self.scale / self.rstd) * self.rstd for s in sums)
+            linear = q * self.rstd / -count
+            constant = p / -count - linear * self.mean
+            linear, (shift, weight) = linear.expand_as(constant).contiguous(), sums.sum(1)
+            bias = torch.zeros_like(shift)  # a norm of each channel subtracts it again
+            if groups.groups < sums.shape[2]:
+                change = constant + linear * self.moments.total[0]
+                bias = (self.scale * sums[0] + count * change).sum(0)
         return NormGradient(
             self, self.scale, constant, linear, weight=weight, shift=shift, bias=bias
         )

@@ -64,7 +64,7 @@ def normalize(
     With `add`, what is in `out` is added to the first one.
     """
     if kernels := select_kernels(*maps, out):
-        return kernels.normalize(maps, scales, shifts, slopes, add, out)
+        return kernels.normalize(maps, scales, shifts, slopes, add=add, out=out)
     for y, scale, shift, slope in zip(maps, scales, shifts, slopes, strict=True):
         for c in _iter_channels(out):
             n = _normalized(y, scale, shift, c)

@@ -31,17 +31,10 @@ def add_moments(y: Tensor, count: int, total: Tensor) -> None:
         merge_moments(total, count, part, y[0, 0].numel())
 
 
-def normalize(
-    maps: Sequence[Tensor],
-    scales: Sequence[Tensor],
-    shifts: Sequence[Tensor],
-    slopes: Sequence[float],
-    add: bool,
-    out: Tensor,
-) -> None:
+def normalize(maps: Sequence[Tensor], *numbers: Sequence[Any], add: bool, out: Tensor) -> None:
     """Run operators.normalize."""
-    for y, scale, shift, slope in zip(maps, scales, shifts, slopes, strict=True):
-        _run("add_normalized" if add else "normalize", y, y, out, scale, shift, slope)
+    for y, *own in zip(maps, *numbers, strict=True):
+        _run("add_normalized" if add else "normalize", y, y, out, *own)
         add = True
 
 

@@ -37,19 +37,12 @@ def add_moments(y: Tensor, count: int, total: Tensor) -> None:
     _merge(kernels.merge_moments_kernel, parts, total, *numbers)
 
 
-def normalize(
-    maps: Sequence[Tensor],
-    scales: Sequence[Tensor],
-    shifts: Sequence[Tensor],
-    slopes: Sequence[float],
-    add: bool,
-    out: Tensor,
-) -> None:
+def normalize(maps: Sequence[Tensor], *numbers: Sequence[Any], add: bool, out: Tensor) -> None:
     """Run operators.normalize; the last map stands for those that the kernel does not use."""
     (grid, sizes), unused = _elements(out), MAX_TERMS - len(maps)
     ys = [*maps, *[maps[-1]] * unused]
-    numbers = [n for x in (scales, shifts, slopes) for n in (*x, *[x[-1]] * unused)]
-    arguments = (*ys, *numbers, out, *_layout(out, *ys, out))
+    padded = [n for own in numbers for n in (*own, *[own[-1]] * unused)]
+    arguments = (*ys, *padded, out, *_layout(out, *ys, out))
     constants = {"COUNT": len(maps), "ADD": add, **sizes}
     launch(_kernels().normalize_kernel, out.device, grid, *arguments, **constants)
 

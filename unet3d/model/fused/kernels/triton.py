@@ -40,8 +40,12 @@ def _load_row(x, b, c, C):
 
 
 @triton.jit
-def _normalized(x, scale, shift, slope, add, b, c, C):
-    """Return act(scale * x + shift + add)."""
+def _normalize(
+    add, y, scale, shift, slope, V, C, H, W, sb, sd, sh, sw, BV: tl.constexpr, BC: tl.constexpr
+):
+    """Return act(scale * y + shift + add) of a program's tile."""
+    b, v, c, mask = _tile(V, C, BV, BC)
+    x = tl.load(_pointers(y, v, b, c, H, W, sb, sd, sh, sw), mask=mask, other=0.0)
     n = _load_row(scale, b, c, C) * x.to(tl.float32) + _load_row(shift, b, c, C)
     n += add
     return n * tl.where(n < 0, slope, 1.0)
@@ -65,23 +69,17 @@ def normalize_kernel(
     n = tl.zeros([BV, BC], tl.float32)
     if ADD:
         n += tl.load(target, mask=mask, other=0.0).to(tl.float32)
-    x = tl.load(_pointers(y0, v, b, c, H, W, b0, d0, h0, w0), mask=mask, other=0.0)
-    n = _normalized(x, scale0, shift0, slope0, n, b, c, C)
+    n = _normalize(n, y0, scale0, shift0, slope0, V, C, H, W, b0, d0, h0, w0, BV, BC)
     if COUNT > 1:
-        x = tl.load(_pointers(y1, v, b, c, H, W, b1, d1, h1, w1), mask=mask, other=0.0)
-        n = _normalized(x, scale1, shift1, slope1, n, b, c, C)
+        n = _normalize(n, y1, scale1, shift1, slope1, V, C, H, W, b1, d1, h1, w1, BV, BC)
     if COUNT > 2:
-        x = tl.load(_pointers(y2, v, b, c, H, W, b2, d2, h2, w2), mask=mask, other=0.0)
-        n = _normalized(x, scale2, shift2, slope2, n, b, c, C)
+        n = _normalize(n, y2, scale2, shift2, slope2, V, C, H, W, b2, d2, h2, w2, BV, BC)
     if COUNT > 3:
-        x = tl.load(_pointers(y3, v, b, c, H, W, b3, d3, h3, w3), mask=mask, other=0.0)
-        n = _normalized(x, scale3, shift3, slope3, n, b, c, C)
+        n = _normalize(n, y3, scale3, shift3, slope3, V, C, H, W, b3, d3, h3, w3, BV, BC)
     if COUNT > 4:
-        x = tl.load(_pointers(y4, v, b, c, H, W, b4, d4, h4, w4), mask=mask, other=0.0)
-        n = _normalized(x, scale4, shift4, slope4, n, b, c, C)
+        n = _normalize(n, y4, scale4, shift4, slope4, V, C, H, W, b4, d4, h4, w4, BV, BC)
     if COUNT > 5:
-        x = tl.load(_pointers(y5, v, b, c, H, W, b5, d5, h5, w5), mask=mask, other=0.0)
-        n = _normalized(x, scale5, shift5, slope5, n, b, c, C)
+        n = _normalize(n, y5, scale5, shift5, slope5, V, C, H, W, b5, d5, h5, w5, BV, BC)
     tl.store(target, n.to(out.dtype.element_ty), mask=mask)
 
 
@@ -192,15 +190,15 @@ def add_parts_kernel(
 
 
 @triton.jit
-def _members(B, C, GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.constexpr):
-    """Return the volumes, channels and mask of the values that a program's group has."""
+def _members(program, B, C, GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.constexpr):
+    """Return the volumes, channels and mask of the values that a group has."""
     i = tl.arange(0, MEMBERS)
     if OVER_BATCH:
-        b, c = i // GROUP, tl.program_id(0) * GROUP + i % GROUP
+        b, c = i // GROUP, program * GROUP + i % GROUP
         return b, c, i < B * GROUP
     else:
         groups = C // GROUP
-        b, c = tl.program_id(0) // groups + i * 0, tl.program_id(0) % groups * GROUP + i
+        b, c = program // groups + i * 0, program % groups * GROUP + i
         return b, c, i < GROUP
 
 
@@ -212,7 +210,7 @@ def fold_statistics_kernel(
     GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """Write scale, shift, mean and 1 / standard deviation of a group to out (4, B, C)."""
-    b, c, inside = _members(B, C, GROUP, OVER_BATCH, MEMBERS)
+    b, c, inside = _members(tl.program_id(0), B, C, GROUP, OVER_BATCH, MEMBERS)
     at, size = b * C + c, B * C
     members = tl.sum(inside.to(tl.float32), 0)
     extra = tl.zeros([MEMBERS], tl.float32)
@@ -255,16 +253,14 @@ def fold_gradient_kernel(
     Write the gradients of the norm's bias, its weight and the convolution's bias to parameters
     (3, C).
     """
-    group, size, i = tl.program_id(0), B * C, tl.arange(0, MEMBERS)
-    c = group * GROUP + i % GROUP
+    group, size = tl.program_id(0), B * C
     shift = tl.zeros([MEMBERS], tl.float32)
     weight = tl.zeros([MEMBERS], tl.float32)
     bias = tl.zeros([MEMBERS], tl.float32)
     for volume in range(volumes):
-        if OVER_BATCH:
-            at, inside = i // GROUP * C + c, i < B * GROUP
-        else:
-            at, inside = volume * C + c, i < GROUP
+        program = volume * (C // GROUP) + group
+        b, c, inside = _members(program, B, C, GROUP, OVER_BATCH, MEMBERS)
+        at = b * C + c
         members = tl.sum(inside.to(tl.float32), 0)
         factor = tl.load(scale + at, mask=inside, other=0.0)
         inv = tl.load(rstd + at, mask=inside, other=1.0)
@@ -285,9 +281,11 @@ def fold_gradient_kernel(
         tl.store(parameters + C + group, tl.sum(weight, 0))
         tl.store(parameters + 2 * C + group, tl.sum(bias, 0))
     else:
-        tl.store(parameters + c, shift, mask=i < GROUP)
-        tl.store(parameters + C + c, weight, mask=i < GROUP)
-        tl.store(parameters + 2 * C + c, bias, mask=i < GROUP)
+        i = tl.arange(0, MEMBERS)
+        target = parameters + group * GROUP + i
+        tl.store(target, shift, mask=i < GROUP)
+        tl.store(target + C, weight, mask=i < GROUP)
+        tl.store(target + 2 * C, bias, mask=i < GROUP)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
