@@ -2,12 +2,12 @@
 
 import pytest
 
-from unet3d.config.instantiate import LAYOUTS, NETWORKS, check_saved_config
+from unet3d.config.instantiate import check_saved_config
 from unet3d.errors import UsageError
 
 
-def check(values, *allow_targets, packages=NETWORKS):
-    check_saved_config(values, "model", packages=packages, allow_targets=allow_targets)
+def check(values, *allow_targets):
+    check_saved_config(values, "model", allow_targets)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,6 @@ def test_other_code_is_refused_however_it_is_reached(name):
 def test_networks_and_their_parts_are_accepted():
     check({"_target_": "unet3d.model.unet.UNet3D", "pool": {"_target_": "torch.nn.MaxPool3d"}})
     check({"_target_": "monai.networks.nets.DynUNet"})
-    check({"_target_": "unet3d.data.layouts.pairs.Pairs"}, packages=LAYOUTS)
     with pytest.raises(UsageError, match=r"names unet3d\.data\.layouts\.pairs\.Pairs"):
         check({"_target_": "unet3d.data.layouts.pairs.Pairs"})
 

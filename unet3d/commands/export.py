@@ -14,12 +14,11 @@ from torch.export import ExportedProgram
 from unet3d import __version__
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import one_of, read_settings
-from unet3d.config.instantiate import LAYOUTS, Factory, check_saved_config
 from unet3d.data.dataset import get_region_labels
 from unet3d.data.layouts.scans import find_scans
 from unet3d.data.loading.datasets import crop_padded
 from unet3d.data.preprocessing.pipeline import Preprocessing
-from unet3d.errors import RunError, UsageError, summarize_error
+from unet3d.errors import RunError, UsageError
 from unet3d.export import formats
 from unet3d.export.bundle import get_network_path, write_description, write_weights
 from unet3d.files import add_path_to_errors, read_report
@@ -108,7 +107,7 @@ def export(
 ) -> str:
     """Write the file, keep it only if its outputs are the network's, and say how they agree.
 
-    They are compared on patches of the scans of `input`, by default of the training dataset.
+    They are compared on patches of the scans of `input`, by default on noise.
     """
     if output.is_dir() and output.suffix:
         raise UsageError(f"{output} is a folder: name a file in it")
@@ -129,7 +128,7 @@ def export(
     size = (len(ensemble.channels), *ensemble.patch_size)
     forwards = [get_inference_fn(n, Precision("32", "32"), CPU) for n in ensemble.networks]
     measure_window_memory(forwards, (1, *size), CPU)  # refuses such patches
-    patches, source = load_sample_patches(input, metadata, ensemble.patch_size, allow_targets)
+    patches, source = load_sample_patches(input, metadata, ensemble.patch_size)
     prefix = f".{output.name[-50:]}-"
     with TemporaryDirectory(prefix=prefix, dir=output.parent) as folder, add_path_to_errors(output):
         draft = Path(folder) / output.name
@@ -264,46 +263,18 @@ def compare_outputs(
 
 
 def load_sample_patches(
-    scans: Path | None,
-    metadata: Mapping[str, Any],
-    patch_size: Triple,
-    allow_targets: Sequence[str],
+    scans: Path | None, metadata: Mapping[str, Any], patch_size: Triple
 ) -> tuple[list[Tensor], str]:
-    """Cut patches (C, D, H, W) from scans, else from the training dataset; else make noise.
-
-    Also return where they come from.
-    """
-    channels, data = metadata["channels"], metadata["config"]["data"]
-    preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
-    try:
-        if scans is None:
-            cases, source = list_training_images(data, allow_targets), data["root"]
-        else:
-            cases, source = [scan.files for scan in find_scans(scans, channels)], scans
-        images = select_varied_patches(cases, preprocessing, patch_size, channels)
-        return images, f"{NUM_PATCHES} patches of {source}"
-    except Exception as error:
-        if scans is not None:
-            raise
-        # The dataset may have been moved, changed or damaged.
+    """Cut patches (C, D, H, W) from scans, or make noise; also return where they come from."""
+    channels = metadata["channels"]
+    if scans is None:
         generator = torch.Generator().manual_seed(0)
-        images = list(torch.randn(NUM_PATCHES, len(channels), *patch_size, generator=generator))
-        reason = f"{summarize_error(error)}: give scans with input="
-        return images, f"seeded noise instead of scans ({reason}),"
-
-
-def list_training_images(
-    data: Mapping[str, Any], allow_targets: Sequence[str]
-) -> list[tuple[Path, ...]]:
-    """Return the images of the cases that a checkpoint was trained on."""
-    root = Path(str(data["root"]))
-    if root.is_dir():
-        saved = data["layout"]
-        check_saved_config(saved, "data.layout", packages=LAYOUTS, allow_targets=allow_targets)
-        layout = Factory("data.layout", saved)()
-        if Path(getattr(layout, "root", root)).is_dir():  # or synthetic data would be generated
-            return [case.images for case in layout.list_cases()]
-    raise UsageError(f"the training dataset was not found at {root.absolute()}")
+        noise = torch.randn(NUM_PATCHES, len(channels), *patch_size, generator=generator)
+        return list(noise), f"{NUM_PATCHES} patches of noise"
+    cases = [scan.files for scan in find_scans(scans, channels)]
+    preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
+    patches = select_varied_patches(cases, preprocessing, patch_size, channels)
+    return patches, f"{NUM_PATCHES} patches of {scans}"
 
 
 def select_varied_patches(

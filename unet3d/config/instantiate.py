@@ -21,9 +21,6 @@ from unet3d.errors import UsageError, is_out_of_memory, summarize_error
 NETWORKS = ("unet3d.model", "unet3d.pool", "monai.networks", "torch.nn")
 """Packages of the classes that a saved network may consist of."""
 
-LAYOUTS = ("unet3d.data.layouts",)
-"""Packages of the classes that list the cases of a dataset."""
-
 
 @dataclass(frozen=True)
 class Factory:
@@ -107,39 +104,35 @@ def read_option(group: str, name: str) -> Factory:
     return Factory(group, to_plain(node))
 
 
-def check_saved_config(
-    values: Any, key: str, *, packages: Sequence[str], allow_targets: Sequence[str]
-) -> None:
-    """Refuse a part of a saved config that would run other code than that of these packages."""
+def check_saved_config(values: Any, key: str, allow_targets: Sequence[str]) -> None:
+    """Refuse a part of a saved config that would run other code than that of networks."""
     for name, value in values.items() if isinstance(values, dict) else enumerate(values):
         path = f"{key}.{name}"
         if name == "_target_":
-            _check_target(path, value, packages, allow_targets)
+            _check_target(path, value, allow_targets)
         elif isinstance(value, dict | list | tuple):
-            check_saved_config(value, path, packages=packages, allow_targets=allow_targets)
+            check_saved_config(value, path, allow_targets)
         elif isinstance(value, str) and "${" in value:  # Hydra would resolve it to anything
             raise UsageError(f"{path} is {value[:80]!r}: it must not hold ${{")
 
 
-def _check_target(
-    key: str, name: Any, packages: Sequence[str], allow_targets: Sequence[str]
-) -> None:
+def _check_target(key: str, name: Any, allow_targets: Sequence[str]) -> None:
     """Refuse a name outside of the packages, which is not even imported.
 
     `torch.nn.modules.conv.torch.hub.load` starts like an allowed name: where a class is defined
     counts, too.
     """
     described = str(name)
-    if isinstance(name, str) and _is_inside(name, (*packages, *allow_targets)):
+    if isinstance(name, str) and _is_inside(name, (*NETWORKS, *allow_targets)):
         target = import_target(key, name)
         home = getattr(target, "__module__", None) or "nowhere"
-        is_ours = inspect.isclass(target) and _is_inside(home, packages)
+        is_ours = inspect.isclass(target) and _is_inside(home, NETWORKS)
         is_callable = inspect.isclass(target) or inspect.isfunction(target)
         if is_ours or (is_callable and _is_inside(home, allow_targets)):
             return
         described = f"{name} (defined in {home})"
     raise UsageError(
-        f"{key} names {described}: a file may only name classes of {', '.join(packages)}; "
+        f"{key} names {described}: a file may only name classes of {', '.join(NETWORKS)}; "
         "allow_targets=[my_package] adds a package that you trust"
     )
 

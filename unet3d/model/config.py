@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from unet3d.config.compose import Composition, Config
 from unet3d.config.fields import BOOL
 from unet3d.config.instantiate import (
-    NETWORKS,
     Factory,
     check_saved_config,
     read_factory,
@@ -90,5 +89,5 @@ def parse_saved_network(
     model = {key: value for key, value in saved["model"].items() if key != "prior_bias"}
     if allow_targets is not None:
         for key, values in (("model", model), ("pool", saved["pool"])):
-            check_saved_config(values, key, packages=NETWORKS, allow_targets=allow_targets)
+            check_saved_config(values, key, allow_targets)
     return NetworkConfig(model=Factory("model", model), pool=Factory("pool", saved["pool"]))
