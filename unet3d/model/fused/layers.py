@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from unet3d.model.fused.convolution import Convolution, FeatureMapSource, GradientSink
 from unet3d.model.fused.feature_maps import ConvOutput, LazyActivation
-from unet3d.model.fused.norms import FoldedNorm, Moments, NormGradient, fold_norm, make_stat_groups
+from unet3d.model.fused.norms import (
+    FoldedNorm,
+    NormGradient,
+    fold_norm,
+    make_moments,
+    make_stat_groups,
+)
 from unet3d.model.fused.tiling import MapLayout
 
 MakeGradientSinks = Callable[[Tensor], Sequence[GradientSink | None]]
@@ -143,7 +149,7 @@ class Layers:
         convolution = Convolution(module.conv, [self.output] if self.layers else self.sources)
         convolution.copies = max(self.copies, convolution.copies)
         groups = make_stat_groups(module.norm, module.conv.out_channels)
-        moments = None if groups is None else Moments()
+        moments = make_moments(module.norm, groups, convolution.layout)
         raw, store = ConvOutput(convolution), store or convolution.is_strided
         if store or moments is not None:
             raw.stored = convolution.forward(store=store, moments=moments, on_input=on_input)

@@ -21,21 +21,31 @@ from torch import Tensor, nn
 
 from unet3d.model.fused import operators
 from unet3d.model.fused.kernels import cuda
+from unet3d.model.fused.tiling import MapLayout
 
 
 class Moments:
-    """Mean and squared deviations per volume and channel of a map that is read in tiles."""
+    """Mean and squared deviations per volume and channel of a map that is read in tiles.
 
-    def __init__(self) -> None:
+    A tile of `unmerged` voxels is the whole map, whose sums on a GPU stay those of each program:
+    the kernels that fold them merge them, too, which saves a launch.
+    """
+
+    def __init__(self, unmerged: int = 0) -> None:
+        self.unmerged = unmerged
         self.count = 0  # values per volume and channel
-        self.total = torch.empty(0)  # (2, B, C): the mean, and the sum of squared deviations
+        self.total = torch.empty(0)  # (P, 2, B, C): the mean, and the sum of squared deviations
 
     def add(self, rows: Tensor) -> None:
         """Add the rows of a tile."""
         if not self.count:
-            self.total = operators.make_sums(rows)
+            self.total = self.make_sums(rows)
         operators.add_moments(rows, self.count, self.total)
         self.count += prod(rows.shape[2:])
+
+    def make_sums(self, rows: Tensor) -> Tensor:
+        """Allocate sums over rows, (P, 2, B, C); P is 1 where those of programs are merged."""
+        return operators.make_sums(rows, merged=prod(rows.shape[2:]) != self.unmerged)
 
 
 @dataclass(frozen=True)
@@ -51,18 +61,20 @@ class FoldedNorm:
     moments: Moments | None
 
     def add_gradient_sums(self, g: Tensor, y: Tensor, sums: Tensor | None) -> Tensor:
-        """Add what `gradient` needs of some rows, (2, B, C), to `sums`, if any.
+        """Add what `gradient` needs of some rows, (P, 2, B, C), to `sums`, if any.
 
         `y` are raw rows, `g` the gradient of their activation.
         """
-        first, result = sums is None, operators.make_sums(y) if sums is None else sums
+        moments, first = self.moments or Moments(), sums is None
+        result = moments.make_sums(y) if sums is None else sums
         numbers = (self.scale, self.shift, self.mean, self.rstd)
         operators.add_norm_gradient_sums(g, y, *numbers, self.slope, first, result)
         return result
 
     def gradient(self, sums: Tensor) -> "NormGradient":
-        """Return the gradient, given the sums (2, B, C) of m and of m * x over a map."""
+        """Return the gradient, given the sums (P, 2, B, C) of m and of m * x over a map."""
         if self.stat_groups is None or self.moments is None:
+            (sums,) = sums
             (shift, weight), zero = sums.sum(1), torch.zeros_like(self.scale)
             bias = (self.scale * sums[0]).sum(0)
             return NormGradient(self, self.scale, zero, zero, weight=weight, shift=shift, bias=bias)
@@ -73,13 +85,14 @@ class FoldedNorm:
                 *(count, groups.groups, groups.over_batch),
             )
         else:
+            (sums,), (total,) = sums, self.moments.total
             p, q = (groups.mean(s * self.scale / self.rstd) * self.rstd for s in sums)
             linear = q * self.rstd / -count
             constant = p / -count - linear * self.mean
             linear, (shift, weight) = linear.expand_as(constant).contiguous(), sums.sum(1)
             bias = torch.zeros_like(shift)  # a norm of each channel subtracts it again
             if groups.groups < sums.shape[2]:
-                change = constant + linear * self.moments.total[0]
+                change = constant + linear * total[0]
                 bias = (self.scale * sums[0] + count * change).sum(0)
         return NormGradient(
             self, self.scale, constant, linear, weight=weight, shift=shift, bias=bias
@@ -144,6 +157,15 @@ def make_stat_groups(norm: nn.Module, channels: int) -> StatGroups | None:
     return StatGroups(norm.num_groups, over_batch=False)
 
 
+def make_moments(norm: nn.Module, groups: StatGroups | None, layout: MapLayout) -> Moments | None:
+    """Return what collects the moments of a norm's input; None if it needs none."""
+    if groups is None:
+        return None
+    is_folded = groups.world_size == 1 and getattr(norm, "momentum", 0.0) is not None
+    merges = is_folded and layout.is_whole and not isinstance(norm, nn.GroupNorm)
+    return Moments(prod(layout.size) if merges else 0)
+
+
 def get_negative_slope(activation: nn.Module) -> float:
     """Return the slope of an activation below zero."""
     if isinstance(activation, nn.Identity):
@@ -186,7 +208,7 @@ def fold_norm(
             *(*affine, bias, *running, momentum),
         )
         return FoldedNorm(*folded, slope, groups, moments)
-    means, squares = moments.total
+    ((means, squares),) = moments.total
     if bias is not None:
         means = means + bias
     mean = groups.mean(means)

@@ -37,13 +37,14 @@ def select_kernels(*maps: Tensor) -> ModuleType | None:
 
 @custom_op("unet3d::add_moments", mutates_args=("total",))
 def add_moments(y: Tensor, count: int, total: Tensor) -> None:
-    """Add y to `total` (2, B, C): the mean, and the sum of squared deviations from it.
+    """Add y to `total` (P, 2, B, C): the mean, and the sum of squared deviations from it.
 
     `count` is the number of values per volume and channel in `total`; for 0 it is overwritten.
     """
     if kernels := select_kernels(y):
         return kernels.add_moments(y, count, total)
-    result, n = torch.empty_like(total), y[0, 0].numel()
+    (total,), n = total, y[0, 0].numel()
+    result = torch.empty_like(total)
     for c in _iter_channels(y):
         variance, mean = torch.var_mean(upcast(y[:, c]), dim=(2, 3, 4), correction=0)
         result[0, :, c], result[1, :, c] = mean, variance * n
@@ -86,7 +87,7 @@ def add_norm_gradient_sums(
     first: bool,
     sums: Tensor,
 ) -> None:
-    """Add the sums of m and of m * (y - mean) * rstd to (2, B, C); if `first`, overwrite it."""
+    """Add the sums of m and of m * (y - mean) * rstd to (P, 2, B, C); if `first`, overwrite it."""
     if kernels := select_kernels(y, g):
         numbers = (scale, shift, mean, rstd)
         return kernels.add_norm_gradient_sums(g, y, *numbers, slope=slope, first=first, sums=sums)
@@ -95,8 +96,8 @@ def add_norm_gradient_sums(
     for c in _iter_channels(y):
         m = _activation_backward(g, y, scale, shift, slope, c)
         x = (upcast(y[:, c]) - _per_channel(mean[:, c])) * _per_channel(rstd[:, c])
-        sums[0, :, c] += m.sum((2, 3, 4))
-        sums[1, :, c] += (m * x).sum((2, 3, 4))
+        sums[0, 0, :, c] += m.sum((2, 3, 4))
+        sums[0, 1, :, c] += (m * x).sum((2, 3, 4))
 
 
 @custom_op("unet3d::norm_gradient", mutates_args=("out",))
@@ -162,10 +163,11 @@ def _(g: Tensor, axes: Sequence[int], linear: bool, low: Tensor) -> list[int]:
     return [4 * b * c * d * h * low_w, 4 * b * c * d * low_h * low_w]
 
 
-def make_sums(y: Tensor) -> Tensor:
-    """Allocate (2, B, C) in the dtype of sums."""
+def make_sums(y: Tensor, *, merged: bool = True) -> Tensor:
+    """Allocate (P, 2, B, C) in the dtype of sums: those of P programs, or merged ones."""
+    parts = 1 if merged or select_kernels(y) is not cuda else cuda.count_parts(y)
     dtype = torch.promote_types(y.dtype, torch.float32)
-    return torch.empty(2, *y.shape[:2], dtype=dtype, device=y.device)
+    return torch.empty(parts, 2, *y.shape[:2], dtype=dtype, device=y.device)
 
 
 def _iter_channels(x: Tensor) -> Iterator[slice]:

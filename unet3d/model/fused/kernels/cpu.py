@@ -25,10 +25,10 @@ class _Map(ctypes.Structure):
 def add_moments(y: Tensor, count: int, total: Tensor) -> None:
     """Run operators.add_moments."""
     part = torch.empty_like(total) if count else total
-    mean, squares = part
+    mean, squares = part[0]
     _run("moments", y, y, mean, squares)
     if count:
-        merge_moments(total, count, part, y[0, 0].numel())
+        merge_moments(total[0], count, part[0], y[0, 0].numel())
 
 
 def normalize(maps: Sequence[Tensor], *numbers: Sequence[Any], add: bool, out: Tensor) -> None:

@@ -30,16 +30,17 @@ def _kernels() -> Any:
 
 def add_moments(y: Tensor, count: int, total: Tensor) -> None:
     """Run operators.add_moments."""
-    (grid, sizes), (b, c), kernels = _sums(y), y.shape[:2], _kernels()
-    parts = total.new_empty(grid[0], 2, b, c)
+    (grid, sizes), (b, c), kernels = _sums(*y.shape), y.shape[:2], _kernels()
+    parts = total if len(total) > 1 else total.new_empty(grid[0], 2, b, c)
     launch(kernels.moments_kernel, y.device, grid, y, parts, *_layout(y, y), b, **sizes)
-    numbers = (grid[0], b * c, count, prod(y.shape[2:]), sizes["TILES"] * sizes["BV"])
-    _merge(kernels.merge_moments_kernel, parts, total, *numbers)
+    if parts is not total:
+        numbers = (grid[0], b * c, count, prod(y.shape[2:]), sizes["TILES"] * sizes["BV"])
+        _merge(kernels.merge_moments_kernel, parts, total, *numbers)
 
 
 def normalize(maps: Sequence[Tensor], *numbers: Sequence[Any], add: bool, out: Tensor) -> None:
     """Run operators.normalize; the last map stands for those that the kernel does not use."""
-    (grid, sizes), unused = _elements(out), MAX_TERMS - len(maps)
+    (grid, sizes), unused = _elements(*out.shape), MAX_TERMS - len(maps)
     ys = [*maps, *[maps[-1]] * unused]
     padded = [n for own in numbers for n in (*own, *[own[-1]] * unused)]
     arguments = (*ys, *padded, out, *_layout(out, *ys, out))
@@ -51,23 +52,24 @@ def add_norm_gradient_sums(
     g: Tensor, y: Tensor, *numbers: Tensor, slope: float, first: bool, sums: Tensor
 ) -> None:
     """Run operators.add_norm_gradient_sums."""
-    (grid, sizes), (b, c), kernels = _sums(y), y.shape[:2], _kernels()
-    parts = sums.new_empty(grid[0], 2, b, c)
+    (grid, sizes), (b, c), kernels = _sums(*y.shape), y.shape[:2], _kernels()
+    parts = sums if len(sums) > 1 else sums.new_empty(grid[0], 2, b, c)
     arguments = (g, y, *numbers, parts, slope, *_layout(y, g, y), b)
     launch(kernels.gradient_sums_kernel, y.device, grid, *arguments, **sizes)
-    _merge(kernels.add_parts_kernel, parts, sums, grid[0], 2 * b * c, int(first))
+    if parts is not sums:
+        _merge(kernels.add_parts_kernel, parts, sums, grid[0], 2 * b * c, int(first))
 
 
 def norm_gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Tensor) -> None:
     """Run operators.norm_gradient."""
-    grid, sizes = _elements(y)
+    grid, sizes = _elements(*y.shape)
     arguments = (g, y, out, *numbers, slope, *_layout(y, g, y, out))
     launch(_kernels().gradient_kernel, y.device, grid, *arguments, **sizes)
 
 
 def activation_gradient(a: Tensor, slope: float, g: Tensor) -> None:
     """Run operators.activation_gradient."""
-    grid, sizes = _elements(a)
+    grid, sizes = _elements(*a.shape)
     arguments = (a, g, slope, *_layout(a, a, g))
     launch(_kernels().activation_gradient_kernel, a.device, grid, *arguments, **sizes)
 
@@ -99,13 +101,15 @@ def fold_statistics(
 ) -> Tensor:
     """Return (4, B, C): scale, shift, mean and 1 / standard deviation; update running statistics.
 
-    `total` are the moments of `count` values per volume and channel, without the convolution's
-    `bias`; `weight` and `shift` are those of the norm, `batches` counts its updates.
+    `total` are the moments (P, 2, B, C) of `count` values per volume and channel, without the
+    convolution's `bias`; `weight` and `shift` are those of the norm, `batches` counts its updates.
     """
-    (_, b, c), (grid, sizes) = total.shape, _groups(total, groups, over_batch)
+    (parts, _, b, c), (grid, sizes) = total.shape, _groups(total, groups, over_batch)
     out = total.new_empty(4, b, c)
     values = b * count if over_batch else count * (c // groups)
-    numbers = (b, c, float(count), values / max(1, values - 1), eps, momentum)
+    _, split = _sums(b, c, 1, 1, count)
+    numbers = (parts, b, c, count, split["TILES"] * split["BV"])
+    numbers = (*numbers, values / max(1, values - 1), eps, momentum)
     sizes["AFFINE"], sizes["BIAS"] = weight is not None, bias is not None
     sizes["RUNNING"] = running_mean is not None
     optional = (weight, shift, bias, running_mean, running_var, batches)
@@ -127,29 +131,31 @@ def fold_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return (2, B, C): `constant` and `linear` of NormGradient, from the sums of m and m * x.
 
-    Also return (3, C): its `shift`, `weight` and `bias`. `total` are the moments of the map.
+    Also return (3, C): its `shift`, `weight` and `bias`. `sums`, and `total`, the moments of the
+    map, are (P, 2, B, C).
     """
-    (_, b, c), (_, sizes) = sums.shape, _groups(sums, groups, over_batch)
-    out, parameters = torch.empty_like(sums), sums.new_empty(3, c)
+    (parts, _, b, c), (_, sizes) = sums.shape, _groups(sums, groups, over_batch)
+    out, parameters = sums.new_empty(2, b, c), sums.new_empty(3, c)
     tensors = (sums, scale, mean, rstd, total, out, parameters)
-    numbers = (b, c, float(count), 1 if over_batch else b)
+    numbers = (parts, b, c, float(count), 1 if over_batch else b)
     launch(_kernels().fold_gradient_kernel, sums.device, (groups,), *tensors, *numbers, **sizes)
     return out, parameters
 
 
 @fold_statistics.register_fake
 def _(total: Tensor, *others: object) -> Tensor:
-    return total.new_empty(4, *total.shape[1:])
+    return total.new_empty(4, *total.shape[2:])
 
 
 @fold_gradient.register_fake
 def _(sums: Tensor, *others: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(sums), sums.new_empty(3, sums.shape[2])
+    b, c = sums.shape[2:]
+    return sums.new_empty(2, b, c), sums.new_empty(3, c)
 
 
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
     """Run operators.interpolate."""
-    grid, sizes = _elements(out)
+    grid, sizes = _elements(*out.shape)
     arguments = (low, out, *_layout(out, low, out), *axes)
     launch(_kernels().interpolate_kernel, out.device, grid, *arguments, LINEAR=linear, **sizes)
 
@@ -167,7 +173,7 @@ def interpolate_gradient(g: Tensor, axes: Sequence[int], linear: bool, low: Tens
         taps = size // low_size
         if linear:
             taps = size if low_size == 1 else -(-2 * (size - 1) // (low_size - 1)) + 3
-        grid, sizes = _elements(out)
+        grid, sizes = _elements(*out.shape)
         positions = (first, g.shape[axis + 2], size, low_first, low_size, taps)
         constants = {"AXIS": axis, "LINEAR": linear, "ADD": axis == 0, **sizes}
         arguments = (g, out, *_layout(out, g, out), *positions)
@@ -185,17 +191,17 @@ def _layout(x: Tensor, *maps: Tensor) -> list[int]:
     return numbers
 
 
-def _elements(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """Return the grid of a kernel that writes x, and the voxels and channels of its tile."""
-    c, channels = x.shape[1], min(64, 1 << (x.shape[1] - 1).bit_length())
+def _elements(b: int, c: int, *size: int) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    """Return the grid of a kernel that writes a map, and the voxels and channels of its tile."""
+    channels = min(64, 1 << (c - 1).bit_length())
     voxels = TILE // channels
-    grid = (-(-prod(x.shape[2:]) // voxels), len(x), -(-c // channels))
+    grid = (-(-prod(size) // voxels), b, -(-c // channels))
     return grid, {"BV": voxels, "BC": channels}
 
 
-def _sums(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """Return the grid of a kernel that sums x, its tile, and the tiles per program."""
-    (tiles, b, c), sizes = _elements(x)
+def _sums(*shape: int) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    """Return the grid of a kernel that sums a map, its tile, and the tiles per program."""
+    (tiles, b, c), sizes = _elements(*shape)
     per_program = max(1, tiles * b * c // PROGRAMS)
     return (-(-tiles // per_program), b, c), {"TILES": per_program, **sizes}
 
@@ -206,10 +212,15 @@ def _merge(kernel: Any, parts: Tensor, result: Tensor, *numbers: int) -> None:
     launch(kernel, result.device, grid, parts, result, *numbers, **PART_BLOCK)
 
 
+def count_parts(y: Tensor) -> int:
+    """Return the number of programs that each sum some voxels of y."""
+    return _sums(*y.shape)[0][0]
+
+
 def _groups(sums: Tensor, groups: int, over_batch: bool) -> tuple[tuple[int], dict[str, Any]]:
     """Return the grid of a kernel with a program per group of statistics, and its sizes."""
-    _, b, c = sums.shape
+    parts, _, b, c = sums.shape
     size = c // groups
     programs, members = (groups, b * size) if over_batch else (b * groups, size)
-    sizes = {"GROUP": size, "OVER_BATCH": over_batch}
+    sizes = {"GROUP": size, "OVER_BATCH": over_batch, "BP": 1 if parts == 1 else PART_BLOCK["BP"]}
     return (programs,), {**sizes, "MEMBERS": 1 << (members - 1).bit_length()}

@@ -144,6 +144,35 @@ def moments_kernel(
     tl.store(target + B * C, tl.maximum(s - a * a / n, 0.0), mask=c < C)
 
 
+@triton.jit
+def _merge_moments(parts, n, inside, P, N, voxels, per_part, BP: tl.constexpr, BN: tl.constexpr):
+    """Return mean and squared deviations of `voxels` values, given columns n of (P, 2, N)."""
+    pivot = tl.load(parts + n, mask=inside, other=0.0)
+    one = tl.zeros([BP, BN], tl.float32)
+    two = tl.zeros([BP, BN], tl.float32)
+    for start in range(0, P, BP):
+        p = start + tl.arange(0, BP)
+        mask = (p < P)[:, None] & inside[None, :]
+        at = parts + p[:, None] * (2 * N) + n[None, :]
+        size = tl.minimum(voxels - p * per_part, per_part).to(tl.float32)[:, None]
+        d = tl.where(mask, tl.load(at, mask=mask, other=0.0) - pivot[None, :], 0.0)
+        one += size * d
+        two += tl.load(at + N, mask=mask, other=0.0) + size * d * d
+    v, a, s = voxels * 1.0, tl.sum(one, 0), tl.sum(two, 0)
+    return pivot + a / v, tl.maximum(s - a * a / v, 0.0)
+
+
+@triton.jit
+def _add_parts(parts, n, inside, P, N, BP: tl.constexpr, BN: tl.constexpr):
+    """Return the sum over P of columns n of (P, N)."""
+    total = tl.zeros([BP, BN], tl.float32)
+    for start in range(0, P, BP):
+        p = start + tl.arange(0, BP)
+        mask = (p < P)[:, None] & inside[None, :]
+        total += tl.load(parts + p[:, None] * N + n[None, :], mask=mask, other=0.0)
+    return tl.sum(total, 0)
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_moments_kernel(
     parts, total, P, N, count, voxels, per_part,
@@ -151,20 +180,8 @@ def merge_moments_kernel(
 ):  # fmt: skip
     """Add the moments of P parts (P, 2, N) to those of `count` values in total (2, N)."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    pivot = tl.load(parts + n, mask=n < N, other=0.0)
-    one = tl.zeros([BP, BN], tl.float32)
-    two = tl.zeros([BP, BN], tl.float32)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        mask = (p < P)[:, None] & (n < N)[None, :]
-        at = parts + p[:, None] * (2 * N) + n[None, :]
-        size = tl.minimum(voxels - p * per_part, per_part).to(tl.float32)[:, None]
-        d = tl.where(mask, tl.load(at, mask=mask, other=0.0) - pivot[None, :], 0.0)
-        one += size * d
-        two += tl.load(at + N, mask=mask, other=0.0) + size * d * d
+    mean, squares = _merge_moments(parts, n, n < N, P, N, voxels, per_part, BP, BN)
     v, k = voxels * 1.0, count * 1.0
-    a, s = tl.sum(one, 0), tl.sum(two, 0)
-    mean, squares = pivot + a / v, tl.maximum(s - a * a / v, 0.0)
     known = n < tl.where(count > 0, N, 0)
     before = tl.load(total + n, mask=known, other=0.0)
     change = mean - before
@@ -180,13 +197,8 @@ def add_parts_kernel(
 ):  # fmt: skip
     """Add the sum over P parts (P, N) to total (N), or overwrite it if `first`."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    one = tl.zeros([BP, BN], tl.float32)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        mask = (p < P)[:, None] & (n < N)[None, :]
-        one += tl.load(parts + p[:, None] * N + n[None, :], mask=mask, other=0.0)
     before = tl.load(total + n, mask=n < tl.where(first > 0, 0, N), other=0.0)
-    tl.store(total + n, before + tl.sum(one, 0), mask=n < N)
+    tl.store(total + n, before + _add_parts(parts, n, n < N, P, N, BP, BN), mask=n < N)
 
 
 @triton.jit
@@ -202,25 +214,28 @@ def _members(program, B, C, GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBE
         return b, c, i < GROUP
 
 
-@triton.jit(do_not_specialize=["B", "C", "count"])
+@triton.jit(do_not_specialize=["P", "B", "C", "voxels", "per_part"])
 def fold_statistics_kernel(
-    total, weight, shift, bias, running_mean, running_var, batches, out,
-    B, C, count, correction, eps, momentum,
+    parts, weight, shift, bias, running_mean, running_var, batches, out,
+    P, B, C, voxels, per_part, correction, eps, momentum,
     AFFINE: tl.constexpr, BIAS: tl.constexpr, RUNNING: tl.constexpr,
-    GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.constexpr,
+    GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, BP: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
-    """Write scale, shift, mean and 1 / standard deviation of a group to out (4, B, C)."""
+    """Write scale, shift, mean and 1 / standard deviation of a group to out (4, B, C).
+
+    `parts` are the moments of P parts (P, 2, B, C) of `voxels` values.
+    """
     b, c, inside = _members(tl.program_id(0), B, C, GROUP, OVER_BATCH, MEMBERS)
     at, size = b * C + c, B * C
     members = tl.sum(inside.to(tl.float32), 0)
     extra = tl.zeros([MEMBERS], tl.float32)
     if BIAS:
         extra += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
-    mean = tl.load(total + at, mask=inside, other=0.0) + extra
-    squares = tl.load(total + size + at, mask=inside, other=0.0)
+    mean, squares = _merge_moments(parts, at, inside, P, size, voxels, per_part, BP, MEMBERS)
+    mean += extra
     center = tl.sum(mean, 0) / members
     d = tl.where(inside, mean - center, 0.0)
-    variance = (tl.sum(squares, 0) / count + tl.sum(d * d, 0)) / members
+    variance = (tl.sum(squares, 0) / voxels + tl.sum(d * d, 0)) / members
     rstd = 1.0 / tl.sqrt(variance + eps)
     scale = tl.zeros([MEMBERS], tl.float32) + rstd
     offset = tl.zeros([MEMBERS], tl.float32)
@@ -243,10 +258,10 @@ def fold_statistics_kernel(
             tl.store(batches, tl.load(batches) + 1)
 
 
-@triton.jit(do_not_specialize=["B", "C", "count", "volumes"])
+@triton.jit(do_not_specialize=["P", "B", "C", "count", "volumes"])
 def fold_gradient_kernel(
-    sums, scale, mean, rstd, total, out, parameters, B, C, count, volumes,
-    GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBERS: tl.constexpr,
+    parts, scale, mean, rstd, total, out, parameters, P, B, C, count, volumes,
+    GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, BP: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """Write `constant` and `linear` of a group's gradient to out (2, B, C).
 
@@ -264,8 +279,8 @@ def fold_gradient_kernel(
         members = tl.sum(inside.to(tl.float32), 0)
         factor = tl.load(scale + at, mask=inside, other=0.0)
         inv = tl.load(rstd + at, mask=inside, other=1.0)
-        one = tl.load(sums + at, mask=inside, other=0.0)
-        two = tl.load(sums + size + at, mask=inside, other=0.0)
+        one = _add_parts(parts, at, inside, P, 2 * size, BP, MEMBERS)
+        two = _add_parts(parts + size, at, inside, P, 2 * size, BP, MEMBERS)
         p, q = tl.sum(factor / inv * one, 0) / members, tl.sum(factor / inv * two, 0) / members
         linear = -q * inv * inv / count
         constant = -p * inv / count - linear * tl.load(mean + at, mask=inside, other=0.0)
