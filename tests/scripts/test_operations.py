@@ -12,11 +12,12 @@ FORUM = "experiment=forum_small model=unet_small"
 @pytest.mark.parametrize(
     ("words", "most"),
     [
-        (f"{FORUM} checkpointing=fused", 350),
-        (f"{FORUM} checkpointing=leanest", 420),
+        (f"{FORUM} checkpointing=fused", 320),
+        (f"{FORUM} checkpointing=leanest", 390),
         (f"{FORUM} checkpointing=fused checkpointing.tile_mib=64", 800),
-        ("model=unet_nnunet data.patch_size=[128,128,128]", 560),
-        ("experiment=resenc_l", 1610),
+        ("model=unet_nnunet data.patch_size=[128,128,128]", 480),
+        ("experiment=resenc_l", 1400),
+        ("experiment=resenc_l checkpointing=lean", 1420),
     ],
 )
 def test_a_step_launches_few_kernels_and_never_waits(composed, words, most):

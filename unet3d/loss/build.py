@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError, summarize_error
-from unet3d.loss.deep_supervision import average_levels
+from unet3d.loss.deep_supervision import average_levels, split_levels
 from unet3d.loss.partial_labels import PartialLabels
 from unet3d.types import IGNORE_LABEL
 
@@ -100,7 +100,8 @@ class AdaptedLoss(nn.Module):
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
-        return average_levels(self._compute_one, logits, labels)
+        losses = [self._compute_one(*level) for level in split_levels(logits, labels)]
+        return average_levels(torch.stack(losses))
 
     def _compute_one(self, logits: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(logits.device.type, enabled=False):

@@ -1,35 +1,31 @@
 """Compute a loss at every level of deep supervision."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+Level = tuple[Tensor, Tensor]
+"""Logits (B, K, D, H, W) of one level, and the labels (B, D, H, W) at its resolution."""
 
-def average_levels(
-    compute: Callable[[Tensor, Tensor], Tensor], logits: Tensor | Sequence[Tensor], labels: Tensor
-) -> Tensor:
-    """Return the weighted mean of a loss over the levels of deep supervision, finest first.
 
-    Each level has half the weight of the one before and sees the labels at its own resolution.
-    """
-    levels = split_levels(logits, labels)
-    losses = [compute(y, resize_labels(labels, y.shape[2:])) for y in levels]
+def average_levels(losses: Tensor) -> Tensor:
+    """Return the weighted mean of losses (L), finest first: each has half the weight before it."""
     if len(losses) == 1:
-        return losses[0]
-    weights = [2.0**-i for i in range(len(losses))]
-    weighted = [w * loss for w, loss in zip(weights, losses, strict=True)]
-    return torch.stack(weighted).sum() / sum(weights)
+        return losses.view(())
+    weights = torch.exp2(-torch.arange(len(losses), dtype=losses.dtype, device=losses.device))
+    return (losses * weights).sum() / (2 - 2.0 ** (1 - len(losses)))
 
 
-def split_levels(logits: Tensor | Sequence[Tensor], labels: Tensor) -> Sequence[Tensor]:
-    """Return the levels of logits, finest first.
+def split_levels(logits: Tensor | Sequence[Tensor], labels: Tensor) -> list[Level]:
+    """Return the levels of logits, finest first, each with the labels at its resolution.
 
     MONAI's DynUNet has a tensor (B, L, K, D, H, W) of levels at the same resolution.
     """
-    if not isinstance(logits, Tensor):
-        return logits
-    return logits.unbind(1) if logits.dim() == labels.dim() + 2 else [logits]
+    levels = logits
+    if isinstance(logits, Tensor):
+        levels = logits.unbind(1) if logits.dim() == labels.dim() + 2 else [logits]
+    return [(level, resize_labels(labels, level.shape[2:])) for level in levels]
 
 
 def resize_labels(labels: Tensor, size: Sequence[int]) -> Tensor:

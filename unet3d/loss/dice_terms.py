@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from unet3d.custom_ops import custom_op, get_device_type, upcast
+from unet3d.loss.deep_supervision import Level
 from unet3d.loss.kernels import cpu, cuda, make_dense
 from unet3d.triton_kernels import runs_triton
 from unet3d.types import IGNORE_LABEL
@@ -34,10 +35,10 @@ TINY = 1e-30
 class ClassSums(NamedTuple):
     """Sums over the voxels of each volume, or of the batch; ignored voxels are left out.
 
-    Each is (B, K) or (1, K), for K classes or regions. `overlap` sums the probability where the
-    class is the label, `predicted` everywhere; `reference` counts the voxels of the class.
-    `entropy` sums the cross-entropy of voxels whose label is the class, or of a region everywhere,
-    and `counted` the weights of the voxels in it.
+    Each is (L, B, K) or (L, 1, K), for L levels and K classes or regions. `overlap` sums the
+    probability where the class is the label, `predicted` everywhere; `reference` counts the voxels
+    of the class. `entropy` sums the cross-entropy of voxels whose label is the class, or of a
+    region everywhere, and `counted` the weights of the voxels in it.
     """
 
     overlap: Tensor
@@ -63,18 +64,21 @@ PLAIN_CROSS_ENTROPY = CrossEntropyOptions()
 
 
 def sum_classes(
-    logits: Tensor,
-    labels: Tensor,
+    levels: Sequence[Level],
     table: Tensor | None = None,
     *,
     batch: bool,
     kind: CrossEntropyOptions = PLAIN_CROSS_ENTROPY,
 ) -> ClassSums:
-    """Sum up logits (B, K, D, H, W) by labels (B, D, H, W); backward saves only these two."""
-    parts = _SumClasses.apply(logits, labels, table, kind)
+    """Sum up the logits of each level by its labels; backward saves only these two.
+
+    The sums of all levels are one tensor, so that a formula launches its operations once.
+    """
+    parts = zip(*(_SumClasses.apply(*level, table, kind) for level in levels), strict=True)
+    stacked = [torch.stack(part, 1) for part in parts]  # (3 or 2, L, B, K)
     if batch:
-        parts = [part.sum(1, keepdim=True) for part in parts]
-    return ClassSums(*parts[0].unbind(), *parts[1].unbind())
+        stacked = [part.sum(2, keepdim=True) for part in stacked]
+    return ClassSums(*stacked[0].unbind(), *stacked[1].unbind())
 
 
 class _SumClasses(Function):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError
-from unet3d.loss.deep_supervision import average_levels
+from unet3d.loss.deep_supervision import Level, average_levels, split_levels
 from unet3d.loss.dice_terms import (
     PLAIN_CROSS_ENTROPY,
     TINY,
@@ -59,31 +59,31 @@ class OverlapLoss(nn.Module):
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), labels (B, D, H, W) of any integer type -> scalar."""
-        return average_levels(self.compute_level, logits, labels)
+        return average_levels(self.compute_levels(split_levels(logits, labels)))
 
-    def compute_level(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of one level of deep supervision."""
-        weights, outputs = self.class_weights, logits.shape[1]
+    def compute_levels(self, levels: Sequence[Level]) -> Tensor:
+        """Return the loss (L) of each level of deep supervision."""
+        weights, outputs = self.class_weights, levels[0][0].shape[1]
         if weights is not None and len(weights) != outputs:
             raise UsageError(
                 f"loss.class_weights has {len(weights)} weights, the network {outputs} outputs: "
                 "give one weight per class, background first, or per region"
             )
-        sums = sum_classes(logits, labels, self.region_table, batch=self.batch, kind=self.kind)
+        sums = sum_classes(levels, self.region_table, batch=self.batch, kind=self.kind)
         entropy, counted = sums.entropy, sums.counted
         if weights is not None:
             entropy, counted = entropy * weights, counted * weights
-        mean = entropy.sum() / counted.sum().clamp(min=TINY)
-        return self.compute_error(sums) + self.ce * mean
+        mean = entropy.sum((1, 2)) / counted.sum((1, 2)).clamp(min=TINY)
+        return self.compute_errors(sums) + self.ce * mean
 
-    def compute_error(self, sums: ClassSums) -> Tensor:
-        """Return the formula's value."""
+    def compute_errors(self, sums: ClassSums) -> Tensor:
+        """Return the formula's value (L) at each level."""
         raise NotImplementedError
 
     def select_foreground(self, sums: ClassSums) -> list[Tensor]:
         """Return overlap, predicted and reference without the background, which regions lack."""
         first = 1 if self.region_table is None else 0
-        return [part[:, first:] for part in (sums.overlap, sums.predicted, sums.reference)]
+        return [part[..., first:] for part in (sums.overlap, sums.predicted, sums.reference)]
 
 
 class DiceCE(OverlapLoss):
@@ -138,10 +138,10 @@ class DiceCE(OverlapLoss):
         )
         self.dice = dice
 
-    def compute_error(self, sums: ClassSums) -> Tensor:
+    def compute_errors(self, sums: ClassSums) -> Tensor:
         overlap, predicted, reference = self.select_foreground(sums)
         scores = (2 * overlap + self.smooth) / (predicted + reference + self.smooth)
-        return self.dice * (1 - scores.mean())
+        return self.dice * (1 - scores.mean((1, 2)))
 
 
 class Tversky(OverlapLoss):
@@ -173,13 +173,13 @@ class Tversky(OverlapLoss):
         )
         self.alpha, self.beta, self.exponent = alpha, beta, 1 / gamma
 
-    def compute_error(self, sums: ClassSums) -> Tensor:
+    def compute_errors(self, sums: ClassSums) -> Tensor:
         overlap, predicted, reference = self.select_foreground(sums)
         false = self.alpha * (predicted - overlap) + self.beta * (reference - overlap)
         errors = 1 - (overlap + self.smooth) / (overlap + false + self.smooth)
         if self.exponent != 1:  # the root of 0 has no derivative, that of a rounding error no value
             errors = errors.clamp(min=self.smooth) ** self.exponent
-        return errors.mean()
+        return errors.mean((1, 2))
 
 
 class GeneralizedDice(OverlapLoss):
@@ -207,11 +207,11 @@ class GeneralizedDice(OverlapLoss):
         )
         self.exponent = EXPONENTS[weighting]
 
-    def compute_error(self, sums: ClassSums) -> Tensor:
+    def compute_errors(self, sums: ClassSums) -> Tensor:
         reference = sums.reference
         largest = torch.finfo(reference.dtype).max
-        smallest = torch.where(reference > 0, reference, largest).amin(1, keepdim=True)
+        smallest = torch.where(reference > 0, reference, largest).amin(2, keepdim=True)
         weights = (smallest / reference.where(reference > 0, smallest)) ** self.exponent
-        overlap = (weights * sums.overlap).sum(1)
-        total = (weights * (sums.predicted + reference)).sum(1)
-        return (1 - (2 * overlap + self.smooth) / (total + self.smooth)).mean()
+        overlap = (weights * sums.overlap).sum(2)
+        total = (weights * (sums.predicted + reference)).sum(2)
+        return (1 - (2 * overlap + self.smooth) / (total + self.smooth)).mean(1)

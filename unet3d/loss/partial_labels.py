@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from unet3d.custom_ops import upcast
-from unet3d.loss.deep_supervision import resize_labels, split_levels
+from unet3d.loss.deep_supervision import split_levels
 from unet3d.loss.dice_terms import iter_chunks
 from unet3d.types import IGNORE_LABEL
 
@@ -40,10 +40,7 @@ class PartialLabels(nn.Module):
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
-        merged = [
-            _MergeUnknown.apply(level, resize_labels(labels, level.shape[2:]), self.table)
-            for level in split_levels(logits, labels)
-        ]
+        merged = [_MergeUnknown.apply(*level, self.table) for level in split_levels(logits, labels)]
         is_unknown = (labels >= self.first) & (labels != IGNORE_LABEL)
         return self.loss(merged, labels.masked_fill(is_unknown, 0))
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from unet3d.errors import UsageError
+from unet3d.loss.deep_supervision import Level
 from unet3d.loss.dice_terms import sum_classes
 from unet3d.loss.overlap import DiceCE, Regions
 from unet3d.types import IGNORE_LABEL
@@ -49,11 +50,12 @@ class SkeletonRecall(DiceCE):
         )
         self.recall, self.iterations, self.dilations = recall, iterations, dilations
 
-    def compute_level(self, logits: Tensor, labels: Tensor) -> Tensor:
-        sums = sum_classes(logits, self.keep_tube(labels), self.region_table, batch=self.batch)
+    def compute_levels(self, levels: Sequence[Level]) -> Tensor:
+        tubes = [(logits, self.keep_tube(labels)) for logits, labels in levels]
+        sums = sum_classes(tubes, self.region_table, batch=self.batch)
         overlap, _, reference = self.select_foreground(sums)
         recall = (overlap + self.smooth) / (reference + self.smooth)
-        return super().compute_level(logits, labels) + self.recall * (1 - recall.mean())
+        return super().compute_levels(levels) + self.recall * (1 - recall.mean((1, 2)))
 
     @torch.no_grad()
     def keep_tube(self, labels: Tensor) -> Tensor:
