@@ -111,8 +111,8 @@ def front_limits() -> str:
     errors = list_errors()
     allocated, reserved = errors["allocated"], errors["reserved"]
     return (
-        "- Of the networks compared with nnU-Net's, this one gains most. For networks that nnU-Net "
-        f"plans, fused blocks need an estimated {plan} of the memory of its eager PlainConvUNet, "
+        "- The table shows the most favorable case. For networks that nnU-Net plans, fused blocks "
+        f"need an estimated {plan} of the memory of its eager PlainConvUNet, "
         f"and {residual} of its residual encoders.\n"
         f"- Median pooling did not raise Dice: {dice['median']} against {dice['max']} with max "
         f"pooling (hippocampus, fold 0, {runs['steps']} steps, means of {runs['runs']} runs).\n"
@@ -242,7 +242,7 @@ def describe_device(part: str) -> str:
 def unmeasured() -> str:
     """List the results that no file has."""
     parts = {
-        "tuned": "other projects' networks compiled and channels-last",
+        "tuned": "other projects' networks channels-last, and compiled at these sizes",
         "pool": "pooling",
     }
     missing = "; ".join(title for part, title in parts.items() if not read_gpu(part))

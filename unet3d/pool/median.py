@@ -40,7 +40,7 @@ class Median(nn.Module):
 
 
 def compute_middle_values(x: Tensor, windows: PoolWindows) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper middle value of each window, by minima and maxima, or sorted."""
+    """Return the two middle values of each window, in either order, by minima and maxima."""
     values = list(windows.views(x, fill=torch.inf))
     if any(windows.padding) or len(values) > MAX_COMPARED:
         ordered = torch.stack(values, -1).sort(-1).values  # padding comes last

@@ -62,7 +62,7 @@ class RunCallbacks:
         self.training_warnings = TrainingWarnings(
             limits, self.curves.loss, suggest, data.absent_class_warnings
         )
-        # Strategies of fused blocks give steps that are equal bit for bit; so do the plain ones.
+        # With equal tiles, strategies of fused blocks give equal steps; so do the plain ones.
         is_plain = step.strategy in ("none", "blocks") or not isinstance(module.model, HasRetention)
         fixed = {
             "head_warmup": step.head_warmup,
