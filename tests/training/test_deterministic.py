@@ -5,7 +5,7 @@ import torch
 
 from unet3d.commands.train import build_training
 from unet3d.errors import SignalListener, UsageError
-from unet3d.training.preflight import list_choices
+from unet3d.training.preflight import list_memory_options
 from unet3d.training.run import explain_errors
 
 
@@ -18,7 +18,7 @@ def restore_torch():
 def train(settings, folder):
     run = build_training(settings, folder)
     assert torch.are_deterministic_algorithms_enabled()
-    choices = list_choices(run.data.settings, run.module, cuda=True)
+    choices = list_memory_options(run.data.settings, run.module, cuda=True)
     assert {tile_mib for _, tile_mib in choices} == {None}  # whatever memory is free
     with explain_errors(run, None, SignalListener()):
         run.trainer.fit(run.module, run.data.train_loader)

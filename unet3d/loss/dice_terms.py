@@ -37,13 +37,13 @@ class ClassSums(NamedTuple):
 
     Each is (L, B, K) or (L, 1, K), for L levels and K classes or regions. `overlap` sums the
     probability where the class is the label, `predicted` everywhere; `reference` counts the voxels
-    of the class. `entropy` sums the cross-entropy of voxels whose label is the class, or of a
-    region everywhere, and `counted` the weights of the voxels in it.
+    of the class. `cross_entropy` sums that of voxels whose label is the class, or of a region
+    everywhere, and `counted` the weights of the voxels in it.
     """
 
     overlap: Tensor
     predicted: Tensor
-    entropy: Tensor
+    cross_entropy: Tensor
     reference: Tensor
     counted: Tensor
 

@@ -70,10 +70,10 @@ class OverlapLoss(nn.Module):
                 "give one weight per class, background first, or per region"
             )
         sums = sum_classes(levels, self.region_table, batch=self.batch, kind=self.kind)
-        entropy, counted = sums.entropy, sums.counted
+        cross_entropy, counted = sums.cross_entropy, sums.counted
         if weights is not None:
-            entropy, counted = entropy * weights, counted * weights
-        mean = entropy.sum((1, 2)) / counted.sum((1, 2)).clamp(min=TINY)
+            cross_entropy, counted = cross_entropy * weights, counted * weights
+        mean = cross_entropy.sum((1, 2)) / counted.sum((1, 2)).clamp(min=TINY)
         return self.compute_errors(sums) + self.ce * mean
 
     def compute_errors(self, sums: ClassSums) -> Tensor:

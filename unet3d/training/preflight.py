@@ -234,7 +234,7 @@ def estimate_run_memory(
     largest = max((volume.shape for volume in data.validation), key=prod, default=None)
     available, notes = get_available_bytes(data.device), []
     retention = model.retention if isinstance(model, HasRetention) else None
-    for graphs, tile_mib in list_choices(settings, module, cuda=cuda):
+    for graphs, tile_mib in list_memory_options(settings, module, cuda=cuda):
         if isinstance(model, HasRetention) and retention is not None:
             tile_bytes = retention.tile_bytes if tile_mib is None else tile_mib * MIB
             model.retention = replace(retention, tile_bytes=tile_bytes)
@@ -265,7 +265,7 @@ def estimate_run_memory(
     return estimate, [*notes, summarize_compiled(estimate) if step.compile else note, *warnings]
 
 
-def list_choices(
+def list_memory_options(
     settings: TrainConfig, module: "SegmentationModule", *, cuda: bool
 ) -> list[tuple[bool, int | None]]:
     """Return what a step may have, the fastest first: CUDA graphs, and tiles of how many MiB.
