@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 
 from unet3d.config.compose import Composition
-from unet3d.data.preprocessing.pipeline import AUTO, choose_background
+from unet3d.data.preprocessing.channels import AUTO
+from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.nnunet.plans import (
     EPOCHS,
     RECIPE,

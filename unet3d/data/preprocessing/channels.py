@@ -17,6 +17,9 @@ Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 ANISO_THRESHOLD = 3
 """Spacing ratio above which an axis is coarse: values are not interpolated across it."""
 
+AUTO = "auto"
+"""Background that is found for each channel of each case: the constant value of its border."""
+
 MIN_FRACTION = 0.5
 """Fraction of the border that must have the corners' value: the anatomy may touch the border."""
 
@@ -46,21 +49,23 @@ def preprocess_channels(
     *,
     orientation: str,
     spacing_mm: Sequence[float] | None,
-    background: Sequence[float],
+    background: Sequence[float | str],
     crop_to_foreground: bool,
     normalize: Sequence[str],
     intensities: Sequence[Intensity] | None,
 ) -> tuple[np.ndarray, FileGrid]:
-    """Reorient, crop, normalize and resample channels (C, D, H, W), with one value for each.
+    """Reorient, crop, normalize and resample channels (C, D, H, W).
 
-    Return them in float32, and how to go back to the grid of the file.
+    `background` has one value for all of them or one for each, `normalize` and `intensities` have
+    one for each. Return the channels in float32, and how to go back to the grid of the file.
     """
     axes, flips = find_orientation(affine, orientation)
     d, h, w = channels.shape[1:]
     channels = reorient(channels, axes, flips)
+    values = find_background(channels, background)
     box: Box = ((0, channels.shape[1]), (0, channels.shape[2]), (0, channels.shape[3]))
     if crop_to_foreground:
-        box = find_nonzero_box(channels, background)
+        box = find_nonzero_box(channels, values)
     old_mm = get_spacing(affine, axes)
     new_mm = spacing_mm or old_mm
     shape = compute_resampled_shape([stop - start for start, stop in box], old_mm, new_mm)
@@ -70,7 +75,7 @@ def preprocess_channels(
     for c, method in enumerate(normalize):
         channel = crop(channels[c], grid).astype(np.float32)
         known = intensities[c] if intensities else None
-        normalize_in_place(channel, method, np.float32(background[c]), known)
+        normalize_in_place(channel, method, np.float32(values[c]), known)
         image[c] = resample(channel, shape, orders)
     return image, grid
 
@@ -105,6 +110,15 @@ def normalize_in_place(
         mean, std = channel[selected].mean(dtype=float), channel[selected].std(dtype=float)
     channel[selected] -= mean
     channel[selected] /= max(std, 1e-8)
+
+
+def find_background(channels: np.ndarray, background: Sequence[float | str]) -> list[float]:
+    """Return the value of each channel (C, D, H, W); AUTO gives 0 if the border is not constant."""
+    values = background if len(background) > 1 else [background[0]] * len(channels)
+    return [
+        (find_border_value(channel) or 0.0) if value == AUTO else float(value)
+        for channel, value in zip(channels, values, strict=True)
+    ]
 
 
 def find_border_value(channel: np.ndarray) -> float | None:

@@ -21,15 +21,17 @@ from unet3d.data.preprocessing.cache import (
     map_array,
 )
 from unet3d.data.preprocessing.channels import (
+    AUTO,
     FileGrid,
     Intensity,
     crop,
+    find_background,
     find_nonzero_box,
     find_orientation,
     get_spacing,
     reorient,
 )
-from unet3d.data.preprocessing.pipeline import AUTO, Background, find_background, read_channels
+from unet3d.data.preprocessing.pipeline import Background, read_channels
 from unet3d.data.preprocessing.statistics import to_tuples
 from unet3d.files import read_json
 

@@ -10,11 +10,11 @@ import numpy as np
 from unet3d.data.formats.volume_format import Grid, iter_slabs
 from unet3d.data.formats.volumes import read_labels, read_volume
 from unet3d.data.preprocessing.channels import (
+    AUTO,
     FileGrid,
     Intensity,
     choose_interpolation_orders,
     crop,
-    find_border_value,
     get_spacing,
     preprocess_channels,
     reorient,
@@ -32,9 +32,6 @@ from unet3d.types import IGNORE_LABEL
 
 PREPROCESSING_VERSION = 3
 """Part of every key of the cache: raise it when the same files and settings give other values."""
-
-AUTO = "auto"
-"""Background that is found for each channel of each case: the constant value of its border."""
 
 Background = tuple[float | str, ...]
 """The value where nothing was scanned, or AUTO: one for all channels, or one per channel."""
@@ -96,7 +93,7 @@ class Preprocessing:
             affine,
             orientation=self.orientation,
             spacing_mm=self.spacing_mm,
-            background=find_background(channels, self.background),
+            background=self.background,
             crop_to_foreground=self.crop == "nonzero",
             normalize=self.normalize * (len(channels) if len(self.normalize) == 1 else 1),
             intensities=self.intensities,
@@ -134,20 +131,6 @@ class Preprocessing:
 def choose_background(channels: Sequence[str]) -> Background:
     """Return AUTO for every channel except CT, in which air is an ordinary value."""
     return tuple(0 if name.upper() == "CT" else AUTO for name in channels)
-
-
-def find_background(channels: np.ndarray, background: Background) -> list[float]:
-    """Return the value of each channel (C, D, H, W); AUTO gives 0 if the border is not constant."""
-    values = background if len(background) > 1 else background * len(channels)
-    if len(values) != len(channels):
-        raise UsageError(
-            f"data.background must be one value or one for each of the {len(channels)} channels, "
-            f"got {list(background)}"
-        )
-    return [
-        (find_border_value(channel) or 0.0) if value == AUTO else float(value)
-        for channel, value in zip(channels, values, strict=True)
-    ]
 
 
 def check_channels(source: str, count: int, names: Sequence[str]) -> None:

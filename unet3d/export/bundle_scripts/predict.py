@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from unet3d.data.preprocessing.channels import (
     FileGrid,
     crop,
-    find_border_value,
     make_interpolation_matrix,
     preprocess_channels,
     reorient,
@@ -51,19 +50,14 @@ class Pipeline:
 
     def preprocess(self, channels: np.ndarray, affine: np.ndarray) -> tuple[np.ndarray, FileGrid]:
         """Reorient, crop, normalize and resample; also return the grid to go back to."""
-        settings = self.settings
-        values, known = settings["background"], settings["intensities"]
-        values = values if len(values) == len(channels) else values * len(channels)
+        settings, known = self.settings, self.settings["intensities"]
         keys = ("mean", "deviation", "percentile_0_5", "percentile_99_5")
         return preprocess_channels(
             channels,
             affine,
             orientation=settings["orientation"],
             spacing_mm=settings["spacing_mm"],
-            background=[
-                (find_border_value(channel) or 0.0) if value == "auto" else float(value)
-                for channel, value in zip(channels, values, strict=True)
-            ],
+            background=settings["background"],
             crop_to_foreground=settings["crop"] == "nonzero",
             normalize=settings["normalize"],
             intensities=known and [tuple(channel[key] for key in keys) for channel in known],
