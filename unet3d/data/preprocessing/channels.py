@@ -42,6 +42,11 @@ class FileGrid:
     box: Box  # (start, stop) per axis, after the flips
     shape: Triple  # of the preprocessed volume
 
+    def crop(self, volume: np.ndarray) -> np.ndarray:
+        """Return a view of the file's (..., D, H, W), reoriented and within the box."""
+        volume = reorient(volume, self.axes, self.flips)
+        return volume[(..., *(slice(start, stop) for start, stop in self.box))]
+
 
 def preprocess_channels(
     channels: np.ndarray,
@@ -61,11 +66,11 @@ def preprocess_channels(
     """
     axes, flips = find_orientation(affine, orientation)
     d, h, w = channels.shape[1:]
-    channels = reorient(channels, axes, flips)
+    reoriented = reorient(channels, axes, flips)
     values = find_background(channels, background)
-    box: Box = ((0, channels.shape[1]), (0, channels.shape[2]), (0, channels.shape[3]))
+    box: Box = ((0, reoriented.shape[1]), (0, reoriented.shape[2]), (0, reoriented.shape[3]))
     if crop_to_foreground:
-        box = find_nonzero_box(channels, values)
+        box = find_nonzero_box(reoriented, values)
     old_mm = get_spacing(affine, axes)
     new_mm = spacing_mm or old_mm
     shape = compute_resampled_shape([stop - start for start, stop in box], old_mm, new_mm)
@@ -73,7 +78,7 @@ def preprocess_channels(
     orders = choose_interpolation_orders(old_mm, new_mm, 3)
     image = np.empty((len(channels), *shape), np.float32)
     for c, method in enumerate(normalize):
-        channel = crop(channels[c], grid).astype(np.float32)
+        channel = grid.crop(channels[c]).astype(np.float32)
         known = intensities[c] if intensities else None
         normalize_in_place(channel, method, np.float32(values[c]), known)
         image[c] = resample(channel, shape, orders)
@@ -158,11 +163,6 @@ def reorient(volume: np.ndarray, axes: Triple, flips: Sequence[bool]) -> np.ndar
     extra = volume.ndim - 3
     transposed = volume.transpose(*range(extra), *(extra + a for a in axes))
     return transposed[(..., *(slice(None, None, -1 if flip else 1) for flip in flips))]
-
-
-def crop(volume: np.ndarray, grid: FileGrid) -> np.ndarray:
-    """Return a view of (..., D, H, W) within the grid's box."""
-    return volume[(..., *(slice(start, stop) for start, stop in grid.box))]
 
 
 def find_nonzero_box(channels: np.ndarray, background: Sequence[float]) -> Box:

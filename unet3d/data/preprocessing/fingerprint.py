@@ -24,7 +24,6 @@ from unet3d.data.preprocessing.channels import (
     AUTO,
     FileGrid,
     Intensity,
-    crop,
     find_background,
     find_nonzero_box,
     find_orientation,
@@ -114,11 +113,10 @@ def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) ->
     channels, affine = read_channels(case.images)
     labels, _ = read_labels(case.label, Grid(shape=channels.shape[1:], affine=affine))
     axes, flips = find_orientation(affine, code)
-    channels, labels = (reorient(a, axes, flips) for a in (channels, labels))
     values = find_background(channels, background)
-    box = find_nonzero_box(channels, values)
+    box = find_nonzero_box(reorient(channels, axes, flips), values)
     grid = FileGrid(file_shape=labels.shape, axes=axes, flips=flips, box=box, shape=labels.shape)
-    channels, labels = crop(channels, grid), crop(labels, grid)
+    channels, labels = grid.crop(channels), grid.crop(labels)
     foreground = np.nonzero(labels > 0)
     if len(foreground[0]) > MAX_SAMPLES:
         chosen = np.random.default_rng(0).choice(len(foreground[0]), MAX_SAMPLES, replace=False)

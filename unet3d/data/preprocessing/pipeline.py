@@ -14,10 +14,8 @@ from unet3d.data.preprocessing.channels import (
     FileGrid,
     Intensity,
     choose_interpolation_orders,
-    crop,
     get_spacing,
     preprocess_channels,
-    reorient,
     resample_labels,
 )
 from unet3d.data.preprocessing.statistics import (
@@ -98,7 +96,7 @@ class Preprocessing:
             normalize=self.normalize * (len(channels) if len(self.normalize) == 1 else 1),
             intensities=self.intensities,
         )
-        cropped = crop(reorient(channels, grid.axes, grid.flips), grid)
+        cropped = grid.crop(channels)
         old_mm = get_spacing(affine, grid.axes)
         sizes = list(zip(old_mm, cropped.shape[1:], grid.shape, strict=True))
         new_mm, extent_mm = [o * n / s for o, n, s in sizes], [n * o for o, n, _ in sizes]
@@ -123,9 +121,8 @@ class Preprocessing:
         is_ignored = np.isin(values, self.ignore_labels)
         label = np.where(is_ignored, 0, values).astype(np.uint8)
         label[is_ignored] = IGNORE_LABEL
-        label = crop(reorient(label, scan.grid.axes, scan.grid.flips), scan.grid)
         orders = choose_interpolation_orders(scan.statistics.spacing_mm, scan.spacing_mm, 1)
-        return np.ascontiguousarray(resample_labels(label, scan.grid.shape, orders))
+        return np.ascontiguousarray(resample_labels(scan.grid.crop(label), scan.grid.shape, orders))
 
 
 def choose_background(channels: Sequence[str]) -> Background:

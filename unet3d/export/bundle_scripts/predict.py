@@ -20,10 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from unet3d.data.preprocessing.channels import (
     FileGrid,
-    crop,
     make_interpolation_matrix,
     preprocess_channels,
-    reorient,
 )
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.window_order import WindowOrder, make_gaussian_importance
@@ -84,7 +82,7 @@ class Pipeline:
         """Return labels (D, H, W), uint8, on the grid of the file."""
         settings, classes = self.settings, self.settings["classes"]
         labels = np.zeros(grid.file_shape, np.uint8)
-        target = crop(reorient(labels, grid.axes, grid.flips), grid)
+        target = grid.crop(labels)
         rows, columns, depths = (
             make_interpolation_matrix(old, new, 1)
             for old, new in zip(logits.shape[1:], target.shape, strict=True)
