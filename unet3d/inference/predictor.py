@@ -135,7 +135,7 @@ class Predictor:
         """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
         check_channels("the image", len(channels), self.ensemble.channels)
         for name, channel in zip(self.ensemble.channels, channels, strict=True):
-            if count := count_nonfinite(channel):
+            if count := count_nonfinite(channel[None]):
                 raise UsageError(
                     f"channel {name} of the image has {pluralize(count, 'voxel')} that are NaN or "
                     "infinite: replace them"

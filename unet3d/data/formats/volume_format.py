@@ -107,13 +107,14 @@ class VolumeFormat(Protocol):
         ...
 
 
-def iter_slabs(channel: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the float32 values of (D, H, W) in pieces of about SLAB voxels, first axis fastest."""
-    planes = channel.T
-    step = max(1, SLAB // planes[0].size)
-    for start in range(0, len(planes), step):
-        with np.errstate(over="ignore"):  # values beyond float32 become infinite
-            yield planes[start : start + step].astype(np.float32).ravel()
+def iter_slabs(channels: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the float32 values of (C, D, H, W), about SLAB of them at a time, W slowest."""
+    for channel in channels:
+        planes = channel.T
+        step = max(1, SLAB // planes[0].size)
+        for start in range(0, len(planes), step):
+            with np.errstate(over="ignore"):  # values beyond float32 become infinite
+                yield planes[start : start + step].astype(np.float32).ravel()
 
 
 def get_number_type(dtype: np.dtype) -> np.dtype:

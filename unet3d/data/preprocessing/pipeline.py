@@ -143,7 +143,7 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     parts, affines = [], []
     for file in files:
         channels, affine = read_volume(file)
-        if any(map(count_nonfinite, channels)):
+        if count_nonfinite(channels):
             raise UsageError(f"{file} holds NaN or infinite values")
         parts.append(channels)
         affines.append(affine)
@@ -155,9 +155,9 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts, out=joined), affines[0]
 
 
-def count_nonfinite(channel: np.ndarray) -> int:
-    """Return how many voxels are NaN or infinite in float32."""
-    return sum(int(np.count_nonzero(~np.isfinite(values))) for values in iter_slabs(channel))
+def count_nonfinite(channels: np.ndarray) -> int:
+    """Return how many voxels of (C, D, H, W) are NaN or infinite in float32."""
+    return sum(int(np.count_nonzero(~np.isfinite(values))) for values in iter_slabs(channels))
 
 
 def check_label_values(
