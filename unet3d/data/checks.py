@@ -145,16 +145,13 @@ def check_alignment(header: VolumeHeader, other: VolumeHeader, name: str) -> Pro
     """Compare a file's grid with that of another file, called `name`."""
     if header.shape[:3] == other.shape[:3] and np.array_equal(header.affine, other.affine):
         return  # most files: what follows takes longer than reading a header
-    from nibabel.orientations import aff2axcodes
-
     if header.shape[:3] != other.shape[:3]:
         shapes = format_range(header.shape), format_range(other.shape)
         yield f"has shape {shapes[0]}, but {name} {shapes[1]}", FIX_SHAPE
     if not (has_valid_affine(header) and has_valid_affine(other)):
         return
-    code, other_code = ("".join(aff2axcodes(h.affine)) for h in (header, other))
-    if code != other_code:
-        yield f"has orientation {code}, but {name} {other_code}", FIX_GRID
+    if header.orientation != other.orientation:
+        yield f"has orientation {header.orientation}, but {name} {other.orientation}", FIX_GRID
         return
     if not np.allclose(header.spacing_mm, other.spacing_mm, rtol=SPACING_TOLERANCE, atol=0):
         spacings = format_range(header.spacing_mm), format_range(other.spacing_mm)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unet3d.data.config import NORMALIZATIONS
-from unet3d.data.formats.volumes import list_volumes, read_orientation
+from unet3d.data.formats.volumes import list_volumes, read_header
 from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.data.layouts.nnunet import NnUnet
 from unet3d.errors import UsageError
@@ -109,7 +109,7 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
             images = list_volumes(root / "imagesTr")
             if not images:
                 raise UsageError(f"{root / 'imagesTr'} holds no images")
-            orientation = READERS[reader] or read_orientation(images[0])
+            orientation = READERS[reader] or read_header(images[0]).orientation
             overrides += [f"data.root={root}", f"data.orientation={orientation}"]
         elif description.regions is None:  # enough for an estimate
             overrides += [f"data.in_channels={len(description.channels)}"]
