@@ -27,10 +27,7 @@ NAME = re.compile(r".*_[0-9a-f]{8}")  # names of generated datasets
 
 
 class GeneratedDataset(Decathlon):
-    """A task that is written on first use; `draw` returns (image, label) of a case.
-
-    Images have their channels last, if there are several.
-    """
+    """A task that is written on first use."""
 
     channels: tuple[str, ...]
 
@@ -56,6 +53,7 @@ class GeneratedDataset(Decathlon):
         self.classes, self.settings = classes, settings
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return an image, with its channels last if there are several, and its label."""
         raise NotImplementedError
 
     @cached_property

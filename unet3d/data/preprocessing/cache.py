@@ -195,10 +195,7 @@ def load_volume(case: Case, folder: Path) -> CachedVolume:
 
 
 def sample_foreground_points(label: np.ndarray) -> np.ndarray:
-    """Return (N, 4), int32: some voxels of each class of a label (D, H, W).
-
-    Where some voxels are ignored, those of class 0 are of any class.
-    """
+    """Return the `foreground_points`, int32, of a label (D, H, W)."""
     rng = np.random.default_rng(0)
     rows, present = [np.empty((0, 4), np.int32)], np.unique(label)
     for c in present:

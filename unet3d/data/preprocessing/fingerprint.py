@@ -65,10 +65,7 @@ def compute_median_spacing(cases: Sequence[Case], code: str) -> tuple[float, flo
 def fingerprint_dataset(
     cases: Sequence[Case], code: str, cache: Path, background: Background = (AUTO,)
 ) -> list[CaseFingerprint]:
-    """Return the fingerprint of every case, from the cache if it is there.
-
-    All cases are tried before the problems of any are raised.
-    """
+    """Return the fingerprint of every case, from the cache if it is there."""
     folder = cache / "fingerprints"
     folder.mkdir(parents=True, exist_ok=True)
     contents = digest_cases(cases, cache)
