@@ -146,8 +146,7 @@ def find_orientation(affine: np.ndarray, code: str) -> tuple[Triple, tuple[bool,
     from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
     change = ornt_transform(io_orientation(affine), axcodes2ornt(tuple(code)))
-    axes = np.argsort(change[:, 0])
-    d, h, w = (int(axis) for axis in axes)
+    d, h, w = np.argsort(change[:, 0]).tolist()
     flips = [bool(change[axis, 1] < 0) for axis in (d, h, w)]
     return (d, h, w), (flips[0], flips[1], flips[2])
 

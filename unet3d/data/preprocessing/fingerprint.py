@@ -58,8 +58,8 @@ def compute_median_spacing(cases: Sequence[Case], code: str) -> tuple[float, flo
     for case in cases:
         affine = read_header(case.images[0]).affine
         spacings.append(get_spacing(affine, find_orientation(affine, code)[0]))
-    d, h, w = np.median(spacings, axis=0)
-    return float(d), float(h), float(w)
+    d, h, w = np.median(spacings, axis=0).tolist()
+    return d, h, w
 
 
 def fingerprint_dataset(
