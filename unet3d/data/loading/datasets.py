@@ -171,10 +171,9 @@ class TrainingPatches(Dataset[PatchSample]):
 def crop_padded(array: np.ndarray, start: Sequence[int], size: Sequence[int]) -> np.ndarray:
     """Crop the last three axes; voxels outside the array are 0."""
     patch = np.zeros((*array.shape[:-3], *size), array.dtype)
-    source, target = [], []
-    for n, s, p in zip(array.shape[-3:], start, size, strict=True):
-        source.append(slice(max(s, 0), min(s + p, n)))
-        target.append(slice(max(-s, 0), max(-s, 0) + min(s + p, n) - max(s, 0)))
+    sides = list(zip(array.shape[-3:], start, size, strict=True))
+    source = [slice(max(s, 0), min(s + p, n)) for n, s, p in sides]
+    target = [slice(max(-s, 0), min(p, n - s)) for n, s, p in sides]
     patch[(..., *target)] = array[(..., *source)]
     return patch
 

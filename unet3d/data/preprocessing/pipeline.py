@@ -98,16 +98,15 @@ class Preprocessing:
         )
         cropped = grid.crop(channels)
         old_mm = get_spacing(affine, grid.axes)
-        sizes = list(zip(old_mm, cropped.shape[1:], grid.shape, strict=True))
-        new_mm, extent_mm = [o * n / s for o, n, s in sizes], [n * o for o, n, _ in sizes]
+        extent_mm = np.multiply(old_mm, cropped.shape[1:])
         return PreprocessedScan(
             image=image,
             grid=grid,
-            spacing_mm=(new_mm[0], new_mm[1], new_mm[2]),
+            spacing_mm=to_tuples((extent_mm / grid.shape).tolist()),
             affine=affine,
             statistics=Statistics(
                 spacing_mm=old_mm,
-                extent_mm=(extent_mm[0], extent_mm[1], extent_mm[2]),
+                extent_mm=to_tuples(extent_mm.tolist()),
                 percentiles=tuple(map(measure_percentiles, cropped)),
             ),
         )
