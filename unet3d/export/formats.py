@@ -183,9 +183,8 @@ def suppress_output() -> Generator[None]:
     previous_level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        sink = StringIO()
-        with warnings.catch_warnings(), redirect_stdout(sink), redirect_stderr(sink):
-            warnings.simplefilter("ignore")
+        sink, ignored = StringIO(), warnings.catch_warnings(action="ignore")
+        with ignored, redirect_stdout(sink), redirect_stderr(sink):
             yield
     finally:
         logging.disable(previous_level)

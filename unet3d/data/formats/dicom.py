@@ -109,8 +109,7 @@ class Dicom(VolumeFormat):
             if keyword not in sources[0]:  # removed, as to make it anonymous
                 setattr(sources[0], keyword, "")
         names = list(classes[1:]) or [f"class_{n}" for n in range(1, max(2, int(labels.max()) + 1))]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about names and dates of the images
+        with warnings.catch_warnings(action="ignore"):  # about names and dates of the images
             algorithm = highdicom.AlgorithmIdentificationSequence(
                 name="unet3d", version=__version__, family=codes.cid7162.ArtificialIntelligence
             )
@@ -269,8 +268,7 @@ def open_image(file: Path) -> tuple[Any, Any]:
     """Return highdicom's image without voxels, and the geometry of its frames as a volume."""
     with explain_missing_packages(file, *Dicom.packages):
         import highdicom
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about values that other programs wrote
+    with warnings.catch_warnings(action="ignore"):  # about values that other programs wrote
         dataset = read_dataset(file, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
         if "NumberOfFrames" not in dataset:
             raise UnreadableFileError("is one slice of a series: give the folder of its series")
@@ -306,8 +304,7 @@ def read_file_header(file: Path) -> VolumeHeader:
 def read_file(file: Path, header: VolumeHeader) -> np.ndarray:
     """Return (1, D, H, W); the label of a segment is its number."""
     image, _ = open_image(file)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         if header.may_be_cropped:
             volume = image.get_volume(combine_segments=True, allow_missing_positions=True)
         else:
