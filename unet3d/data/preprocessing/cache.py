@@ -255,11 +255,10 @@ def load_or_make(
 
 
 def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
-    """Write arrays and values, which then survive a power failure."""
+    """Write arrays, which then survive a power failure, and values."""
     for key, array in arrays.items():
         save_array(folder / f"{key}.npy", array)
-    with add_path_to_errors(folder / VALUES):
-        (folder / VALUES).write_text(json.dumps(values), "utf-8")
+    (folder / VALUES).write_text(json.dumps(values), "utf-8")
 
 
 def map_array(folder: Path, name: str) -> np.ndarray:
