@@ -117,9 +117,7 @@ class Preprocessing:
         present = np.unique(values)
         for problem, _ in check_label_values(present, self.num_classes, self.ignore_labels):
             raise UsageError(f"{file} {problem}")
-        is_ignored = np.isin(values, self.ignore_labels)
-        label = np.where(is_ignored, 0, values).astype(np.uint8)
-        label[is_ignored] = IGNORE_LABEL
+        label = np.where(np.isin(values, self.ignore_labels), IGNORE_LABEL, values).astype(np.uint8)
         orders = choose_interpolation_orders(scan.statistics.spacing_mm, scan.spacing_mm, 1)
         return np.ascontiguousarray(resample_labels(scan.grid.crop(label), scan.grid.shape, orders))
 
