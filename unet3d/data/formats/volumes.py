@@ -14,12 +14,7 @@ from unet3d.data.formats.nifti import Nifti
 from unet3d.data.formats.numpy_file import NumPy
 from unet3d.data.formats.ome_zarr import OmeZarr
 from unet3d.data.formats.tiff import Tiff
-from unet3d.data.formats.volume_format import (
-    Grid,
-    UnreadableFileError,
-    VolumeFormat,
-    VolumeHeader,
-)
+from unet3d.data.formats.volume_format import Grid, UnreadableFileError, VolumeFormat, VolumeHeader
 from unet3d.errors import UsageError, describe_os_error, explain_missing_packages
 from unet3d.types import Triple
 

@@ -32,12 +32,7 @@ class GeneratedDataset(Decathlon):
     channels: tuple[str, ...]
 
     def __init__(
-        self,
-        root: str,
-        *,
-        prefix: str,
-        classes: Sequence[str],
-        settings: Mapping[str, Any],
+        self, root: str, *, prefix: str, classes: Sequence[str], settings: Mapping[str, Any]
     ):
         size, spacing_mm = settings["size"], settings["spacing_mm"]
         is_valid = len(size) == len(spacing_mm) == 3 and min(size) >= MIN_SIZE
