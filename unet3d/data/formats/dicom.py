@@ -264,8 +264,8 @@ def get_normal(orientation: np.ndarray) -> np.ndarray:
     return np.cross(orientation[:3], orientation[3:])
 
 
-def open_image(file: Path) -> tuple[Any, Any]:
-    """Return highdicom's image without voxels, and the geometry of its frames as a volume."""
+def open_image(file: Path) -> Any:
+    """Return highdicom's image, without voxels."""
     with explain_missing_packages(file, *Dicom.packages):
         import highdicom
     with warnings.catch_warnings(action="ignore"):  # about values that other programs wrote
@@ -273,13 +273,8 @@ def open_image(file: Path) -> tuple[Any, Any]:
         if "NumberOfFrames" not in dataset:
             raise UnreadableFileError("is one slice of a series: give the folder of its series")
         if dataset.file_meta.MediaStorageSOPClassUID in SEGMENTATIONS:
-            image: Any = highdicom.seg.segread(file, lazy_frame_retrieval=True)
-        else:
-            image = highdicom.imread(file, lazy_frame_retrieval=True)
-        geometry = image.get_volume_geometry(allow_missing_positions=True)
-    if geometry is None:
-        raise UnreadableFileError("has frames that are not the slices of one volume")
-    return image, order_axes(geometry)
+            return highdicom.seg.segread(file, lazy_frame_retrieval=True)
+        return highdicom.imread(file, lazy_frame_retrieval=True)
 
 
 def order_axes(volume: Any) -> Any:
@@ -289,7 +284,12 @@ def order_axes(volume: Any) -> Any:
 
 def read_file_header(file: Path) -> VolumeHeader:
     """Read the geometry of the frames: their order and axes are those of a series."""
-    image, geometry = open_image(file)
+    image = open_image(file)
+    with warnings.catch_warnings(action="ignore"):
+        geometry = image.get_volume_geometry(allow_missing_positions=True)
+    if geometry is None:
+        raise UnreadableFileError("has frames that are not the slices of one volume")
+    geometry = order_axes(geometry)
     is_segmentation = image.SOPClassUID in SEGMENTATIONS
     dtype = np.uint8 if len(image.get("SegmentSequence", ())) < 256 else np.uint16
     return VolumeHeader(
@@ -303,7 +303,7 @@ def read_file_header(file: Path) -> VolumeHeader:
 
 def read_file(file: Path, header: VolumeHeader) -> np.ndarray:
     """Return (1, D, H, W); the label of a segment is its number."""
-    image, _ = open_image(file)
+    image = open_image(file)
     with warnings.catch_warnings(action="ignore"):
         if header.may_be_cropped:
             volume = image.get_volume(combine_segments=True, allow_missing_positions=True)

@@ -165,7 +165,7 @@ def reorient(volume: np.ndarray, axes: Triple, flips: Sequence[bool]) -> np.ndar
 
 
 def find_nonzero_box(channels: np.ndarray, background: Sequence[float]) -> Box:
-    """Return the smallest box around the foreground of all channels, or the full box."""
+    """Return the smallest box around the foreground of all channels; without one, the full box."""
     foreground = np.zeros_like(channels[0], bool)  # in the channels' memory order
     for channel, value in zip(channels, background, strict=True):
         foreground |= channel != value
