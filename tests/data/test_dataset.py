@@ -50,6 +50,12 @@ def test_the_dataset_says_what_the_settings_leave_open_and_settings_win():
     ("values", "description", "message"),
     [
         ({"in_channels": 2}, describe(), r"data\.in_channels=2, but the dataset has 1: MRI"),
+        ({"background": [0, 0]}, describe(), r"data\.background must be one value or one for each"),
+        (
+            {"normalize": ["ct"] * 2},
+            describe(),
+            r"data\.normalize must be one value or one for each",
+        ),
         ({}, describe(classes=("background",)), r"data\.num_classes must be 2\.\.255, got 1"),
         ({}, describe(classes=("background", "a", "a")), "names must be unique, got background, a"),
         ({"regions": {"a": [3]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
@@ -94,8 +100,6 @@ def test_each_channel_has_its_normalization_which_leaves_out_a_background_other_
     named = resolve_dataset(parse(), describe(channels=("noNorm", "rgb_to_0_1", "T1")))
     preprocessing = build_preprocessing(parse(), named, [])
     assert preprocessing.normalize == ("none", "rgb_to_0_1", "zscore")
-    with pytest.raises(UsageError, match=r"data\.normalize must be one word or one for each of"):
-        build_preprocessing(parse(normalize=["zscore"] * 3), dataset, [])
 
 
 def test_cases_with_problems_that_are_found_one_after_the_other_are_all_skipped(tmp_path):

@@ -14,9 +14,9 @@ from unet3d.config.compose import list_options
 from unet3d.errors import RunError
 from unet3d.export import formats
 from unet3d.export.formats import (
-    OnnxSession,
-    TorchSession,
     export_program,
+    load_onnx,
+    load_torch_export,
     suppress_output,
     to_plain_operators,
     write_onnx,
@@ -26,7 +26,7 @@ from unet3d.inference.sliding_window import argmax_labels
 from unet3d.memory.step.build import build_network
 from unet3d.pool.median import MedianPool3d
 
-FORMATS = {".onnx": (write_onnx, OnnxSession), ".pt2": (write_torch_export, TorchSession)}
+FORMATS = {".onnx": (write_onnx, load_onnx), ".pt2": (write_torch_export, load_torch_export)}
 
 VARIED = {
     "unet_tiny": ["pool=median", "model.pool_kernel=[[1,2,2],[2,2,1]]"],

@@ -9,7 +9,7 @@ import torch
 from unet3d.errors import UsageError
 from unet3d.inference.ensemble import TrainedNetwork
 from unet3d.memory.step.build import build_network
-from unet3d.nnunet.model_folder import CHECKPOINT, NnUnetSession, write_model_folder
+from unet3d.nnunet.model_folder import CHECKPOINT, load_model_folder, write_model_folder
 
 pytest.importorskip("dynamic_network_architectures.architectures.unet")
 
@@ -68,7 +68,8 @@ def test_nnunets_network_has_the_same_logits(build, tmp_path, name):
     x = torch.randn(2, 2, 8, 16, 12)
     with torch.inference_mode():
         expected = trained.network(x)
-    torch.testing.assert_close(NnUnetSession(tmp_path / "model")(x), expected, rtol=1e-4, atol=1e-5)
+    network = load_model_folder(tmp_path / "model")
+    torch.testing.assert_close(network(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_plans_have_nnunets_order_of_axes(build, tmp_path):

@@ -26,7 +26,7 @@ from unet3d.inference.ensemble import Ensemble, TrainedNetwork, combine_members,
 from unet3d.inference.networks import get_inference_fn, measure_window_memory
 from unet3d.inference.sliding_window import Network, choose_label_function
 from unet3d.machine import Precision
-from unet3d.nnunet.model_folder import NnUnetSession, write_model_folder
+from unet3d.nnunet.model_folder import load_model_folder, write_model_folder
 from unet3d.report.run_report import make_model_card
 from unet3d.text import MIB, pluralize
 from unet3d.types import Triple
@@ -234,11 +234,11 @@ def verify_export(
 def open_sessions(format: str, path: Path, number: int) -> list[Network]:
     """Return a network of what was written, in every runtime."""
     if format == "nnunet":
-        return [NnUnetSession(path)]
-    sessions = {".onnx": formats.OnnxSession, ".pt2": formats.TorchSession}
+        return [load_model_folder(path)]
+    loaders = {".onnx": formats.load_onnx, ".pt2": formats.load_torch_export}
     if format == "bundle":
-        return [run(get_network_path(path, number, end)) for end, run in sessions.items()]
-    return [sessions[path.suffix](path)]
+        return [load(get_network_path(path, number, end)) for end, load in loaders.items()]
+    return [loaders[path.suffix](path)]
 
 
 def compare_outputs(

@@ -19,14 +19,11 @@ from unet3d.types import IGNORE_LABEL
 
 @dataclass(frozen=True)
 class Annotations:
-    """Which classes are annotated in cases whose name matches a pattern; in others, all are.
-
-    `classes` are those of the labels 1, 2, ...
-    """
+    """Which classes are annotated in cases whose name matches a pattern; in others, all are."""
 
     key: str  # where the config has them
     unknown: Mapping[str, tuple[str, ...]]  # the other classes, by pattern; the first match counts
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # of the labels 1, 2, ...
 
     @cached_property
     def unannotated_classes(self) -> dict[int, tuple[int, ...]]:
@@ -74,10 +71,6 @@ def read_annotations(key: str, value: Any, classes: Sequence[str]) -> Annotation
     if isinstance(value, str):
         file = Path(value)
         value = load_json_object(file, f"{key}: no file {file.absolute()}")
-        if not value:
-            raise UsageError(
-                f"{file} must have patterns of case names with their classes, it is empty"
-            )
     unknown = {}
     for pattern, annotated in value.items():
         names = annotated if isinstance(annotated, list) else [annotated]

@@ -95,10 +95,7 @@ def count_findings(findings: Sequence[Finding]) -> str:
 def run_on_cases(
     work: Callable[[Case], R], cases: Sequence[Case], *, threads: int | None = None
 ) -> list[R]:
-    """Call `work` on every case; return the results, or raise the problems of all cases at once.
-
-    None: as many threads as cores.
-    """
+    """Call `work` on every case; return the results, or raise the problems of all cases at once."""
 
     def try_case(case: Case) -> R | Finding:
         try:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from itertools import product
 from pathlib import Path
@@ -36,10 +37,7 @@ Problems = Iterator[tuple[str, str]]  # (problem, fix) pairs
 
 
 def check_headers(cases: Sequence[Case], *, channels: int, ram: int | None = None) -> list[Finding]:
-    """Return the problems that can be found without decoding a voxel.
-
-    A case whose voxels take more than the available `ram` is one; None: that is unknown.
-    """
+    """Return the problems that can be found without decoding a voxel."""
     findings = list(find_duplicates(cases))
     for case in cases:
         findings += check_scan_headers(
@@ -74,7 +72,7 @@ def check_scan_headers(
 ) -> Iterator[Finding]:
     """Check each header of a case alone and against the first image's.
 
-    None: a scan without a label, any number of channels, any size.
+    None: a scan without a label, any number of channels, any number of bytes to read.
     """
     headers: dict[Path, VolumeHeader] = {}
     for file in (*images, *([] if label is None else [label])):
@@ -83,15 +81,8 @@ def check_scan_headers(
         except UnreadableFileError as error:
             yield make_unreadable_finding(name, file, error)
             continue
-        if ram is not None and header.reading_bytes > ram:
-            message = (
-                f"declares {format_range(header.shape)} voxels: reading it takes "
-                f"{format_bytes(header.reading_bytes)} of RAM, {format_bytes(ram)} are available"
-            )
-            advice = "correct its header, crop or downsample it, or remove the case"
-            yield Finding(name, file, message, advice)
-        for message, advice in check_single_header(header, is_label=file == label):
-            yield Finding(name, file, message, advice)
+        for problem in check_single_header(header, is_label=file == label, ram=ram):
+            yield Finding(name, file, *problem)
         headers[file] = header
     readable = [file for file in images if file in headers]
     total = sum(headers[file].num_channels for file in readable)
@@ -103,8 +94,8 @@ def check_scan_headers(
     for file, header in headers.items():
         if readable and file != readable[0]:
             other = "its image" if file == label else readable[0].name
-            for message, advice in check_alignment(header, headers[readable[0]], other):
-                yield Finding(name, file, message, advice)
+            for problem in check_alignment(header, headers[readable[0]], other):
+                yield Finding(name, file, *problem)
 
 
 def make_unreadable_finding(case: str, file: Path, error: UnreadableFileError) -> Finding:
@@ -113,19 +104,23 @@ def make_unreadable_finding(case: str, file: Path, error: UnreadableFileError) -
     return Finding(case, file, error.problem, f"{advice}, or remove the case")
 
 
-def check_single_header(header: VolumeHeader, *, is_label: bool) -> Problems:
+def check_single_header(header: VolumeHeader, *, is_label: bool, ram: int | None) -> Problems:
     """Check one header."""
     size = format_range(header.shape)
+    if ram is not None and header.reading_bytes > ram:
+        yield (
+            f"declares {size} voxels: reading it takes {format_bytes(header.reading_bytes)} of "
+            f"RAM, {format_bytes(ram)} are available",
+            "correct its header, crop or downsample it, or remove the case",
+        )
     if header.dtype.kind not in "iuf":
         yield f"has voxels of {header.dtype}, not one real number each", "save it as real numbers"
     if is_label and header.num_channels != 1:
-        message = f"has shape {size}: it must be one 3D volume"
-        yield message, "save only the volume that is meant"
+        yield f"has shape {size}: it must be one 3D volume", "save only the volume that is meant"
     elif min(header.shape[:3]) == 1:
         yield f"has only {size} voxels; {NOT_2D}", FIX_2D
     elif min(header.shape[:3]) < MIN_SIZE:
-        advice = "check whether its axes are mixed up, or remove the case"
-        yield f"has only {size} voxels", advice
+        yield f"has only {size} voxels", "check whether its axes are mixed up, or remove the case"
     if not has_valid_affine(header):
         yield (
             f"has the invalid affine {format_affine(header.affine)}",
@@ -150,16 +145,13 @@ def check_alignment(header: VolumeHeader, other: VolumeHeader, name: str) -> Pro
     """Compare a file's grid with that of another file, called `name`."""
     if header.shape[:3] == other.shape[:3] and np.array_equal(header.affine, other.affine):
         return  # most files: what follows takes longer than reading a header
-    from nibabel.orientations import aff2axcodes
-
     if header.shape[:3] != other.shape[:3]:
         shapes = format_range(header.shape), format_range(other.shape)
         yield f"has shape {shapes[0]}, but {name} {shapes[1]}", FIX_SHAPE
     if not (has_valid_affine(header) and has_valid_affine(other)):
         return
-    codes = ["".join(aff2axcodes(h.affine)) for h in (header, other)]
-    if codes[0] != codes[1]:
-        yield f"has orientation {codes[0]}, but {name} {codes[1]}", FIX_GRID
+    if header.orientation != other.orientation:
+        yield f"has orientation {header.orientation}, but {name} {other.orientation}", FIX_GRID
         return
     if not np.allclose(header.spacing_mm, other.spacing_mm, rtol=SPACING_TOLERANCE, atol=0):
         spacings = format_range(header.spacing_mm), format_range(other.spacing_mm)
@@ -230,19 +222,14 @@ def check_voxels(
     annotations: Annotations | None = None,
     ram: int | None = None,
     workers: int,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int, int], None],  # called with (cases done, cases in total)
 ) -> list[Finding]:
-    """Return the problems of the voxels, and of unreadable files in the words of `check_headers`.
-
-    `progress` is called with (cases done, cases in total).
-    """
+    """Return the problems of the voxels, and of unreadable files as `check_headers` does."""
     findings: list[Finding] = []
     present: set[int] = set()
     first_users: dict[bytes, tuple[str, Path]] = {}
 
-    def check(case: Case) -> tuple[list[Finding], set[int], dict[Path, bytes]]:
-        return check_case_voxels(case, len(classes), ignore_labels, ram)
-
+    check = partial(check_case_voxels, classes=len(classes), ignore_labels=ignore_labels, ram=ram)
     with ThreadPoolExecutor(workers) as pool:
         results = zip(cases, pool.map(check, cases), strict=True)
         for done, (case, (problems, labels, digests)) in enumerate(results, 1):
@@ -270,10 +257,7 @@ def check_voxels(
 def check_case_voxels(
     case: Case, classes: int, ignore_labels: Sequence[int], ram: int | None
 ) -> tuple[list[Finding], set[int], dict[Path, bytes]]:
-    """Read and check the files of one case.
-
-    Return the problems, the classes that occur, and digests of the files that are not constant.
-    """
+    """Return problems of a case, its classes, and digests of its files that are not constant."""
     findings: list[Finding] = []
     labels: set[int] = set()
     digests: dict[Path, bytes] = {}
@@ -301,16 +285,14 @@ def check_case_voxels(
 def digest_voxels(channels: np.ndarray) -> bytes:
     """Return a digest of the values of (C, D, H, W), whatever their type and order in memory."""
     digest = blake2b(repr(channels.shape).encode(), digest_size=16)
-    for channel in channels:
-        for values in iter_slabs(channel):
-            digest.update(values.data)
+    for values in iter_slabs(channels):
+        digest.update(values.data)
     return digest.digest()
 
 
 def check_image_voxels(channels: np.ndarray) -> Problems:
     """Check the voxels of (C, D, H, W)."""
-    not_finite = sum(map(count_nonfinite, channels))
-    if not_finite:
+    if not_finite := count_nonfinite(channels):
         message = f"holds NaN or infinity in {not_finite:,} of {channels.size:,} voxels"
         yield message, "replace them with finite values, or remove the case"
     for index, channel in enumerate(channels):
@@ -324,8 +306,6 @@ def check_image_voxels(channels: np.ndarray) -> Problems:
 def collect_values(channels: np.ndarray) -> np.ndarray:
     """Return the different values of a label file."""
     ends = [  # labels come in runs: the last voxel of each is enough, and faster to sort
-        values[np.append(values[1:] != values[:-1], True)]
-        for channel in channels
-        for values in iter_slabs(channel)
+        values[np.append(values[1:] != values[:-1], True)] for values in iter_slabs(channels)
     ]
     return np.unique(np.concatenate(ends))

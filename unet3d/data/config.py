@@ -35,9 +35,6 @@ NORMALIZATIONS = {
 """Values of `data.normalize=`, besides auto: nnU-Net's scheme, and whether it leaves out what its
 crop has removed."""
 
-CROPS = ("nonzero", "none")
-"""Values of `data.crop=`."""
-
 ORIENTATIONS = [sorted(a + b + c) for a in "LR" for b in "AP" for c in "IS"]
 """The letters of each orientation of `data.orientation=`."""
 
@@ -84,7 +81,7 @@ class DataConfig:
     orientation: Annotated[str, ORIENTATION]
     spacing_mm: Annotated[tuple[float, float, float] | Literal["median"] | None, SPACING]
     background: Annotated[tuple[float | str, ...], BACKGROUND]  # of all channels, or of each
-    crop: Annotated[str, one_of(CROPS)]
+    crop: Literal["nonzero", "none"]
     normalize: Annotated[tuple[str, ...], NORMALIZE]  # of all channels, or of each
     cache: Path
     patch_size: Triple

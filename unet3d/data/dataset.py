@@ -47,15 +47,20 @@ def build_layout(data: DataConfig) -> DatasetLayout:
 
 def resolve_dataset(data: DataConfig, description: DatasetDescription) -> ResolvedDataset:
     """Complete the settings by what the dataset says; refuse contradictions."""
-    num_classes = data.num_classes or len(description.classes)
-    in_channels = data.in_channels or len(description.channels)
+    num_classes, channels = data.num_classes or len(description.classes), description.channels
     if not 2 <= num_classes <= IGNORE_LABEL:
         raise UsageError(f"data.num_classes must be 2..{IGNORE_LABEL}, got {num_classes}")
-    if in_channels != len(description.channels):
+    if data.in_channels not in (None, len(channels)):
         raise UsageError(
-            f"data.in_channels={in_channels}, but the dataset has {len(description.channels)}: "
-            f"{', '.join(description.channels)}"
+            f"data.in_channels={data.in_channels}, but the dataset has {len(channels)}: "
+            f"{', '.join(channels)}"
         )
+    for key, values in (("background", data.background), ("normalize", data.normalize)):
+        if len(values) not in (1, len(channels)):
+            raise UsageError(
+                f"data.{key} must be one value or one for each of the {len(channels)} channels, "
+                f"got {list(values)}"
+            )
     if len(set(description.classes)) < len(description.classes):
         raise UsageError(f"class names must be unique, got {', '.join(description.classes)}")
     unnamed = (f"class_{n}" for n in range(len(description.classes), num_classes))
@@ -85,7 +90,7 @@ def resolve_dataset(data: DataConfig, description: DatasetDescription) -> Resolv
             f"{list(ignored)}"
         )
     return ResolvedDataset(
-        channels=tuple(description.channels),
+        channels=tuple(channels),
         classes=classes,
         regions=regions,
         region_labels=region_labels,
@@ -200,11 +205,6 @@ def choose_normalization(
     data: DataConfig, channels: Sequence[str], *, usual: str | None = None
 ) -> tuple[str, ...]:
     """Return the method of each channel; `usual` is that of channels whose name says nothing."""
-    if len(data.normalize) not in (1, len(channels)):
-        raise UsageError(
-            f"data.normalize must be one word or one for each of the {len(channels)} channels, "
-            f"got {list(data.normalize)}"
-        )
     if data.normalize == ("auto",):
         usual = usual or ("zscore" if set(data.background) == {0} else "zscore_nonzero")
         return tuple(METHODS_BY_NAME.get(name.casefold(), usual) for name in channels)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from unet3d.checkpoint_file import check_format_version
+from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.errors import UsageError, explain_missing_packages, summarize_error
 from unet3d.files import read_json
 from unet3d.hub import download
@@ -25,9 +26,6 @@ FORMAT_VERSION = 1
 """Raised when an older unet3d could not read a bundle any more."""
 
 DESCRIPTION_FILE = "bundle.json"
-MONAI_LABEL_FILE = "model.pt"
-"""Weights that MONAI Label requires and loads into the network, which has its own: none."""
-
 PACKAGE = Path(__file__).parents[1]
 SCRIPTS = PACKAGE / "export" / "bundle_scripts"
 
@@ -73,8 +71,8 @@ def write_description(
     inference["inferer"]["roi_size"] = pipeline["patch_size"]
     _write_json(inference, configs / "inference.json")
     (docs / "README.md").write_text(card, "utf-8")
-    with (folder / "models" / MONAI_LABEL_FILE).open("wb") as file:
-        torch.save({}, file)
+    with (folder / "models" / "model.pt").open("wb") as file:
+        torch.save({}, file)  # weights that MONAI Label requires, for a network that has its own
     for script in SCRIPTS.glob("*.py"):
         _copy_module(script, scripts / script.name, scripts / "pipeline")
 
@@ -113,11 +111,8 @@ def _write_json(content: Any, path: Path) -> None:
 def read_bundle(folder: Path) -> list[dict[str, Any]]:
     """Return the networks of a bundle as checkpoints hold them: weights and metadata."""
     path = folder / DESCRIPTION_FILE
-    try:
-        content = read_json(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {summarize_error(error)}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    content = load_json_object(path, f"no file {path}")
+    if content.get("format") != FORMAT:
         raise UsageError(f"{path} does not describe a unet3d bundle")
     check_format_version(path, content, FORMAT_VERSION)
     with explain_missing_packages(path, "safetensors"):

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import cache
@@ -110,34 +110,27 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, Any]
     return f"ONNX opset {OPSET}"
 
 
-class TorchSession:
-    """A .pt2 file, run by torch on the CPU."""
-
-    def __init__(self, path: Path):
-        with suppress_output():
-            self.module = torch.export.load(path).module()
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
-        with torch.inference_mode():
-            return self.module(batch)
+def load_torch_export(path: Path) -> Callable[[Tensor], Tensor]:
+    """Load a .pt2 file for torch, on the CPU: (B, C, D, H, W) -> logits (B, K, D, H, W)."""
+    with suppress_output():
+        module = torch.export.load(path).module()
+    return torch.inference_mode()(lambda batch: module(batch))
 
 
-class OnnxSession:
-    """An ONNX file, run by onnxruntime on the CPU."""
+def load_onnx(path: Path) -> Callable[[Tensor], Tensor]:
+    """Load an ONNX file for onnxruntime, on the CPU: (B, C, D, H, W) -> logits (B, K, D, H, W)."""
+    import onnxruntime
 
-    def __init__(self, path: Path):
-        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
 
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors
-        options.intra_op_num_threads = torch.get_num_threads()
-        self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
-        (logits,) = self.session.run([OUTPUT], {INPUT: np.ascontiguousarray(batch.numpy())})
+    def run(batch: Tensor) -> Tensor:
+        (logits,) = session.run([OUTPUT], {INPUT: np.ascontiguousarray(batch.numpy())})
         return torch.from_numpy(np.asarray(logits))
+
+    return run
 
 
 class OpenVinoSession:
@@ -190,9 +183,8 @@ def suppress_output() -> Generator[None]:
     previous_level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        sink = StringIO()
-        with warnings.catch_warnings(), redirect_stdout(sink), redirect_stderr(sink):
-            warnings.simplefilter("ignore")
+        sink, ignored = StringIO(), warnings.catch_warnings(action="ignore")
+        with ignored, redirect_stdout(sink), redirect_stderr(sink):
             yield
     finally:
         logging.disable(previous_level)

@@ -68,7 +68,7 @@ def open_network(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
         formats.write_onnx(program, path, {"unet3d": __version__})
-        return formats.OnnxSession(path)
+        return formats.load_onnx(path)
 
 
 def get_inference_fn(network: nn.Module, precision: Precision, device: torch.device) -> Network:

@@ -16,7 +16,6 @@ from unet3d.data.formats.nifti import get_probability_bytes, open_probability_fi
 from unet3d.data.formats.volumes import check_target, read_header, write_labels
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
-from unet3d.data.preprocessing.channels import crop, reorient
 from unet3d.data.preprocessing.pipeline import PreprocessedScan, check_channels, count_nonfinite
 from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
@@ -136,7 +135,7 @@ class Predictor:
         """Preprocess channels (C, D, H, W), and plan their segmentation within the free memory."""
         check_channels("the image", len(channels), self.ensemble.channels)
         for name, channel in zip(self.ensemble.channels, channels, strict=True):
-            if count := count_nonfinite(channel):
+            if count := count_nonfinite(channel[None]):
                 raise UsageError(
                     f"channel {name} of the image has {pluralize(count, 'voxel')} that are NaN or "
                     "infinite: replace them"
@@ -232,7 +231,7 @@ class Predictor:
                 if regions is None:
                     array[0] = 1  # all is background outside of the crop
                 activation = torch.sigmoid if regions else partial(torch.softmax, dim=0)
-                more.append(Output(activation, get_crop(array, prepared)))
+                more.append(Output(activation, prepared.scan.grid.crop(array)))
                 del array
             labels = self.segment(prepared, on_windows=on_windows, log=log, more=more)
             del more  # and with it the mapping of the file, which Windows would not move
@@ -249,7 +248,7 @@ class Predictor:
         """Return the labels of a scan in the grid of its file, uint8; fill `more` outputs."""
         labels, regions = np.zeros(prepared.scan.grid.file_shape, np.uint8), self.ensemble.regions
         decide = choose_label_function(regions, self.ensemble.region_labels)
-        outputs = [Output(decide, get_crop(labels, prepared)), *more]
+        outputs = [Output(decide, prepared.scan.grid.crop(labels)), *more]
         image, level, background = torch.from_numpy(prepared.scan.image), self.skip_background, None
         if level is not None:
             overlapping = regions is not None
@@ -295,12 +294,6 @@ class Predictor:
 
     def _get_free_gpu_bytes(self) -> int:
         return get_free_bytes(self.device) if self.device.type == "cuda" else 0
-
-
-def get_crop(array: np.ndarray, prepared: PreparedScan) -> np.ndarray:
-    """Return the part of an array (..., D, H, W) in a file's grid that is segmented, as a view."""
-    grid = prepared.scan.grid
-    return crop(reorient(array, grid.axes, grid.flips), grid)
 
 
 def describe_cost(plan: InferencePlan) -> str:

@@ -9,13 +9,14 @@ from pydoc import locate
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from unet3d.data.config import NORMALIZATIONS
 from unet3d.data.dataset import get_region_labels
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
+from unet3d.files import read_json
 from unet3d.inference.ensemble import TrainedNetwork
+from unet3d.inference.sliding_window import Network
 from unet3d.model.foreign_weights import describe_architecture, permute_axes, to_nnunet_weights
 
 CONFIGURATION = "3d_fullres"
@@ -126,29 +127,22 @@ def make_dataset(trained: TrainedNetwork) -> dict[str, Any]:
     }
 
 
-class NnUnetSession:
-    """The network of a model folder, built of nnU-Net's modules and run on the CPU."""
-
-    def __init__(self, path: Path):
-        plans = json.loads((path / "plans.json").read_text("utf-8"))
-        dataset = json.loads((path / "dataset.json").read_text("utf-8"))
-        architecture = plans["configurations"][CONFIGURATION]["architecture"]
-        options = dict(architecture["arch_kwargs"])
-        for key in architecture["_kw_requires_import"]:
-            options[key] = options[key] and locate(options[key])
-        kind: Any = locate(architecture["network_class_name"])
-        has_regions = "regions_class_order" in dataset
-        self.network = kind(
-            input_channels=len(dataset["channel_names"]),
-            num_classes=len(dataset["labels"]) - has_regions,
-            deep_supervision=False,
-            **options,
-        )
-        content = torch.load(path / CHECKPOINT, weights_only=True)
-        self.network.load_state_dict(content["network_weights"])
-        self.network.eval()
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        """(B, C, D, H, W) -> logits (B, K, D, H, W)."""
-        with torch.inference_mode():
-            return permute_axes(self.network(permute_axes(batch)))
+def load_model_folder(path: Path) -> Network:
+    """Build the network of a model folder of nnU-Net's modules, and run it on the CPU."""
+    plans, dataset = read_json(path / "plans.json"), read_json(path / "dataset.json")
+    architecture = plans["configurations"][CONFIGURATION]["architecture"]
+    options = dict(architecture["arch_kwargs"])
+    for key in architecture["_kw_requires_import"]:
+        options[key] = options[key] and locate(options[key])
+    kind: Any = locate(architecture["network_class_name"])
+    has_regions = "regions_class_order" in dataset
+    network = kind(
+        input_channels=len(dataset["channel_names"]),
+        num_classes=len(dataset["labels"]) - has_regions,
+        deep_supervision=False,
+        **options,
+    )
+    content = torch.load(path / CHECKPOINT, weights_only=True)
+    network.load_state_dict(content["network_weights"])
+    network.eval()
+    return torch.inference_mode()(lambda batch: permute_axes(network(permute_axes(batch))))

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unet3d.data.augmentation.transforms import get_thin_axes
 from unet3d.data.config import NORMALIZATIONS
-from unet3d.data.formats.volumes import list_volumes, read_orientation
+from unet3d.data.formats.volumes import list_volumes, read_header
 from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.data.layouts.nnunet import NnUnet
 from unet3d.errors import UsageError
@@ -38,9 +39,6 @@ TRAINER = (
     "precision=16",
     f"trainer.max_steps={STEPS_PER_EPOCH * EPOCHS}",
 )
-
-THIN_RATIO = 3
-"""nnU-Net rotates patches whose first axis is shorter by more than this in plane only, by 180°."""
 
 READERS = {"SimpleITKIO": None, "NibabelIO": None, "NibabelIOWithReorient": "RAS"}
 """The orientation that nnU-Net's readers give volumes; None: that of the file."""
@@ -109,7 +107,7 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
             images = list_volumes(root / "imagesTr")
             if not images:
                 raise UsageError(f"{root / 'imagesTr'} holds no images")
-            orientation = READERS[reader] or read_orientation(images[0])
+            orientation = READERS[reader] or read_header(images[0]).orientation
             overrides += [f"data.root={root}", f"data.orientation={orientation}"]
         elif description.regions is None:  # enough for an estimate
             overrides += [f"data.in_channels={len(description.channels)}"]
@@ -148,9 +146,9 @@ def _get_configuration(plans: Mapping[str, Any], name: str, path: Path) -> dict[
 
 def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str]:
     batch = int(sizes["batch_size"])
-    is_thin = max(sizes["patch_size"]) / sizes["patch_size"][0] > THIN_RATIO
+    in_plane, *_ = get_thin_axes(sizes["patch_size"])  # rotations are by up to 180 degrees then
     return [
-        *(["augmentation.rotation_degrees=[180,180,180]"] if is_thin else []),
+        *(["augmentation.rotation_degrees=[180,180,180]"] if in_plane else []),
         f"data.foreground_fraction={compute_foreground_fraction(batch):.4g}",
         f"data.spacing_mm={_list(float(sizes['spacing'][axis]) for axis in axes)}",
         f"data.patch_size={_list(int(sizes['patch_size'][axis]) for axis in axes)}",

@@ -7,12 +7,13 @@ from typing import Any
 import yaml
 
 from unet3d.config.compose import Composition
-from unet3d.data.preprocessing.pipeline import AUTO, choose_background
+from unet3d.data.augmentation.transforms import get_thin_axes
+from unet3d.data.preprocessing.channels import AUTO
+from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.nnunet.plans import (
     EPOCHS,
     RECIPE,
     STEPS_PER_EPOCH,
-    THIN_RATIO,
     compute_foreground_fraction,
 )
 from unet3d.planning.planner import (
@@ -87,7 +88,7 @@ def describe_long_recipe(plan: TrainingPlan) -> dict[str, Any]:
         "loss.batch_dice": covered < LOW_RESOLUTION_FRACTION,
         "evaluation.tta": True,
     }
-    if max(plan.patch_size) > THIN_RATIO * min(plan.patch_size):
+    if any(get_thin_axes(plan.patch_size)):
         values["augmentation.rotation_degrees"] = [180, 180, 180]  # in plane only
     return values
 

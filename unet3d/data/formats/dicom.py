@@ -109,8 +109,7 @@ class Dicom(VolumeFormat):
             if keyword not in sources[0]:  # removed, as to make it anonymous
                 setattr(sources[0], keyword, "")
         names = list(classes[1:]) or [f"class_{n}" for n in range(1, max(2, int(labels.max()) + 1))]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about names and dates of the images
+        with warnings.catch_warnings(action="ignore"):  # about names and dates of the images
             algorithm = highdicom.AlgorithmIdentificationSequence(
                 name="unet3d", version=__version__, family=codes.cid7162.ArtificialIntelligence
             )
@@ -265,58 +264,51 @@ def get_normal(orientation: np.ndarray) -> np.ndarray:
     return np.cross(orientation[:3], orientation[3:])
 
 
-def open_image(file: Path) -> tuple[Any, Any]:
-    """Return highdicom's image without voxels, and the geometry of its frames."""
+def open_image(file: Path) -> Any:
+    """Return highdicom's image, without voxels."""
     with explain_missing_packages(file, *Dicom.packages):
         import highdicom
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about values that other programs wrote
+    with warnings.catch_warnings(action="ignore"):  # about values that other programs wrote
         dataset = read_dataset(file, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
         if "NumberOfFrames" not in dataset:
             raise UnreadableFileError("is one slice of a series: give the folder of its series")
         if dataset.file_meta.MediaStorageSOPClassUID in SEGMENTATIONS:
-            image: Any = highdicom.seg.segread(file, lazy_frame_retrieval=True)
-        else:
-            image = highdicom.imread(file, lazy_frame_retrieval=True)
-        geometry = image.get_volume_geometry(allow_missing_positions=True)
-    if geometry is None:
-        raise UnreadableFileError("has frames that are not the slices of one volume")
-    return image, geometry
+            return highdicom.seg.segread(file, lazy_frame_retrieval=True)
+        return highdicom.imread(file, lazy_frame_retrieval=True)
+
+
+def order_axes(volume: Any) -> Any:
+    """Turn highdicom's (slices, rows, columns) into the columns, rows and slices of a series."""
+    return volume.ensure_handedness("LEFT_HANDED", flip_axis=0).permute_spatial_axes([2, 1, 0])
 
 
 def read_file_header(file: Path) -> VolumeHeader:
     """Read the geometry of the frames: their order and axes are those of a series."""
-    image, geometry = open_image(file)
-    affine = geometry.affine[:, [2, 1, 0, 3]]
-    if is_reversed(geometry):
-        affine[:3, 3] += affine[:3, 2] * (geometry.spatial_shape[0] - 1)
-        affine[:3, 2] *= -1
+    image = open_image(file)
+    with warnings.catch_warnings(action="ignore"):
+        geometry = image.get_volume_geometry(allow_missing_positions=True)
+    if geometry is None:
+        raise UnreadableFileError("has frames that are not the slices of one volume")
+    geometry = order_axes(geometry)
     is_segmentation = image.SOPClassUID in SEGMENTATIONS
     dtype = np.uint8 if len(image.get("SegmentSequence", ())) < 256 else np.uint16
     return VolumeHeader(
-        shape=geometry.spatial_shape[::-1],
-        affine=LPS_TO_RAS @ affine,
+        shape=geometry.spatial_shape,
+        affine=LPS_TO_RAS @ geometry.affine,
         dtype=np.dtype(dtype if is_segmentation else np.float32),
         may_be_cropped=is_segmentation,
         buffer_bytes=8 * prod(geometry.spatial_shape),
     )
 
 
-def is_reversed(geometry: Any) -> bool:
-    """Return whether highdicom's (slices, rows, columns) begin with the last slice of a series."""
-    return np.linalg.det(geometry.affine[:3, 2::-1]) < 0
-
-
 def read_file(file: Path, header: VolumeHeader) -> np.ndarray:
     """Return (1, D, H, W); the label of a segment is its number."""
-    image, geometry = open_image(file)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    image = open_image(file)
+    with warnings.catch_warnings(action="ignore"):
         if header.may_be_cropped:
             volume = image.get_volume(combine_segments=True, allow_missing_positions=True)
         else:
             volume = image.get_volume()
     if volume.array.ndim != 3:
         raise UnreadableFileError("has colors: it must have one number per voxel")
-    slices = volume.array[::-1] if is_reversed(geometry) else volume.array
-    return slices.astype(header.dtype).transpose(2, 1, 0)[None]
+    return order_axes(volume).array.astype(header.dtype)[None]

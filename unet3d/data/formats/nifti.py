@@ -34,10 +34,7 @@ class Nifti(VolumeFormat):
         )
 
     def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
-        """Map an uncompressed file; read and scale another plane by plane, without a second copy.
-
-        Reading to the end of a compressed file compares it with its checksum.
-        """
+        """Map an uncompressed file; read and scale another by planes, without a second copy."""
         image, is_compressed = open_image(file), file.suffix == ".gz"
         if not is_compressed and not is_scaled(image):
             array = image.dataobj.get_unscaled().reshape(header.shape, order="F")
@@ -48,7 +45,7 @@ class Nifti(VolumeFormat):
                 with np.errstate(over="ignore"):  # values beyond float32 become infinite
                     for index in range(header.shape[-1]):
                         array[..., index] = voxels[..., index]
-                while stream.read(2**16):
+                while stream.read(2**16):  # to the end, where a compressed file has its checksum
                     pass
         return np.moveaxis(array, -1, 0) if array.ndim == 4 else array[None]
 
@@ -111,10 +108,7 @@ def make_header(template: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 def open_probability_file(
     path: Path, classes: int, like: Path, grid: VolumeHeader
 ) -> Generator[np.ndarray]:
-    """Yield an array (K, D, H, W), float32, that is mapped to an uncompressed file.
-
-    The disk space is allocated first, so that a full disk fails here and not while writing.
-    """
+    """Yield an array (K, D, H, W), float32, that is mapped to an uncompressed file."""
     shape = (*grid.shape[:3], classes)
     header = make_header(open_template(like, grid), shape, np.float32)
     with atomic_write(path) as draft:
@@ -122,7 +116,7 @@ def open_probability_file(
             header.write_to(file)
             offset = header.get_data_offset()
             length = offset + get_probability_bytes(grid.shape[:3], classes)
-            if hasattr(os, "posix_fallocate"):
+            if hasattr(os, "posix_fallocate"):  # a full disk fails here, not while writing
                 os.posix_fallocate(file.fileno(), 0, length)
             else:
                 file.truncate(length)

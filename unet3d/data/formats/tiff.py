@@ -76,13 +76,10 @@ class Tiff(VolumeFormat):
 
 @contextmanager
 def open_tiff(file: Path) -> Generator[tuple[Any, str]]:
-    """Open a file whose first image is complete, and name its axes.
-
-    tifffile logs damage and reads zeros; here it is an error.
-    """
+    """Open a file whose first image is complete, and name its axes."""
     import tifffile
 
-    def refuse(record: logging.LogRecord) -> bool:
+    def refuse(record: logging.LogRecord) -> bool:  # tifffile logs damage, and reads zeros
         if record.levelno >= logging.ERROR:
             raise UnreadableFileError(f"is damaged: {record.getMessage()}")
         return False

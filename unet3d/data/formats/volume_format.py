@@ -34,12 +34,9 @@ SLAB = 2**20  # voxels of an array that are converted at a time, about
 
 
 class UnreadableFileError(UsageError):
-    """A file cannot be read as a volume; `problem` continues a sentence about the file.
+    """A file cannot be read as a volume; `problem` continues a sentence about the file."""
 
-    Formats leave the file out.
-    """
-
-    def __init__(self, problem: str, file: Path | None = None):
+    def __init__(self, problem: str, file: Path | None = None):  # formats leave the file out
         self.problem = problem
         text = f"{file} cannot be read as a volume: it {problem}"
         if file is not None and problem == "is missing":
@@ -69,6 +66,13 @@ class VolumeHeader(Grid):
         """Return the voxel sizes that the affine gives."""
         x, y, z = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)).tolist()
         return x, y, z
+
+    @property
+    def orientation(self) -> str:
+        """Return the orientation of the axes, such as LPS."""
+        from nibabel.orientations import aff2axcodes
+
+        return "".join(map(str, aff2axcodes(self.affine)))
 
     @property
     def num_channels(self) -> int:
@@ -103,17 +107,21 @@ class VolumeFormat(Protocol):
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
-        """Write labels (D, H, W), uint8, on the grid of the volume `like`, atomically."""
+        """Write labels (D, H, W), uint8, on the grid of the volume `like`, atomically.
+
+        `classes` are the names of the labels 0, 1, 2, ...
+        """
         ...
 
 
-def iter_slabs(channel: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the float32 values of (D, H, W) in pieces of about SLAB voxels, first axis fastest."""
-    planes = channel.T
-    step = max(1, SLAB // planes[0].size)
-    for start in range(0, len(planes), step):
-        with np.errstate(over="ignore"):  # values beyond float32 become infinite
-            yield planes[start : start + step].astype(np.float32).ravel()
+def iter_slabs(channels: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the float32 values of (C, D, H, W), about SLAB of them at a time, W slowest."""
+    for channel in channels:
+        planes = channel.T
+        step = max(1, SLAB // planes[0].size)
+        for start in range(0, len(planes), step):
+            with np.errstate(over="ignore"):  # values beyond float32 become infinite
+                yield planes[start : start + step].astype(np.float32).ravel()
 
 
 def get_number_type(dtype: np.dtype) -> np.dtype:

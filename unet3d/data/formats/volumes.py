@@ -14,12 +14,7 @@ from unet3d.data.formats.nifti import Nifti
 from unet3d.data.formats.numpy_file import NumPy
 from unet3d.data.formats.ome_zarr import OmeZarr
 from unet3d.data.formats.tiff import Tiff
-from unet3d.data.formats.volume_format import (
-    Grid,
-    UnreadableFileError,
-    VolumeFormat,
-    VolumeHeader,
-)
+from unet3d.data.formats.volume_format import Grid, UnreadableFileError, VolumeFormat, VolumeHeader
 from unet3d.errors import UsageError, describe_os_error, explain_missing_packages
 from unet3d.types import Triple
 
@@ -158,13 +153,6 @@ def read_header(path: Path, grid: Grid | None = None) -> VolumeHeader:
     return replace(header, shape=grid.shape[:3], affine=grid.affine)
 
 
-def read_orientation(path: Path) -> str:
-    """Return the orientation of a file's axes, such as LPS."""
-    from nibabel.orientations import aff2axcodes
-
-    return "".join(map(str, aff2axcodes(read_header(path).affine)))
-
-
 def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return (channels (C, D, H, W), affine); integers that need no scaling stay integers.
 
@@ -206,10 +194,7 @@ def find_offset(part: Grid, grid: Grid) -> Triple | None:
 
 
 def read_labels(file: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels (D, H, W), uint8 if they fit and else int32, and their affine (4, 4).
-
-    Labels that may hold a part of their image's grid are put on `grid`, if they are a part of it.
-    """
+    """Return labels (D, H, W), uint8 if they fit and else int32, and their affine (4, 4)."""
     channels, affine = read_volume(file, grid)
     if len(channels) != 1 or channels.dtype.kind not in "iuf":
         raise UsageError(
@@ -241,10 +226,7 @@ def read_label_pair(
 
 
 def check_target(path: Path, like: Path) -> VolumeHeader:
-    """Refuse to write labels to `path` if its format cannot hold the grid of the volume `like`.
-
-    Return the header of `like`.
-    """
+    """Return the header of the volume `like`; refuse a `path` whose format cannot hold its grid."""
     grid, format = read_header(like), find_format(path)
     import_packages(format, path)
     if format is DICOM and find_format(like) is not DICOM:
@@ -268,9 +250,6 @@ def check_target(path: Path, like: Path) -> VolumeHeader:
 
 
 def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[str] = ()) -> None:
-    """Write labels (D, H, W), uint8, in the format of `path`, on the grid of the volume `like`.
-
-    `classes` are the names of the labels 0, 1, 2, ...
-    """
+    """Write labels (D, H, W), uint8, in the format of `path`, on the grid of the volume `like`."""
     grid = check_target(path, like)
     find_format(path).write_labels(path, labels, like, grid, classes)

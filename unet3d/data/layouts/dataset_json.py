@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,58 @@ LAYOUTS = {
 """The key under which a layout names the channels, and what to do about it in another one."""
 
 
-def load_dataset_json(root: Path, key: str, layout: str) -> dict[str, Any]:
-    """Return the object in a folder's dataset.json, whose channels are under `key`.
+class DatasetJson:
+    """A folder with dataset.json, imagesTr/ and labelsTr/."""
 
-    `layout` explains what a folder must hold.
-    """
-    file = root / "dataset.json"
-    missing = f"data.root: no dataset.json in {root.absolute()}; {layout}"
-    content = load_json_object(file, missing)
-    for other, advice in LAYOUTS.items():
-        if key not in content and other in content:
-            raise UsageError(f"{file} is that of {advice}")
-    return content
+    kind: str  # what a folder in a layout is
+    channels_key: str  # the key under which it names the channels
+
+    def __init__(self, root: str):
+        self.root = Path(root)
+        self.file = self.root / "dataset.json"
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """Return the object in dataset.json."""
+        content = load_json_object(
+            self.file,
+            f"data.root: no dataset.json in {self.root.absolute()}; {self.kind} with dataset.json, "
+            "imagesTr/ and labelsTr/",
+        )
+        for key, advice in LAYOUTS.items():
+            if self.channels_key not in content and key in content:
+                raise UsageError(f"{self.file} is that of {advice}")
+        return content
+
+    def parse_names(self, key: str) -> tuple[str, ...]:
+        """Return the names in {"0": name, "1": name, ...} by number."""
+        names = self.content.get(key)
+        try:
+            numbered = {int(number): str(name) for number, name in dict(names or {}).items()}
+        except (TypeError, ValueError):
+            numbered = {}
+        if not numbered or sorted(numbered) != list(range(len(numbered))):
+            raise UsageError(
+                f"{self.file}: {key} must name 0, 1, 2, ... without gaps, got {names!r}"
+            )
+        return tuple(numbered[n] for n in sorted(numbered))
+
+    def find_unlisted_files(self, cases: Sequence[Case], message: str) -> list[Finding]:
+        """Find volumes in imagesTr and labelsTr that belong to no case, and a wrong numTraining."""
+        listed = {os.path.realpath(file) for case in cases for file in (*case.images, case.label)}
+        advice = "add it to the dataset, or move it out of the folder"
+        findings = [
+            Finding(None, file, message, advice)
+            for folder in (self.root / "imagesTr", self.root / "labelsTr")
+            for file in list_volumes(folder)
+            if os.path.realpath(file) not in listed
+        ]
+        declared = self.content.get("numTraining", len(cases))
+        if declared != len(cases):
+            message = f"declares numTraining {declared!r}, but has {len(cases)} cases"
+            advice = "correct numTraining, or add the missing cases"
+            findings.append(Finding(None, self.file, message, advice))
+        return findings
 
 
 def load_json_object(path: Path, missing: str) -> dict[str, Any]:
@@ -44,40 +85,6 @@ def load_json_object(path: Path, missing: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UsageError(f"{path} must hold one JSON object")
     return content
-
-
-def parse_names(content: dict[str, Any], key: str, root: Path) -> tuple[str, ...]:
-    """Return the names in {"0": name, "1": name, ...} by number."""
-    names = content.get(key)
-    try:
-        numbered = {int(number): str(name) for number, name in dict(names or {}).items()}
-    except (TypeError, ValueError):
-        numbered = {}
-    if not numbered or sorted(numbered) != list(range(len(numbered))):
-        raise UsageError(
-            f"{root / 'dataset.json'}: {key} must name 0, 1, 2, ... without gaps, got {names!r}"
-        )
-    return tuple(numbered[n] for n in sorted(numbered))
-
-
-def find_problems(
-    root: Path, content: dict[str, Any], cases: Sequence[Case], message: str
-) -> list[Finding]:
-    """Find volumes in imagesTr and labelsTr that belong to no case, and a wrong numTraining."""
-    listed = {os.path.realpath(file) for case in cases for file in (*case.images, case.label)}
-    advice = "add it to the dataset, or move it out of the folder"
-    findings = [
-        Finding(None, file, message, advice)
-        for folder in (root / "imagesTr", root / "labelsTr")
-        for file in list_volumes(folder)
-        if os.path.realpath(file) not in listed
-    ]
-    declared = content.get("numTraining", len(cases))
-    if declared != len(cases):
-        message = f"declares numTraining {declared!r}, but has {len(cases)} cases"
-        advice = "correct numTraining, or add the missing cases"
-        findings.append(Finding(None, root / "dataset.json", message, advice))
-    return findings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,10 +73,7 @@ def _receive(url: str, part: Path, progress: Progress) -> None:
 
 
 def extract(archive: Path, folder: Path, progress: Progress) -> None:
-    """Extract the folder of the same name from a tar archive, completely or not at all.
-
-    Python's filter refuses links, devices and paths that lead outside the folder.
-    """
+    """Extract the folder of the same name from a tar archive, completely or not at all."""
     total = archive.stat().st_size
     try:
         with (
@@ -86,7 +83,7 @@ def extract(archive: Path, folder: Path, progress: Progress) -> None:
         ):
             for member in tar:
                 if not Path(member.name).name.startswith("._"):  # what macOS adds to archives
-                    tar.extract(member, draft, filter="data")
+                    tar.extract(member, draft, filter="data")  # nothing outside of the draft
                 progress(min(tar.offset, total), total)
             extracted = Path(draft, folder.name)
             if not (extracted / "dataset.json").is_file():

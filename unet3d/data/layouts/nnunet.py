@@ -1,42 +1,29 @@
 """Read nnU-Net v2's raw layout: dataset.json, imagesTr/<case>_0000.nii.gz, labelsTr/."""
 
 import re
-from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 from unet3d.data.case import Case, DatasetDescription, Finding
 from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, list_volumes
-from unet3d.data.layouts.dataset_json import find_problems, load_dataset_json, parse_names
+from unet3d.data.layouts.dataset_json import DatasetJson
 from unet3d.errors import UsageError
 
 
-class NnUnet:
+class NnUnet(DatasetJson):
     """A dataset folder of nnUNet_raw, with one file per channel."""
 
-    def __init__(self, root: str):
-        self.root = Path(root)
-
-    @cached_property
-    def content(self) -> dict[str, Any]:
-        layout = (
-            "an nnU-Net raw dataset is a folder Dataset..._... with dataset.json, imagesTr/ and "
-            "labelsTr/"
-        )
-        return load_dataset_json(self.root, "channel_names", layout)
+    kind = "an nnU-Net raw dataset is a folder Dataset..._..."
+    channels_key = "channel_names"
 
     @property
     def channels(self) -> tuple[str, ...]:
-        return parse_names(self.content, "channel_names", self.root)
+        return self.parse_names("channel_names")
 
     @property
     def suffix(self) -> str:
         """Return the ending of all files."""
         suffix = self.content.get("file_ending")
         if suffix not in SUFFIXES:
-            raise UsageError(
-                f"{self.root / 'dataset.json'}: file_ending must be {SUFFIX_LIST}, got {suffix!r}"
-            )
+            raise UsageError(f"{self.file}: file_ending must be {SUFFIX_LIST}, got {suffix!r}")
         return suffix
 
     def describe(self) -> DatasetDescription:
@@ -84,7 +71,7 @@ class NnUnet:
     def find_problems(self) -> list[Finding]:
         last = len(self.channels) - 1
         message = f"is not <case>_NNNN{self.suffix} with a channel 0000..{last:04d}"
-        return find_problems(self.root, self.content, self.list_cases(), message)
+        return self.find_unlisted_files(self.list_cases(), message)
 
     def _parse_labels(self) -> dict[str, tuple[int, ...]]:
         """Return the labels of each name; background is 0, and no number is left out."""
@@ -97,7 +84,7 @@ class NnUnet:
         is_numbered = len(used) > 1 and used == set(range(len(used)))
         if not is_numbered or len({*single}) < len(single) or len(named.get("ignore", (0,))) != 1:
             raise UsageError(
-                f"{self.root / 'dataset.json'}: labels must name background 0 and every number up "
+                f"{self.file}: labels must name background 0 and every number up "
                 "to the highest, once or within a list, as in "
                 f"{{'background': 0, 'tumor': [1, 2], 'core': 2}}; got {labels!r}"
             )

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from unet3d.data.formats.volumes import (
@@ -90,10 +91,9 @@ def group_channels(images: Sequence[Path], channels: int) -> list[ScanFiles]:
         channel_files = (files.get(n, files[0].with_name(file)) for n, file in enumerate(names))
         scans.append(ScanFiles(name=name, files=tuple(channel_files)))
     scans += [ScanFiles(name=split_suffix(image)[0], files=(image,)) for image in whole]
-    by_name: dict[str, ScanFiles] = {}
-    for scan in scans:
-        other = by_name.setdefault(scan.name, scan)
-        if other is not scan:
-            both = f"{other.files[0]} and {scan.files[0]}"
+    scans.sort(key=lambda scan: scan.name)
+    for scan, other in pairwise(scans):
+        if scan.name == other.name:
+            both = f"{scan.files[0]} and {other.files[0]}"
             raise UsageError(f"{both} have the same case name {scan.name}")
-    return [by_name[name] for name in sorted(by_name)]
+    return scans

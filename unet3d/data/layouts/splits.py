@@ -102,13 +102,11 @@ def read_folds(file: Path, cases: Sequence[str]) -> list[Fold]:
         raise UsageError(
             f'{file} must be a JSON list with {{"train": [names], "val": [names]}} per fold'
         ) from None
-    unknown = {name for fold in folds for part in fold for name in part}.difference(cases)
-    if unknown:
+    if unknown := {name for fold in folds for part in fold for name in part}.difference(cases):
         names = join_first(sorted(map(str, unknown)))
         raise UsageError(f"{file} names cases that are not in the dataset: {names}")
     for n, (training, validation) in enumerate(folds):
-        if training & validation:
-            both = sorted(training & validation)
+        if both := sorted(training & validation):
             raise UsageError(f"{file}: fold {n} trains and validates on {join_first(both)}")
     return folds
 
@@ -129,8 +127,7 @@ def read_groups(group_by: str, names: Sequence[str], key: str = "data.group_by")
                 "group, such as 'patient(\\d+)_frame\\d+', or a .json or .csv file of cases and "
                 "groups"
             ) from None
-    ungrouped = [name for name in names if not groups.get(name)]
-    if ungrouped:
+    if ungrouped := [name for name in names if not groups.get(name)]:
         raise UsageError(
             f"{problem} {len(ungrouped)} of {len(names)} cases: {join_first(ungrouped)}"
         )

@@ -27,20 +27,12 @@ NAME = re.compile(r".*_[0-9a-f]{8}")  # names of generated datasets
 
 
 class GeneratedDataset(Decathlon):
-    """A task that is written on first use; `draw` returns (image, label) of a case.
-
-    Images have their channels last, if there are several.
-    """
+    """A task that is written on first use."""
 
     channels: tuple[str, ...]
 
     def __init__(
-        self,
-        root: str,
-        *,
-        prefix: str,
-        classes: Sequence[str],
-        settings: Mapping[str, Any],
+        self, root: str, *, prefix: str, classes: Sequence[str], settings: Mapping[str, Any]
     ):
         size, spacing_mm = settings["size"], settings["spacing_mm"]
         is_valid = len(size) == len(spacing_mm) == 3 and min(size) >= MIN_SIZE
@@ -56,6 +48,7 @@ class GeneratedDataset(Decathlon):
         self.classes, self.settings = classes, settings
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return an image, with its channels last if there are several, and its label."""
         raise NotImplementedError
 
     @cached_property

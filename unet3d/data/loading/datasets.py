@@ -147,19 +147,14 @@ class TrainingPatches(Dataset[PatchSample]):
     def _draw(
         self, index: PatchIndex, volume: CachedVolume, classes: Sequence[int]
     ) -> tuple[int, list[int]]:
-        """Draw the seed of the augmentation and the start of the patch."""
+        """Draw the augmentation's seed, and the patch's start, negative in a smaller volume."""
         epoch, sample_index, _ = index
         rng = np.random.default_rng((self.seed, epoch, sample_index))
         augmentation_seed = int(rng.integers(2**63))
-        return augmentation_seed, self._draw_start(volume, classes, rng)
-
-    def _draw_start(
-        self, volume: CachedVolume, classes: Sequence[int], rng: np.random.Generator
-    ) -> list[int]:
-        """Draw the start of a patch; it is negative where the volume is smaller than the patch."""
         slack = [n - p for n, p in zip(volume.shape, self.patch_size, strict=True)]
         if not classes and not volume.has_ignored:
-            return [int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack]
+            start = [int(rng.integers(s + 1)) if s > 0 else s // 2 for s in slack]
+            return augmentation_seed, start
         # The class is drawn first, so that small classes are not rare. A patch around any labeled
         # voxel is not ignored as a whole.
         points, c = volume.foreground_points, 0
@@ -168,16 +163,17 @@ class TrainingPatches(Dataset[PatchSample]):
         rows = np.searchsorted(points[:, 0], np.array([c, c + 1], points.dtype))
         center = points[rng.integers(*rows), 1:].tolist()
         first = [x - p // 2 for x, p in zip(center, self.patch_size, strict=True)]
-        return [min(max(f, 0), s) if s > 0 else s // 2 for f, s in zip(first, slack, strict=True)]
+        pairs = zip(first, slack, strict=True)
+        start = [min(max(f, 0), s) if s > 0 else s // 2 for f, s in pairs]
+        return augmentation_seed, start
 
 
 def crop_padded(array: np.ndarray, start: Sequence[int], size: Sequence[int]) -> np.ndarray:
     """Crop the last three axes; voxels outside the array are 0."""
     patch = np.zeros((*array.shape[:-3], *size), array.dtype)
-    source, target = [], []
-    for n, s, p in zip(array.shape[-3:], start, size, strict=True):
-        source.append(slice(max(s, 0), min(s + p, n)))
-        target.append(slice(max(-s, 0), max(-s, 0) + min(s + p, n) - max(s, 0)))
+    sides = list(zip(array.shape[-3:], start, size, strict=True))
+    source = [slice(max(s, 0), min(s + p, n)) for n, s, p in sides]
+    target = [slice(max(-s, 0), min(p, n - s)) for n, s, p in sides]
     patch[(..., *target)] = array[(..., *source)]
     return patch
 

@@ -84,11 +84,8 @@ def end_workers_on_error() -> Generator[None]:
 def explain_worker_error(
     error: BaseException, in_flight: Sequence[WorkerCaseTracker], *, num_workers: int
 ) -> RunError | None:
-    """Explain the exception of a sample or a worker's death in one line; None for other errors.
-
-    torch raises a worker's exception again with the traceback as its message.
-    """
-    if isinstance(error, SampleError):
+    """Explain the exception of a sample or a worker's death in one line; None for other errors."""
+    if isinstance(error, SampleError):  # a worker's has its traceback as its message
         return RunError(str(error).rpartition(f"{SampleError.__name__}: ")[2].strip())
     text = "".join(traceback.format_exception(error))  # with its causes: torch hides them
     if any(phrase in text for phrase in NO_SHARED_MEMORY):

@@ -195,10 +195,7 @@ def load_volume(case: Case, folder: Path) -> CachedVolume:
 
 
 def sample_foreground_points(label: np.ndarray) -> np.ndarray:
-    """Return (N, 4), int32: some voxels of each class of a label (D, H, W).
-
-    Where some voxels are ignored, those of class 0 are of any class.
-    """
+    """Return the `foreground_points`, int32, of a label (D, H, W)."""
     rng = np.random.default_rng(0)
     rows, present = [np.empty((0, 4), np.int32)], np.unique(label)
     for c in present:
@@ -258,11 +255,10 @@ def load_or_make(
 
 
 def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
-    """Write arrays and values, which then survive a power failure."""
+    """Write arrays, which then survive a power failure, and values."""
     for key, array in arrays.items():
         save_array(folder / f"{key}.npy", array)
-    with add_path_to_errors(folder / VALUES):
-        (folder / VALUES).write_text(json.dumps(values), "utf-8")
+    (folder / VALUES).write_text(json.dumps(values), "utf-8")
 
 
 def map_array(folder: Path, name: str) -> np.ndarray:

@@ -17,6 +17,9 @@ Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 ANISO_THRESHOLD = 3
 """Spacing ratio above which an axis is coarse: values are not interpolated across it."""
 
+AUTO = "auto"
+"""Background that is found for each channel of each case: the constant value of its border."""
+
 MIN_FRACTION = 0.5
 """Fraction of the border that must have the corners' value: the anatomy may touch the border."""
 
@@ -39,6 +42,11 @@ class FileGrid:
     box: Box  # (start, stop) per axis, after the flips
     shape: Triple  # of the preprocessed volume
 
+    def crop(self, volume: np.ndarray) -> np.ndarray:
+        """Return a view of the file's (..., D, H, W), reoriented and within the box."""
+        volume = reorient(volume, self.axes, self.flips)
+        return volume[(..., *(slice(start, stop) for start, stop in self.box))]
+
 
 def preprocess_channels(
     channels: np.ndarray,
@@ -46,21 +54,23 @@ def preprocess_channels(
     *,
     orientation: str,
     spacing_mm: Sequence[float] | None,
-    background: Sequence[float],
+    background: Sequence[float | str],
     crop_to_foreground: bool,
     normalize: Sequence[str],
     intensities: Sequence[Intensity] | None,
 ) -> tuple[np.ndarray, FileGrid]:
-    """Reorient, crop, normalize and resample channels (C, D, H, W), with one value for each.
+    """Reorient, crop, normalize and resample channels (C, D, H, W).
 
-    Return them in float32, and how to go back to the grid of the file.
+    `background` has one value for all of them or one for each, `normalize` and `intensities` have
+    one for each. Return the channels in float32, and how to go back to the grid of the file.
     """
     axes, flips = find_orientation(affine, orientation)
     d, h, w = channels.shape[1:]
-    channels = reorient(channels, axes, flips)
-    box: Box = ((0, channels.shape[1]), (0, channels.shape[2]), (0, channels.shape[3]))
+    reoriented = reorient(channels, axes, flips)
+    values = find_background(channels, background)
+    box: Box = ((0, reoriented.shape[1]), (0, reoriented.shape[2]), (0, reoriented.shape[3]))
     if crop_to_foreground:
-        box = find_nonzero_box(channels, background)
+        box = find_nonzero_box(reoriented, values)
     old_mm = get_spacing(affine, axes)
     new_mm = spacing_mm or old_mm
     shape = compute_resampled_shape([stop - start for start, stop in box], old_mm, new_mm)
@@ -68,9 +78,9 @@ def preprocess_channels(
     orders = choose_interpolation_orders(old_mm, new_mm, 3)
     image = np.empty((len(channels), *shape), np.float32)
     for c, method in enumerate(normalize):
-        channel = crop(channels[c], grid).astype(np.float32)
+        channel = grid.crop(channels[c]).astype(np.float32)
         known = intensities[c] if intensities else None
-        normalize_in_place(channel, method, np.float32(background[c]), known)
+        normalize_in_place(channel, method, np.float32(values[c]), known)
         image[c] = resample(channel, shape, orders)
     return image, grid
 
@@ -107,6 +117,15 @@ def normalize_in_place(
     channel[selected] /= max(std, 1e-8)
 
 
+def find_background(channels: np.ndarray, background: Sequence[float | str]) -> list[float]:
+    """Return the value of each channel (C, D, H, W); AUTO gives 0 if the border is not constant."""
+    values = background if len(background) > 1 else [background[0]] * len(channels)
+    return [
+        (find_border_value(channel) or 0.0) if value == AUTO else float(value)
+        for channel, value in zip(channels, values, strict=True)
+    ]
+
+
 def find_border_value(channel: np.ndarray) -> float | None:
     """Return the value of all eight corners if most of the faces of (D, H, W) have it too."""
     corners = {channel[corner].item() for corner in product((0, -1), repeat=3)}
@@ -127,8 +146,7 @@ def find_orientation(affine: np.ndarray, code: str) -> tuple[Triple, tuple[bool,
     from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
     change = ornt_transform(io_orientation(affine), axcodes2ornt(tuple(code)))
-    axes = np.argsort(change[:, 0])
-    d, h, w = (int(axis) for axis in axes)
+    d, h, w = np.argsort(change[:, 0]).tolist()
     flips = [bool(change[axis, 1] < 0) for axis in (d, h, w)]
     return (d, h, w), (flips[0], flips[1], flips[2])
 
@@ -146,16 +164,8 @@ def reorient(volume: np.ndarray, axes: Triple, flips: Sequence[bool]) -> np.ndar
     return transposed[(..., *(slice(None, None, -1 if flip else 1) for flip in flips))]
 
 
-def crop(volume: np.ndarray, grid: FileGrid) -> np.ndarray:
-    """Return a view of (..., D, H, W) within the grid's box."""
-    return volume[(..., *(slice(start, stop) for start, stop in grid.box))]
-
-
 def find_nonzero_box(channels: np.ndarray, background: Sequence[float]) -> Box:
-    """Return the smallest box around the foreground of all channels; the full box if there is none.
-
-    `background` holds one value for each channel of (C, D, H, W).
-    """
+    """Return the smallest box around the foreground of all channels; without one, the full box."""
     foreground = np.zeros_like(channels[0], bool)  # in the channels' memory order
     for channel, value in zip(channels, background, strict=True):
         foreground |= channel != value

@@ -21,15 +21,16 @@ from unet3d.data.preprocessing.cache import (
     map_array,
 )
 from unet3d.data.preprocessing.channels import (
+    AUTO,
     FileGrid,
     Intensity,
-    crop,
+    find_background,
     find_nonzero_box,
     find_orientation,
     get_spacing,
     reorient,
 )
-from unet3d.data.preprocessing.pipeline import AUTO, Background, find_background, read_channels
+from unet3d.data.preprocessing.pipeline import Background, read_channels
 from unet3d.data.preprocessing.statistics import to_tuples
 from unet3d.files import read_json
 
@@ -57,17 +58,14 @@ def compute_median_spacing(cases: Sequence[Case], code: str) -> tuple[float, flo
     for case in cases:
         affine = read_header(case.images[0]).affine
         spacings.append(get_spacing(affine, find_orientation(affine, code)[0]))
-    d, h, w = np.median(spacings, axis=0)
-    return float(d), float(h), float(w)
+    d, h, w = np.median(spacings, axis=0).tolist()
+    return d, h, w
 
 
 def fingerprint_dataset(
     cases: Sequence[Case], code: str, cache: Path, background: Background = (AUTO,)
 ) -> list[CaseFingerprint]:
-    """Return the fingerprint of every case, from the cache if it is there.
-
-    All cases are tried before the problems of any are raised.
-    """
+    """Return the fingerprint of every case, from the cache if it is there."""
     folder = cache / "fingerprints"
     folder.mkdir(parents=True, exist_ok=True)
     contents = digest_cases(cases, cache)
@@ -112,11 +110,10 @@ def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) ->
     channels, affine = read_channels(case.images)
     labels, _ = read_labels(case.label, Grid(shape=channels.shape[1:], affine=affine))
     axes, flips = find_orientation(affine, code)
-    channels, labels = (reorient(a, axes, flips) for a in (channels, labels))
     values = find_background(channels, background)
-    box = find_nonzero_box(channels, values)
+    box = find_nonzero_box(reorient(channels, axes, flips), values)
     grid = FileGrid(file_shape=labels.shape, axes=axes, flips=flips, box=box, shape=labels.shape)
-    channels, labels = crop(channels, grid), crop(labels, grid)
+    channels, labels = grid.crop(channels), grid.crop(labels)
     foreground = np.nonzero(labels > 0)
     if len(foreground[0]) > MAX_SAMPLES:
         chosen = np.random.default_rng(0).choice(len(foreground[0]), MAX_SAMPLES, replace=False)

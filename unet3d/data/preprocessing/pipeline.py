@@ -10,14 +10,12 @@ import numpy as np
 from unet3d.data.formats.volume_format import Grid, iter_slabs
 from unet3d.data.formats.volumes import read_labels, read_volume
 from unet3d.data.preprocessing.channels import (
+    AUTO,
     FileGrid,
     Intensity,
     choose_interpolation_orders,
-    crop,
-    find_border_value,
     get_spacing,
     preprocess_channels,
-    reorient,
     resample_labels,
 )
 from unet3d.data.preprocessing.statistics import (
@@ -32,9 +30,6 @@ from unet3d.types import IGNORE_LABEL
 
 PREPROCESSING_VERSION = 3
 """Part of every key of the cache: raise it when the same files and settings give other values."""
-
-AUTO = "auto"
-"""Background that is found for each channel of each case: the constant value of its border."""
 
 Background = tuple[float | str, ...]
 """The value where nothing was scanned, or AUTO: one for all channels, or one per channel."""
@@ -96,23 +91,22 @@ class Preprocessing:
             affine,
             orientation=self.orientation,
             spacing_mm=self.spacing_mm,
-            background=find_background(channels, self.background),
+            background=self.background,
             crop_to_foreground=self.crop == "nonzero",
             normalize=self.normalize * (len(channels) if len(self.normalize) == 1 else 1),
             intensities=self.intensities,
         )
-        cropped = crop(reorient(channels, grid.axes, grid.flips), grid)
+        cropped = grid.crop(channels)
         old_mm = get_spacing(affine, grid.axes)
-        sizes = list(zip(old_mm, cropped.shape[1:], grid.shape, strict=True))
-        new_mm, extent_mm = [o * n / s for o, n, s in sizes], [n * o for o, n, _ in sizes]
+        extent_mm = np.multiply(old_mm, cropped.shape[1:])
         return PreprocessedScan(
             image=image,
             grid=grid,
-            spacing_mm=(new_mm[0], new_mm[1], new_mm[2]),
+            spacing_mm=to_tuples((extent_mm / grid.shape).tolist()),
             affine=affine,
             statistics=Statistics(
                 spacing_mm=old_mm,
-                extent_mm=(extent_mm[0], extent_mm[1], extent_mm[2]),
+                extent_mm=to_tuples(extent_mm.tolist()),
                 percentiles=tuple(map(measure_percentiles, cropped)),
             ),
         )
@@ -123,31 +117,14 @@ class Preprocessing:
         present = np.unique(values)
         for problem, _ in check_label_values(present, self.num_classes, self.ignore_labels):
             raise UsageError(f"{file} {problem}")
-        is_ignored = np.isin(values, self.ignore_labels)
-        label = np.where(is_ignored, 0, values).astype(np.uint8)
-        label[is_ignored] = IGNORE_LABEL
-        label = crop(reorient(label, scan.grid.axes, scan.grid.flips), scan.grid)
+        label = np.where(np.isin(values, self.ignore_labels), IGNORE_LABEL, values).astype(np.uint8)
         orders = choose_interpolation_orders(scan.statistics.spacing_mm, scan.spacing_mm, 1)
-        return np.ascontiguousarray(resample_labels(label, scan.grid.shape, orders))
+        return np.ascontiguousarray(resample_labels(scan.grid.crop(label), scan.grid.shape, orders))
 
 
 def choose_background(channels: Sequence[str]) -> Background:
     """Return AUTO for every channel except CT, in which air is an ordinary value."""
     return tuple(0 if name.upper() == "CT" else AUTO for name in channels)
-
-
-def find_background(channels: np.ndarray, background: Background) -> list[float]:
-    """Return the value of each channel (C, D, H, W); AUTO gives 0 if the border is not constant."""
-    values = background if len(background) > 1 else background * len(channels)
-    if len(values) != len(channels):
-        raise UsageError(
-            f"data.background must be one value or one for each of the {len(channels)} channels, "
-            f"got {list(background)}"
-        )
-    return [
-        (find_border_value(channel) or 0.0) if value == AUTO else float(value)
-        for channel, value in zip(channels, values, strict=True)
-    ]
 
 
 def check_channels(source: str, count: int, names: Sequence[str]) -> None:
@@ -163,7 +140,7 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     parts, affines = [], []
     for file in files:
         channels, affine = read_volume(file)
-        if any(map(count_nonfinite, channels)):
+        if count_nonfinite(channels):
             raise UsageError(f"{file} holds NaN or infinite values")
         parts.append(channels)
         affines.append(affine)
@@ -175,9 +152,9 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts, out=joined), affines[0]
 
 
-def count_nonfinite(channel: np.ndarray) -> int:
-    """Return how many voxels are NaN or infinite in float32."""
-    return sum(int(np.count_nonzero(~np.isfinite(values))) for values in iter_slabs(channel))
+def count_nonfinite(channels: np.ndarray) -> int:
+    """Return how many voxels of (C, D, H, W) are NaN or infinite in float32."""
+    return sum(int(np.count_nonzero(~np.isfinite(values))) for values in iter_slabs(channels))
 
 
 def check_label_values(

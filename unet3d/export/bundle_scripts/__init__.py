@@ -69,7 +69,6 @@ class Postprocessd(MapTransform):
         self.pipeline, self.image_key = Pipeline(read_pipeline(bundle)), image_key
 
     def __call__(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Replace the logits."""
         output = dict(data)
         image = output[self.image_key]
         for key in self.key_iterator(output):

@@ -20,11 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from unet3d.data.preprocessing.channels import (
     FileGrid,
-    crop,
-    find_border_value,
     make_interpolation_matrix,
     preprocess_channels,
-    reorient,
 )
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.window_order import WindowOrder, make_gaussian_importance
@@ -51,19 +48,14 @@ class Pipeline:
 
     def preprocess(self, channels: np.ndarray, affine: np.ndarray) -> tuple[np.ndarray, FileGrid]:
         """Reorient, crop, normalize and resample; also return the grid to go back to."""
-        settings = self.settings
-        values, known = settings["background"], settings["intensities"]
-        values = values if len(values) == len(channels) else values * len(channels)
+        settings, known = self.settings, self.settings["intensities"]
         keys = ("mean", "deviation", "percentile_0_5", "percentile_99_5")
         return preprocess_channels(
             channels,
             affine,
             orientation=settings["orientation"],
             spacing_mm=settings["spacing_mm"],
-            background=[
-                (find_border_value(channel) or 0.0) if value == "auto" else float(value)
-                for channel, value in zip(channels, values, strict=True)
-            ],
+            background=settings["background"],
             crop_to_foreground=settings["crop"] == "nonzero",
             normalize=settings["normalize"],
             intensities=known and [tuple(channel[key] for key in keys) for channel in known],
@@ -90,7 +82,7 @@ class Pipeline:
         """Return labels (D, H, W), uint8, on the grid of the file."""
         settings, classes = self.settings, self.settings["classes"]
         labels = np.zeros(grid.file_shape, np.uint8)
-        target = crop(reorient(labels, grid.axes, grid.flips), grid)
+        target = grid.crop(labels)
         rows, columns, depths = (
             make_interpolation_matrix(old, new, 1)
             for old, new in zip(logits.shape[1:], target.shape, strict=True)
