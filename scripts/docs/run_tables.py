@@ -101,9 +101,7 @@ def same_dice() -> str:
     lines = []
     for job, found in read_result("cpu-same-dice").items():
         for name, dice in found["dice"].items():
-            values = ", ".join(f"{d:.4f}" for d in (dice if isinstance(dice, list) else [dice]))
-            label = "plain modules" if name == "plain" else f"`{name}`"
-            lines.append(f"{job} | {label} | {values}")
+            lines.append(f"{job} | `{name}` | {', '.join(f'{d:.4f}' for d in dice)}")
     return make_table(" | `checkpointing=` | Dice", lines)
 
 
