@@ -17,7 +17,11 @@ from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, estimate_s
 from unet3d.memory.parallel import map_in_processes
 from unet3d.memory.step.build import build_network, complete_step
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import make_step_factory, measure_phases
+from unet3d.memory.step.training_step import (
+    build_configured_step,
+    make_step_factory,
+    measure_phases,
+)
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import GIB, format_bytes
 from unet3d.types import WHOLE_MAPS_MIB, HasRetention
@@ -81,8 +85,8 @@ def measure_step(config: StepConfig) -> dict[str, MemoryRecord]:
     """Run the configured step on this machine's GPU, and return the peak of each phase."""
     precision = resolve_precision(config.precision, "cuda")
     config = resolve_strategy(config, precision, cuda=True)
-    step = make_step_factory(config, precision, cuda=True, device="cuda")()
-    return measure_phases(step, torch.device("cuda"))
+    device = torch.device("cuda")
+    return measure_phases(build_configured_step(config, device), device)
 
 
 def list_strategies(config: StepConfig) -> tuple[str, ...]:

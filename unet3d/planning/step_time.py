@@ -16,7 +16,7 @@ from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, resolve_precision
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import make_step_factory, time_step
+from unet3d.memory.step.training_step import build_configured_step, time_step
 from unet3d.planning.planner import (
     OTHER_FACTOR,
     DatasetFingerprint,
@@ -185,11 +185,11 @@ def measure_step_time(config: StepConfig, plan: TrainingPlan, device: torch.devi
             return StepTime(seconds=bound, is_measured=False, device=name)
         sizes = {"data.patch_size": patch, "data.batch_size": batch_size}
         variant = config.vary({**sizes, **plan.model, **plan.strategy})
-        step = make_step_factory(variant, precision, cuda=cuda, device=device.type)()
+        step = build_configured_step(variant, device)
         time_step(step, device)  # compiles kernels, and allocates the optimizer's state
-        seconds = time_step(step, device)
+        seconds, _ = time_step(step, device)
         if seconds < LIMIT_SECONDS / 20:
-            seconds = median([seconds, time_step(step, device), time_step(step, device)])
+            seconds = median([seconds, *(time_step(step, device)[0] for _ in range(2))])
         seconds_per_voxel = seconds / voxels
     return StepTime(seconds=seconds, is_measured=True, device=name)
 

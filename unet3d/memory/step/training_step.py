@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unet3d.checkpointing.offload import OffloadActivations
 from unet3d.data.dataset import get_network_sizes
 from unet3d.inference.sliding_window import SlidingWindow
-from unet3d.machine import AUTOCAST_TYPES, TRUE_HALF_TYPES, Precision
+from unet3d.machine import AUTOCAST_TYPES, TRUE_HALF_TYPES, Precision, resolve_precision
 from unet3d.memory.fake_tensors import copy_as_fake, enable_foreach
 from unet3d.memory.step.build import (
     build_network,
@@ -265,13 +265,20 @@ def find_cuda_graph_obstacle(
     return None
 
 
-def time_step(step: TrainingStep, device: torch.device) -> float:
-    """Return the seconds of a step."""
+def build_configured_step(config: StepConfig, device: torch.device) -> TrainingStep:
+    """Build the configured step to run on a device."""
+    precision, cuda = resolve_precision(config.precision, device.type), device.type == "cuda"
+    return make_step_factory(config, precision, cuda=cuda, device=device.type)()
+
+
+def time_step(step: TrainingStep, device: torch.device) -> tuple[float, float]:
+    """Return the seconds of a step, and those in which the host queued it."""
     start = perf_counter()
     step.train(NullListener())
+    queued = perf_counter()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return perf_counter() - start
+    return perf_counter() - start, queued - start
 
 
 def measure_phases(step: TrainingStep, device: torch.device) -> dict[str, MemoryRecord]:
