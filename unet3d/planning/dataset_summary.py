@@ -7,6 +7,7 @@ import numpy as np
 
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint
 from unet3d.files import write_figure
+from unet3d.report.figures import make_figure
 from unet3d.report.slices import get_palette
 from unet3d.text import escape_mathtext, pluralize
 
@@ -55,9 +56,7 @@ def draw_dataset_summary(
     path: Path,
 ) -> None:
     """Plot sizes, spacings, foreground intensities and class volumes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure = make_figure(11, 7)
     sizes, spacings, intensities, volumes = figure.subplots(2, 2).flat
     for axes, values, unit in (
         (sizes, [p.shape for p in fingerprints], "voxels"),

@@ -15,7 +15,7 @@ import numpy as np
 from unet3d.errors import UsageError
 from unet3d.files import read_json, write_text
 from unet3d.metric.bootstrap import compute_bootstrap_means
-from unet3d.report.figures import Points, add_legend, plot_curves, to_svg
+from unet3d.report.figures import Points, add_legend, make_figure, plot_curves, to_svg
 from unet3d.report.page import format_score, render_page
 from unet3d.report.run_report import replace_nan, select_headline_metrics
 from unet3d.report.slices import get_palette
@@ -375,13 +375,11 @@ def draw_run_curves(runs: Sequence[RunSummary]) -> dict[str, str]:
 
 def plot_runs(runs: Sequence[RunSummary]) -> "Figure":
     """Plot Dice against peak memory and against step time; runs of the same data have a front."""
-    from matplotlib.figure import Figure
-
     colors = get_palette(len(runs))
     drawn = {run.folder: color for run, color in zip(runs, colors, strict=True) if run.has_costs}
     if not drawn:
         raise UsageError("cannot draw a figure: no run has Dice, peak memory and step time")
-    figure = Figure(figsize=(11, 4.6 + 0.2 * len(drawn)), layout="constrained")
+    figure = make_figure(11, 4.6 + 0.2 * len(drawn))
     panels = {"peak_mib": "peak memory of a step (GiB)", "step_seconds": "step time (s)"}
     for axes, (key, label) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
         for same in group_by_data([run for run in runs if run.has_costs]):
@@ -396,8 +394,7 @@ def plot_runs(runs: Sequence[RunSummary]) -> "Figure":
             xs, dice = zip(*sorted(points), strict=True)
             front = np.maximum.accumulate(dice)
             axes.step(xs, front, where="post", color="grey", linewidth=1, zorder=0)
-        axes.set_xlabel(label)
-        axes.set_xlim(0, 1.06 * axes.dataLim.x1)
+        axes.set(xlabel=label, xlim=(0, 1.06 * axes.dataLim.x1))
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("mean Dice")
     add_legend(figure)

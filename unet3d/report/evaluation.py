@@ -13,7 +13,7 @@ from unet3d.data.preprocessing.channels import find_orientation, get_spacing, re
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import atomic_write, read_json, write_text
 from unet3d.metric.scores import mask_ignored
-from unet3d.report.figures import to_svg
+from unet3d.report.figures import make_figure, to_svg
 from unet3d.report.page import MAX_BYTES, embed_pictures, format_score, render_page
 from unet3d.report.slices import get_class_colors
 from unet3d.report.volumes import (
@@ -97,9 +97,7 @@ def describe_roles(roles: Mapping[str, Sequence[str]] | None) -> str:
 
 def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
     """Draw box plots of Dice and HD95 per class (name -> labels), with every case as a dot."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 1.6 + 0.45 * len(classes)), layout="constrained")
+    figure = make_figure(11, 1.6 + 0.45 * len(classes))
     colors = get_class_colors(classes)
     jitter = np.random.default_rng(0)
     box = {"orientation": "horizontal", "widths": 0.6, "showfliers": False, "patch_artist": True}
@@ -123,8 +121,7 @@ def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
             dots = {"s": 9, "color": "#667085", "linewidth": 0, "rasterized": True}
             axes.scatter(values, heights, alpha=0.6, zorder=3, **dots)
         axes.set_yticks(range(len(classes)), [escape_mathtext(name) for name in classes])
-        axes.set_ylim(len(classes) - 0.5, -0.5)
-        axes.set_xlabel(label)
+        axes.set(xlabel=label, ylim=(len(classes) - 0.5, -0.5))
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
     figure.suptitle(pluralize(len(cases), "case"))
