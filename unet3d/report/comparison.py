@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, isnan
+from math import inf
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unet3d.errors import UsageError
-from unet3d.files import read_json, write_text
+from unet3d.files import read_json
 from unet3d.metric.bootstrap import compute_bootstrap_means
 from unet3d.report.figures import Points, add_legend, make_figure, plot_curves, to_svg
-from unet3d.report.page import format_score, render_page
+from unet3d.report.page import format_mean, format_score, render_page
 from unet3d.report.run_report import replace_nan, select_headline_metrics
 from unet3d.report.slices import get_palette
 from unet3d.text import GIB, MIB, escape_mathtext, flatten_keys, join_first, pluralize
@@ -104,10 +104,16 @@ class RunSummary:
         }
 
     @property
+    def mean_dice(self) -> Mapping[str, float | None]:
+        """Return `mean`, and `low` and `high`, its 95% interval, if cases were evaluated."""
+        evaluation = self.report.get("evaluation") or {}
+        mean = (evaluation.get("mean") or {}).get("dice")
+        return mean or {"mean": self.headline_metrics.get("dice")}
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """Return the 95% confidence interval of the mean Dice, if cases were evaluated."""
-        mean = ((self.report.get("evaluation") or {}).get("mean") or {}).get("dice") or {}
-        low, high = mean.get("low"), mean.get("high")
+        low, high = self.mean_dice.get("low"), self.mean_dice.get("high")
         return None if low is None or high is None else (low, high)
 
 
@@ -238,13 +244,12 @@ def describe_folds(runs: Sequence[RunSummary]) -> list[str]:
         known = {k: v for run in folds for k, v in (run.evaluation.get("groups") or {}).items()}
         dice = [[score["dice"] for score in scores.values()] for scores in cases.values()]
         groups = [known.get(case, case) for case in cases] if known else None
-        mean = compute_bootstrap_means(np.array(dice, float), groups)[1]
+        mean = format_mean(compute_bootstrap_means(np.array(dice, float), groups)[1])
         numbers = ", ".join(map(str, sorted(run.report["config"]["fold"] for run in folds)))
         about = ", ".join(f"{k}={v}" for k, v in folds[0].differs.items() if k != "fold")
         lines.append(
             f"cross-validated, folds {numbers}{f' of {about}' if about else ''}: "
-            f"Dice {format_score(mean['mean'])} [{mean['low']:.4f}, {mean['high']:.4f}] over "
-            f"{len(cases)} cases"
+            f"Dice {mean} over {len(cases)} cases"
         )
     return lines
 
@@ -273,7 +278,7 @@ def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
     rows = [header]
     counts = Counter(run.data for run in runs)
     for run, is_optimal in zip(runs, find_pareto_optimal(runs), strict=True):
-        metrics, interval = run.headline_metrics, run.interval
+        metrics = run.headline_metrics
         status = ["Pareto-optimal"] if is_optimal and counts[run.data] > 1 else []
         if warnings := run.report.get("warnings"):
             status.append(pluralize(len(warnings), "warning"))
@@ -281,9 +286,8 @@ def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
             (
                 str(run.folder),
                 *(run.differs.get(key, "-") for key in keys),
-                format_score(metrics.get("dice"))
-                + (f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else ""),
-                *([format_difference(run.against_best)] if paired else []),
+                format_mean(run.mean_dice),
+                *([format_mean(run.against_best, "+")] if paired else []),
                 *(format_score(run.dice.get(name, {}).get("mean")) for name in classes),
                 format_score(metrics.get("hd95_mm"), 2),
                 format_score(metrics.get("peak_mib"), 0),
@@ -294,14 +298,6 @@ def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
             )
         )
     return rows
-
-
-def format_difference(difference: Mapping[str, float] | None) -> str:
-    """Return a difference with its sign and its interval, or a dash if there is none."""
-    if difference is None:
-        return "-"
-    low, high = difference["low"], difference["high"]
-    return f"{difference['mean']:+.4f}" + ("" if isnan(low) else f" [{low:+.4f}, {high:+.4f}]")
 
 
 def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
@@ -325,16 +321,10 @@ def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     ]
 
 
-def write_comparison_page(
-    runs: Sequence[RunSummary], path: Path, compared: Sequence[Path], problems: Sequence[str]
-) -> None:
-    """Write the page of a comparison of what these paths hold."""
-    command = join(["unet3d", "compare", *map(str, compared)])
-    write_text(path, render_comparison(runs, problems=problems, command=command))
-
-
-def render_comparison(runs: Sequence[RunSummary], *, problems: Sequence[str], command: str) -> str:
-    """Return the page of a comparison, with the curves that are in the runs' folders."""
+def render_comparison(
+    runs: Sequence[RunSummary], compared: Sequence[Path], problems: Sequence[str]
+) -> str:
+    """Return the page of the runs that these paths hold, with the curves in the runs' folders."""
     groups = group_by_data(runs)
     subtitle = pluralize(len(runs), "run")
     if len(groups) == 1 < len(runs):
@@ -354,7 +344,7 @@ def render_comparison(runs: Sequence[RunSummary], *, problems: Sequence[str], co
         notes=notes,
         curves=draw_run_curves(runs),
         max_curves=MAX_CURVES,
-        command=command,
+        command=join(["unet3d", "compare", *map(str, compared)]),
         runs=runs,
         packages=collect_keys([run.report.get("versions", {}) for run in runs]),
     )

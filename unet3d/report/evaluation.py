@@ -14,7 +14,7 @@ from unet3d.errors import UsageError, summarize_error
 from unet3d.files import atomic_write, read_json, write_text
 from unet3d.metric.scores import mask_ignored
 from unet3d.report.figures import make_figure, to_svg
-from unet3d.report.page import MAX_BYTES, embed_pictures, format_score, render_page
+from unet3d.report.page import MAX_BYTES, embed_pictures, format_mean, format_score, render_page
 from unet3d.report.slices import get_class_colors
 from unet3d.report.volumes import (
     CaseVolumes,
@@ -67,10 +67,9 @@ def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     labels = SCORE_LABELS | {name: name for name in added}
 
     def format_means(means: Mapping[str, Mapping[str, float]]) -> list[str]:
-        cells = [format_score(means[s]["mean"], 2 if s == "hd95_mm" else 4) for s in labels]
-        if not math.isnan(means["dice"]["low"]):
-            cells[0] += f" [{means['dice']['low']:.4f}, {means['dice']['high']:.4f}]"
-        return cells
+        _, *others = labels
+        cells = [format_score(means[s]["mean"], 2 if s == "hd95_mm" else 4) for s in others]
+        return [format_mean(means["dice"]), *cells]
 
     rows = [("", "Dice [95 %]", *list(labels.values())[1:], "cases", "absent from one")]
     for name, means in result["per_class"].items():
