@@ -9,7 +9,6 @@ from unet3d.inference.window_order import Span, WindowOrder, compute_window_star
 from unet3d.types import Triple
 
 FLOAT32_BYTES = 4
-"""Bytes of a float32."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,10 +106,7 @@ class ReplayedNetwork:
 def record_networks(
     networks: Sequence[Network], shape: Sequence[int], device: torch.device
 ) -> list[Network]:
-    """Return the networks, on a GPU as CUDA graphs for windows of this shape if that is possible.
-
-    Their forward must have run once.
-    """
+    """Return networks that have run once, on a GPU as CUDA graphs for this shape if possible."""
     if device.type != "cuda":
         return list(networks)
     graphs, windows = CudaGraphs(device), torch.zeros(tuple(shape), device=device)

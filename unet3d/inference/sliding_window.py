@@ -147,10 +147,7 @@ class BackgroundTest:
 
 
 class Accumulator:
-    """Weighted sums of logits for the active tiles.
-
-    The last channel of a tile's sum is the sum of the weights.
-    """
+    """Weighted sums of logits for the active tiles; the last channel is the sum of the weights."""
 
     def __init__(
         self, schedule: WindowOrder, device: torch.device, background: BackgroundTest | None
@@ -201,10 +198,9 @@ class Accumulator:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowRunner:
-    """Runs the windows of volumes through networks, on their device.
+    """Runs windows through networks, but for those of background.
 
-    Windows that `background` finds are not computed. `on_windows` gets the size of each completed
-    batch.
+    `on_windows` gets the size of each completed batch.
     """
 
     networks: Sequence[Network]
@@ -351,10 +347,7 @@ class LabelWriter:
 def segment(
     image: Tensor, runner: WindowRunner, plan: InferencePlan, outputs: Sequence[Output]
 ) -> int:
-    """Fill the targets of all outputs, at their own resolution, from `image` (C, D, H, W).
-
-    Return the number of windows that are not computed.
-    """
+    """Fill all outputs from `image` (C, D, H, W); return the number of windows not computed."""
     num_skipped = 0
     sum_device = torch.device("cpu") if plan.sums_in_ram else runner.device
     for slab in plan.slabs:

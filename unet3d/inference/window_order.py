@@ -77,10 +77,7 @@ class WindowOrder:
 
     @cached_property
     def tiles(self) -> list[OutputTile]:
-        """Return the tiles in the order in which they are completed.
-
-        A tile comes after the tiles before it along the rows and along the columns.
-        """
+        """Return the tiles as they are completed, after those above them and to their left."""
         a, b, c = self.order
         row_starts, column_starts, lengthwise = self.starts
         tiles = []

@@ -305,10 +305,7 @@ def search_largest_batch(
 def find_fitting_batch(
     estimate: Callable[[int], MemoryEstimate], budget: int, limit: int = LARGEST_BATCH
 ) -> tuple[int, MemoryRecord] | None:
-    """Return the largest batch up to `limit` that fits `budget` bytes, and its peak, if any does.
-
-    `estimate` estimates the step with a batch size.
-    """
+    """Return the largest batch up to `limit` that fits `budget` bytes, and its peak."""
     if limit > 2:
         extrapolation = BatchExtrapolation(estimate(2), estimate(3))
         if not extrapolation.affine:

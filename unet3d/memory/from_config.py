@@ -118,8 +118,7 @@ def resolve_fused(config: StepConfig) -> StepConfig:
 def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) -> StepConfig:
     """Replace `checkpointing=auto`, and `fused` for a network without fused blocks or compiled.
 
-    `auto` becomes the first strategy that is estimated to fit the device, or the leanest if none
-    is.
+    `auto` becomes the first strategy that is estimated to fit the device, or else the leanest.
     """
     if config.compile and config.strategy in ("auto", *FUSED_STRATEGIES):
         return config.with_strategy("none")  # what the blocks run when compiled
@@ -146,10 +145,7 @@ def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) ->
 def estimate_with_savings(
     config: StepConfig, volume_size: Sequence[int] | None = None
 ) -> tuple[MemoryEstimate, list[tuple[str, int]]]:
-    """Estimate the configured step, and changes of it that cost no quality.
-
-    The second result has (override, saved bytes) of these changes, the largest first.
-    """
+    """Estimate the step; also return (override, saved bytes) of changes that cost no quality."""
 
     def estimate(values: Mapping[str, Any]) -> MemoryEstimate | UsageError:
         try:

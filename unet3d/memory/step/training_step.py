@@ -46,8 +46,7 @@ class NullListener:
 class SkipSmallerWindows:
     """A network that runs only on windows that find more memory allocated than any before them.
 
-    Every window needs the same memory in addition, so no other one can raise the peak; a volume has
-    hundreds of them.
+    Every window needs the same in addition, so no other of the hundreds can raise the peak.
     """
 
     def __init__(self, model: nn.Module, trace: Any):
@@ -67,10 +66,7 @@ class SkipSmallerWindows:
 
 @dataclass(eq=False, kw_only=True)
 class TrainingStep:
-    """Forward, backward, clipping, optimizer, zero_grad: in the order of training/module.py.
-
-    It tells a Trace or a meter of its phases.
-    """
+    """Forward, backward, clipping, optimizer, zero_grad: in the order of training/module.py."""
 
     model: nn.Module
     loss: nn.Module
