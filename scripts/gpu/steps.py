@@ -29,7 +29,7 @@ from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
 from unet3d.cuda_graphs import CudaGraphs
 from unet3d.machine import CUDA_CONTEXT_BYTES
-from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate, search_largest_batch
+from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate
 from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_configured_step
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import (
@@ -328,7 +328,7 @@ def find_largest_batch(context: Context, make: Factory, size: list[int]) -> dict
     any_batch = BatchExtrapolation(two, three)
     predicted = 0
     if any_batch.affine and context.cuda:
-        predicted = search_largest_batch(any_batch, GPU_MEMORY)
+        predicted = any_batch.find_largest(GPU_MEMORY)
     tried: dict[int, bool] = {}
 
     def fits(count: int) -> bool:

@@ -278,6 +278,12 @@ class BatchExtrapolation:
             reserved=max(result.reserved[self._steady_step]),
         )
 
+    def find_largest(self, budget: int, limit: int = LARGEST_BATCH) -> int:
+        """Return the largest batch from 2 to `limit` that fits `budget` bytes; 0 if none does."""
+        batches = range(2, limit + 1)
+        fitting = bisect_right(batches, budget, key=lambda n: add_context_bytes(self.peak(n)))
+        return fitting + 1 if fitting else 0
+
 
 def canonicalize_order(events: list[int]) -> Iterator[int]:
     """Sort every run of frees: autocast clears its cache in no fixed order.
@@ -288,18 +294,6 @@ def canonicalize_order(events: list[int]) -> Iterator[int]:
     for frees, run in groupby(events, key=lambda event: event < 0):
         numbers = list(run)
         yield from sorted(numbers, reverse=True) if frees else numbers
-
-
-def search_largest_batch(
-    extrapolation: BatchExtrapolation, budget: int, limit: int = LARGEST_BATCH
-) -> int:
-    """Return the largest batch from 2 to `limit` that fits `budget` bytes; 0 if none does."""
-
-    def measure(batch: int) -> int:
-        return add_context_bytes(extrapolation.peak(batch))
-
-    fitting = bisect_right(range(2, limit + 1), budget, key=measure)
-    return fitting + 1 if fitting else 0
 
 
 def find_fitting_batch(
@@ -313,7 +307,7 @@ def find_fitting_batch(
                 "cannot compute the largest batch: the step allocates differently at batch sizes "
                 "2 and 3; try sizes one by one"
             )
-        largest = search_largest_batch(extrapolation, budget, limit)
+        largest = extrapolation.find_largest(budget, limit)
         if largest:
             return largest, extrapolation.peak(largest)
     for batch in (2, 1) if limit == 2 else (1,):  # 2 needs one trace instead of two
