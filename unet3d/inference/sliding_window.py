@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from itertools import permutations, product
+from itertools import compress, permutations, product
 
 import numpy as np
 import torch
@@ -118,8 +118,8 @@ def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
     >>> list_flips([0, 2])
     [(), (2,), (0,), (0, 2)]
     """
-    choices = product(*((False, True) for _ in axes))
-    return [tuple(a for a, flip in zip(axes, choice, strict=True) if flip) for choice in choices]
+    choices = product((False, True), repeat=len(axes))
+    return [tuple(compress(axes, choice)) for choice in choices]
 
 
 class BackgroundTest:

@@ -137,14 +137,11 @@ def estimate_to_dict(estimate: MemoryEstimate) -> dict[str, Any]:
 def compute_kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
     """Return, for every kind, the bytes in use after each event of the steady step."""
     start, stop = estimate.steady_step
-    changes = {kind: np.zeros(stop, np.int64) for kind in KINDS}
-    for block in estimate.trace.blocks:
-        if block.allocated_at < stop:
-            change = changes[estimate.get_kind(block)]
-            change[block.allocated_at] += estimate.sizes[block.id]
-            if block.freed_at is not None and block.freed_at < stop:
-                change[block.freed_at] -= estimate.sizes[block.id]
-    curves = {kind: np.cumsum(change)[start:] for kind, change in changes.items()}
+    events = np.array(estimate.trace.events[:stop])
+    blocks = np.abs(events) - 1
+    changes = np.sign(events) * estimate.sizes[blocks]
+    kinds = np.array([estimate.get_kind(block) for block in estimate.trace.blocks])[blocks]
+    curves = {kind: np.cumsum(np.where(kinds == kind, changes, 0))[start:] for kind in KINDS}
     return {kind: values for kind, values in curves.items() if values.any()}
 
 
