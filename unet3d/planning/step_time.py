@@ -25,11 +25,7 @@ from unet3d.planning.planner import (
     choose_resolution,
     make_plan,
 )
-from unet3d.planning.topology import (
-    list_coarser_spacings,
-    list_patches,
-    round_up_to_multiple,
-)
+from unet3d.planning.topology import list_coarser_spacings, list_patches, round_up_to_multiple
 from unet3d.text import format_bytes, pluralize
 from unet3d.types import Triple
 
