@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -77,10 +76,10 @@ def get_inference_fn(network: nn.Module, precision: Precision, device: torch.dev
     if dtype != torch.float32:
         cast_to_half(network, dtype)
     network.to(device)
+    mixed = AUTOCAST_TYPES.get(precision.used)
 
     def forward(batch: Tensor) -> Tensor:
-        mixed = AUTOCAST_TYPES.get(precision.used)
-        autocast = nullcontext() if mixed is None else torch.autocast(device.type, dtype=mixed)
+        autocast = torch.autocast(device.type, mixed, enabled=mixed is not None)
         with torch.inference_mode(), autocast:
             return network(batch.to(dtype))
 

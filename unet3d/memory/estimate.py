@@ -19,6 +19,7 @@ from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.cuda_libraries import COLUMNS
 from unet3d.memory.fake_tensors import OperatorBodyMode, simulate_cuda_step
 from unet3d.memory.trace import Block, Trace
+from unet3d.model.weights import count_parameters
 from unet3d.peak_memory import MemoryRecord
 from unet3d.triton_kernels import Launch, collect_launches
 from unet3d.types import has_blocks
@@ -237,11 +238,10 @@ def estimate_step(
         raise UntraceableError(
             f"cannot estimate the memory of this network's step: {summarize_error(error)}"
         ) from error
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     paths = {module: path for path, module in model.named_modules()}
     blocks = model.blocks() if has_blocks(model) else ()
     levels = {paths[module]: level for level, module in blocks}
-    return MemoryEstimate(trace, parameters=parameters, levels=levels)
+    return MemoryEstimate(trace, parameters=count_parameters(model), levels=levels)
 
 
 def list_launches(make_step: Callable[[], Step]) -> list[Launch]:

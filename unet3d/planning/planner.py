@@ -21,6 +21,7 @@ from unet3d.data.layouts.splits import explain_too_few, read_groups
 from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import choose_background
+from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.from_config import FUSED_STRATEGIES, LARGER_TILES_MIB, list_strategies
 from unet3d.memory.step.config import StepConfig
@@ -76,8 +77,8 @@ class TrainingPlan:
     """What was decided, and from what."""
 
     num_cases: int
-    spacing_mm: tuple[float, float, float]
-    median_shape: tuple[float, float, float]  # of the cases at that spacing
+    spacing_mm: FloatTriple
+    median_shape: FloatTriple  # of the cases at that spacing
     normalize: list[str]
     initial_patch: Triple  # the patch that no budget would make smaller
     patch_size: Triple
@@ -178,7 +179,7 @@ def make_plan(
 
 def choose_resolution(
     data: DataConfig, dataset: DatasetFingerprint
-) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+) -> tuple[FloatTriple, FloatTriple]:
     """Return the spacing in mm, and the median shape of the cases at that spacing."""
     cases = dataset.fingerprints
     shapes, spacings = [case.shape for case in cases], [case.spacing_mm for case in cases]

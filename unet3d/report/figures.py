@@ -23,8 +23,7 @@ Points = Sequence[Sequence[float]]
 class Curve:
     """Means of equally many values each, and of the steps that they belong to."""
 
-    def __init__(self, max_points: int = MAX_POINTS) -> None:
-        self.max_points = max_points
+    def __init__(self) -> None:
         self.points: list[list[float]] = []  # [step, value]
         self.every = 1  # values per point
         self.pending: list[list[float]] = []  # values of the incomplete point
@@ -38,7 +37,7 @@ class Curve:
             return
         self.points.append(_average(self.pending))
         self.pending = []
-        if len(self.points) == self.max_points:
+        if len(self.points) == MAX_POINTS:
             pairs = zip(self.points[::2], self.points[1::2], strict=True)
             self.points = [_average(pair) for pair in pairs]
             self.every *= 2
