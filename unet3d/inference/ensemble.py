@@ -61,7 +61,6 @@ class TrainedNetwork:
 
     @property
     def channels(self) -> list[str]:
-        """Return the names of the input channels."""
         return list(self.metadata["channels"])
 
     @property
@@ -91,10 +90,7 @@ def load_members(
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """Return a checkpoint file or a bundle: the path, or the best checkpoint of a run folder.
-
-    A run without a best checkpoint gives its last one. A bundle on a hub is downloaded.
-    """
+    """Return a checkpoint file or a bundle: of a run folder, its best or else last checkpoint."""
     if is_on_hub(path):
         return download_bundle(path)
     if not path.is_dir() or is_bundle(path):

@@ -51,11 +51,9 @@ class InferencePlan:
 
     @property
     def windows(self) -> int:
-        """Return the number of windows to compute."""
         return sum(len(slab.schedule.windows) for slab in self.slabs)
 
     def fits(self, budget: Budget) -> bool:
-        """Return whether the plan fits the budget."""
         return self.ram_bytes <= budget.ram_bytes and self.gpu_bytes <= (budget.gpu_bytes or 0)
 
 

@@ -46,7 +46,6 @@ class WindowOrder:
 
     @property
     def column_span(self) -> Span:
-        """Return the columns to compute."""
         return self.columns or (0, self.size[self.order[1]])
 
     @cached_property

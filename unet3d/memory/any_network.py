@@ -123,7 +123,6 @@ class ModelStep(Step):
     autocast: torch.dtype | None
 
     def train(self, trace: Trace) -> None:
-        """Run one optimizer step."""
         trace.begin_phase("forward")
         x = torch.empty(*self.shape)
         trace.label(x, "input")

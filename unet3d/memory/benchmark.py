@@ -33,7 +33,6 @@ from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB
 
 SCHEMA = "unet3d-benchmark-1"
-"""Name and version of the file's format."""
 
 COMPARED = ("fused", "lean")
 """Strategies whose gradients are compared first."""

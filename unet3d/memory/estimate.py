@@ -213,10 +213,7 @@ class UntraceableError(UsageError):
 def estimate_step(
     make_step: Callable[[], Step], *, cuda: bool, validates: bool = True
 ) -> MemoryEstimate:
-    """Run a step on fake tensors and estimate its memory, and by default that of validation.
-
-    UntraceableError says in one line why that is impossible.
-    """
+    """Run a step on fake tensors and estimate its memory, and by default that of validation."""
     trace = Trace(cuda=cuda)
     try:
         with FakeTensorMode(), simulate_cuda_step() if cuda else nullcontext():

@@ -170,10 +170,7 @@ def render_experiment(
         data["background"] = AUTO if set(background) == {AUTO} else list(background)
     if dataset.group_by is not None:
         data["group_by"] = dataset.group_by
-    values: dict[str, Any] = {
-        "data": data,
-        "trainer": {**limit, "check_val_every_n_epoch": epochs},
-    }
+    values: dict[str, Any] = {"data": data, "trainer": {**limit, "check_val_every_n_epoch": epochs}}
     if flip_axes is not None:
         values["augmentation"] = {"flip_axes": flip_axes}
     typed = (o.lstrip("+").partition("=") for o in composition.overrides)

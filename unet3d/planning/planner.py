@@ -191,10 +191,7 @@ def choose_resolution(
 def make_batch_limit(
     data: DataConfig, fold: int | None, is_overridden: IsOverridden
 ) -> Callable[[Triple], int]:
-    """Return a function from a patch to the largest batch that is worth trying on a dataset.
-
-    Data that is generated, or not there, limits nothing.
-    """
+    """Return a function from a patch to the largest batch that is worth trying on a dataset."""
     exists = data.layout is not None and data.root is not None and data.root.is_dir()
     if not exists or isinstance(data.layout(), GeneratedDataset):
         return lambda patch: MAX_BATCH_SIZE
@@ -300,10 +297,7 @@ def _choose_normalization(data: DataConfig, dataset: DatasetFingerprint) -> list
 def find_constant_border(
     dataset: DatasetFingerprint, is_overridden: IsOverridden
 ) -> tuple[float, float] | None:
-    """Return the range of constant borders that are not 0; None if there are none.
-
-    Also None where the command line says what is background.
-    """
+    """Return the range of constant borders that are not 0; None without, or if overridden."""
     values = [value for case in dataset.fingerprints for value in case.background if value != 0]
     return None if is_overridden("data.background") or not values else (min(values), max(values))
 

@@ -54,7 +54,6 @@ class StepTime:
     device: str
 
     def describe(self) -> str:
-        """Return the time of a step as text."""
         verb = "takes" if self.is_measured else "may take up to"
         return f"a step {verb} {self.seconds:.2g} s on {self.device}"
 
@@ -64,12 +63,10 @@ class StepTime:
 
 
 def get_memory_budget(config: StepConfig) -> int | None:
-    """Return the bytes that a step may take by the estimate for a GPU, on the device of a run.
-
-    Most CPUs compute in float32, which takes up to twice as much.
-    """
+    """Return the bytes that a step may take by the estimate for a GPU, on the device of a run."""
     device = torch.device(resolve_device(config.accelerator))
     available = get_available_bytes(device)
+    # Most CPUs compute in float32, which takes up to twice as much.
     return None if available is None else available // (1 if device.type == "cuda" else 2)
 
 

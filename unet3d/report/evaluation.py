@@ -102,9 +102,8 @@ def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
     box = {"orientation": "horizontal", "widths": 0.6, "showfliers": False, "patch_artist": True}
     box["medianprops"] = {"color": "black"}
     labels = {"dice": "Dice", "hd95_mm": "HD95 (mm), cases with the class in both"}
-    for axes, (score, label) in zip(
-        figure.subplots(1, 2, sharey=True), labels.items(), strict=True
-    ):
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (score, label) in zip(panels, labels.items(), strict=True):
         for row, name in enumerate(classes):
             scored = [case[name] for case in cases.values() if not math.isnan(case[name]["dice"])]
             if score == "hd95_mm":

@@ -89,12 +89,10 @@ class LRCurve:
         return self.rates[skipped + int(slopes.argmin())]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the curve for other programs."""
         curve = {"lr": self.rates, "loss": self.losses, "smoothed_loss": self.smoothed}
         return {"suggestion": self.suggestion, **curve}
 
     def plot(self, title: str) -> "Figure":
-        """Plot the loss over the rate."""
         figure = make_figure(8, 4.5)
         axes = figure.subplots()
         axes.plot(self.rates, self.losses, color="#c8d0dc", label="loss of a batch")

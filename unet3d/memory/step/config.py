@@ -108,7 +108,6 @@ class StepConfig:
         return replace(self, strategy=name, checkpointing=factory.bind(**arguments))
 
     def build_loss(self) -> nn.Module:
-        """Build the loss of this data."""
         data = self.data
         unknown = None if data.annotated is None else data.unannotated_classes
         return build_loss(self.loss, regions=data.regions, unannotated_classes=unknown)

@@ -295,7 +295,6 @@ class PhaseMeter(NullListener):
         self.phase: str | None = None
 
     def begin_phase(self, phase: str) -> None:
-        """End the current phase and begin another."""
         if self.phase is not None:
             record = self.meter.read(self.device)
             self.peaks[self.phase] = record | self.peaks.get(self.phase, record)
