@@ -256,13 +256,8 @@ def describe_folds(runs: Sequence[RunSummary]) -> list[str]:
 
 def find_pareto_optimal(runs: Sequence[RunSummary]) -> list[bool]:
     """Return whether each run is Pareto-optimal among the runs of the same data."""
-    data = np.array([run.data for run in runs])
-    costs = np.array(
-        [
-            [sign * run.headline_metrics.get(k, inf) for k, sign in OBJECTIVES.items()]
-            for run in runs
-        ]
-    )
+    data, metrics = np.array([run.data for run in runs]), [run.headline_metrics for run in runs]
+    costs = np.array([[sign * m.get(k, inf) for k, sign in OBJECTIVES.items()] for m in metrics])
     others = costs[:, None]  # (other, run, objective)
     is_better = (others <= costs).all(-1) & (others < costs).any(-1) & (data[:, None] == data)
     return (~is_better.any(0)).tolist()

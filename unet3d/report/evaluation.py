@@ -252,9 +252,8 @@ def iter_worst_cases(
     classes, colors = result["classes"], get_class_colors(result["classes"])
     for entry in result["worst"]:
         name, files = entry["case"], entry["files"]
-        (predicted, _), (reference, affine) = read_label_pair(
-            Path(files["prediction"]), Path(files["reference"])
-        )
+        pair = (Path(files[kind]) for kind in ("prediction", "reference"))
+        (predicted, _), (reference, affine) = read_label_pair(*pair)
         labels = mask_ignored(predicted, reference, result["ignore_labels"])
         axes, flips = find_orientation(affine, "RAS")
         prediction, reference = (

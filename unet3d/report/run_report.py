@@ -201,14 +201,11 @@ def make_headline(report: Mapping[str, Any], mean: Mapping[str, Any]) -> list[tu
     peak, seconds = metrics.get("peak_mib"), metrics.get("step_seconds")
     kind = "allocated" if "allocated" in get_step_memory(report) else "of the process"
     waiting = report.get("speed", {}).get("median_data_wait_fraction")
+    remark = "" if waiting is None else f"{100 * waiting:.1f}% waiting for data"
     return [
         *make_score_cards(metrics, mean, [selection, selection]),
         ("Peak memory", "-" if peak is None else format_bytes(peak * MIB), kind),
-        (
-            "Step time",
-            "-" if seconds is None else f"{seconds:.3f} s",
-            "" if waiting is None else f"{100 * waiting:.1f}% waiting for data",
-        ),
+        ("Step time", "-" if seconds is None else f"{seconds:.3f} s", remark),
         ("Parameters", f"{report['parameters']:,}", "trained"),
     ]
 
