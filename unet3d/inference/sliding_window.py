@@ -6,7 +6,7 @@ SlidingWindowInferer keeps the logits of all classes for the whole volume.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import compress, permutations, product
 
@@ -89,16 +89,10 @@ class SlidingWindow:
 
     def _segment(self, image: Tensor, network: Network, observe: Observer | None) -> Tensor:
         _, d, h, w = image.shape
-        schedules = [
-            WindowOrder(
-                size=(d, h, w),
-                patch=self.patch_size,
-                overlap=self.overlap,
-                order=(rows, columns, lengthwise),
-                batch_size=self.batch_size,
-            )
-            for rows, columns, lengthwise in permutations(range(3))
-        ]
+        windows = WindowOrder(
+            size=(d, h, w), patch=self.patch_size, overlap=self.overlap, batch_size=self.batch_size
+        )
+        schedules = [replace(windows, order=(a, b, c)) for a, b, c in permutations(range(3))]
         schedule = min(schedules, key=lambda s: s.max_active_voxels)
         labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 

@@ -69,10 +69,9 @@ class WindowOrder:
     def tile_spans(self) -> tuple[list[Span], list[Span]]:
         """Return the row spans and the column spans of the tiles."""
         a, b, _ = self.order
-        rows, columns, _ = self.starts
-        return split_at_edges(rows, self.patch[a], (0, self.size[a])), split_at_edges(
-            columns, self.patch[b], self.column_span
-        )
+        row_starts, column_starts, _ = self.starts
+        rows = split_at_edges(row_starts, self.patch[a], (0, self.size[a]))
+        return rows, split_at_edges(column_starts, self.patch[b], self.column_span)
 
     @cached_property
     def tiles(self) -> list[OutputTile]:

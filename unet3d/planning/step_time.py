@@ -133,11 +133,11 @@ def describe_step_time(config: StepConfig, plan: TrainingPlan, steps: int) -> st
         time = measure_step_time(config, plan, device)
     except Exception as error:  # a plan may be for another machine, and is useful without a time
         return f"time not measured on {describe_device(device)}: {summarize_error(error)}"
-    hours = (
-        f"{steps:,} steps take {steps * time.seconds / 3600:.1f} hours, plus validation; an hour "
-        f"has time for {time.count_steps(3600):,} of them (max_time=00:01:00:00 plans for an hour)"
+    return (
+        f"{time.describe()}: {steps:,} steps take {steps * time.seconds / 3600:.1f} hours, plus "
+        f"validation; an hour has time for {time.count_steps(3600):,} of them "
+        "(max_time=00:01:00:00 plans for an hour)"
     )
-    return f"{time.describe()}: {hours}"
 
 
 def describe_limit(time: StepTime, training_seconds: float) -> str:
