@@ -60,15 +60,10 @@ VALIDATION_FRACTION = 0.03
 
 NUM_FOLDS = 5
 
-COMMAND_KEYS = (
-    *("budget_gib", "preset", "name", "overwrite", "measure_time", "debug"),
-    *("max_time", "steps", "recipe"),
-)
+COMMAND_KEYS = "budget_gib preset name overwrite measure_time debug max_time steps recipe".split()
 """Keys of `unet3d plan` that the planned run does not have."""
 
-GROUPS = (
-    *("data", "model", "pool", "checkpointing", "augmentation", "optimizer", "scheduler", "loss"),
-)
+GROUPS = "data model pool checkpointing augmentation optimizer scheduler loss".split()
 """Groups whose options the experiment names."""
 
 
