@@ -30,10 +30,7 @@ log = logging.getLogger(__name__)
 def resolve_computation(
     device: str, precision: object, backend: str, trained_precision: str
 ) -> tuple[torch.device, Precision]:
-    """Return the device to predict on, and the precision that it and the backend support.
-
-    None is the precision of training, as far as the device has it.
-    """
+    """Return the device and the precision to predict in; None is the precision of training."""
     kind = resolve_device(device, "device")
     if kind == "mps":
         raise UsageError("device=mps is for training only: use device=cpu")

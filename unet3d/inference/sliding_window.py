@@ -81,10 +81,7 @@ class SlidingWindow:
     decide: LabelFunction = argmax_labels
 
     def __call__(self, image: Tensor, network: Network, observe: Observer | None = None) -> Tensor:
-        """(B, C, D, H, W) -> labels (B, D, H, W), uint8.
-
-        `observe` is called with each part of a volume and its logits (K, ...).
-        """
+        """(B, C, D, H, W) -> labels (B, D, H, W), uint8; `observe` gets each part's logits."""
         return torch.stack([self._segment(volume, network, observe) for volume in image])
 
     def _segment(self, image: Tensor, network: Network, observe: Observer | None) -> Tensor:

@@ -74,8 +74,7 @@ def estimate_resolved_step(
 ) -> MemoryEstimate:
     """Estimate a step with its configured strategy; UntraceableError says why it is impossible.
 
-    With compile=true it is that of plain modules: see memory/report.py. A `network` that has
-    been built is not built again.
+    With compile=true it is that of plain modules. A `network` is one that has been built.
     """
     step = make_step_factory(config, precision, cuda=cuda, volume_size=volume_size, network=network)
     return estimate_step(step, cuda=cuda, validates=validates)

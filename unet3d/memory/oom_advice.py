@@ -30,7 +30,7 @@ def check_memory(
     if_too_large: str,
     sweeping: bool,
 ) -> list[str]:
-    """Return lines that warn of a run estimated to run out of memory; or stop it, or skip it."""
+    """Return lines that warn of a run estimated to run out of memory, or raise to stop it."""
     available = get_available_bytes(device)
     if if_too_large == "ignore" or available is None:
         return []
