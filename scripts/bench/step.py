@@ -34,7 +34,6 @@ from unet3d.memory.estimate import (
     BatchExtrapolation,
     MemoryEstimate,
     estimate_step,
-    search_largest_batch,
 )
 from unet3d.memory.from_config import FUSED_STRATEGIES
 from unet3d.memory.step.training_step import TrainingStep
@@ -192,7 +191,7 @@ def predict_forum() -> dict[str, Any]:
         for strategy, make in networks.items():
             two, three = (estimate(make, size, n, "16", cuda=True) for n in (2, 3))
             any_batch = BatchExtrapolation(two, three)
-            largest = search_largest_batch(any_batch, GPU_MEMORY) if any_batch.affine else None
+            largest = any_batch.find_largest(GPU_MEMORY) if any_batch.affine else None
             rows[f"{name}, {strategy}"] = {
                 "peak_allocated_mib": to_mib(two.peak.allocated),
                 "peak_reserved_mib": to_mib(two.peak.reserved),

@@ -29,11 +29,15 @@ from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
 from unet3d.cuda_graphs import CudaGraphs
 from unet3d.machine import CUDA_CONTEXT_BYTES
-from unet3d.memory import benchmark
-from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate, search_largest_batch
+from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate
 from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_configured_step
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import NullListener, TrainingStep, measure_phases
+from unet3d.memory.step.training_step import (
+    NullListener,
+    TrainingStep,
+    build_configured_step,
+    measure_phases,
+)
 from unet3d.peak_memory import MemoryRecord
 from unet3d.training.config import parse_train_config
 from unet3d.training.cuda_graph import WARMUP_BATCHES, GraphedPass
@@ -88,7 +92,7 @@ def measure_configured_step(
     config = compose_step(words)
     predicted = estimate_configured_step(config)
     context.free_memory()
-    step = benchmark.build_step(config, context.device)
+    step = build_configured_step(config, context.device)
     return step, describe_peaks(measure_peaks(context, step), predicted)
 
 
@@ -324,7 +328,7 @@ def find_largest_batch(context: Context, make: Factory, size: list[int]) -> dict
     any_batch = BatchExtrapolation(two, three)
     predicted = 0
     if any_batch.affine and context.cuda:
-        predicted = search_largest_batch(any_batch, GPU_MEMORY)
+        predicted = any_batch.find_largest(GPU_MEMORY)
     tried: dict[int, bool] = {}
 
     def fits(count: int) -> bool:

@@ -24,9 +24,8 @@ from scripts.bench.step import (
 from scripts.gpu.kernels import DTYPES
 from scripts.gpu.rows import Context, Row
 from scripts.gpu.steps import compose_step
-from unet3d.memory import benchmark
 from unet3d.memory.cuda_libraries import CONVOLUTIONS
-from unet3d.memory.step.training_step import NullListener, TrainingStep
+from unet3d.memory.step.training_step import NullListener, TrainingStep, build_configured_step
 
 HISTORY = 10_000
 """Events of the allocator that are kept for an operation."""
@@ -161,4 +160,4 @@ def record_network(
 def record_forum_run(context: Context) -> dict[str, Any]:
     """Record a step of experiment=forum_small: pure fp16 with SGD."""
     config = compose_step(["experiment=forum_small"])
-    return record_step(context, benchmark.build_step(config, context.device))
+    return record_step(context, build_configured_step(config, context.device))

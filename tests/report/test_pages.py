@@ -175,11 +175,7 @@ def test_a_comparison_shows_runs_curves_and_what_was_not_read(tmp_path):
         RunSummary(folder=folder, report=make_run(), differs={"pool": ATTACK})
         for folder in (tmp_path, tmp_path / "b")
     ]
-    page = render_comparison(
-        runs,
-        problems=[f"{ATTACK}: no report.json"],
-        command="unet3d compare a b",
-    )
+    page = render_comparison(runs, [tmp_path], [f"{ATTACK}: no report.json"])
     text = check(page)
     assert f"pool={ATTACK}" in text
     assert "mean Dice of validations" in text

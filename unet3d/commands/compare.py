@@ -10,7 +10,7 @@ from typing import Literal
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import read_settings
 from unet3d.errors import UsageError, summarize_error
-from unet3d.files import write_figure, write_output
+from unet3d.files import write_figure, write_output, write_text
 from unet3d.report.comparison import (
     AGAINST_BEST,
     PARETO,
@@ -22,7 +22,7 @@ from unet3d.report.comparison import (
     group_by_data,
     make_comparison_rows,
     plot_runs,
-    write_comparison_page,
+    render_comparison,
 )
 from unet3d.text import format_columns
 
@@ -53,7 +53,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         write_figure(plot_runs(runs), settings.figure)
         print(settings.figure, file=sys.stderr)
     if settings.report is not None:
-        write_comparison_page(runs, settings.report, settings.runs, errors)
+        write_text(settings.report, render_comparison(runs, settings.runs, errors))
         print(settings.report, file=sys.stderr)
     return 1 if errors else 0
 
@@ -79,7 +79,7 @@ def print_sweep_summary(folder: Path) -> None:
         if any(run.has_costs for run in runs):
             write_figure(plot_runs(runs), figure)
             print(figure)
-        write_comparison_page(runs, page, [folder], [])
+        write_text(page, render_comparison(runs, [folder], []))
         print(page)
     except Exception as error:  # the sweep has its results
         print(f"the comparison was not written: {summarize_error(error)}")

@@ -12,12 +12,7 @@ from unet3d.data.preprocessing.cache import digest_file
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError
-from unet3d.export.bundle import (
-    DESCRIPTION_FILE,
-    download_bundle,
-    is_bundle,
-    read_bundle,
-)
+from unet3d.export.bundle import DESCRIPTION_FILE, download_bundle, is_bundle, read_bundle
 from unet3d.hub import is_on_hub
 from unet3d.model.config import parse_saved_network
 from unet3d.types import Triple
@@ -66,7 +61,6 @@ class TrainedNetwork:
 
     @property
     def channels(self) -> list[str]:
-        """Return the names of the input channels."""
         return list(self.metadata["channels"])
 
     @property
@@ -96,10 +90,7 @@ def load_members(
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """Return a checkpoint file or a bundle: the path, or the best checkpoint of a run folder.
-
-    A run without a best checkpoint gives its last one. A bundle on a hub is downloaded.
-    """
+    """Return a checkpoint file or a bundle: of a run folder, its best or else last checkpoint."""
     if is_on_hub(path):
         return download_bundle(path)
     if not path.is_dir() or is_bundle(path):
@@ -121,8 +112,8 @@ def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
     """Return networks that belong together as an ensemble."""
     first, described = members[0].metadata, [member.metadata for member in members]
     components = [metadata.get("keep_largest_component") or () for metadata in described]
-    mirrored = [metadata.get("mirroring_axes") for metadata in described]
-    known = [axes for axes in mirrored if axes is not None]
+    mirrored: list[Any] = [metadata.get("mirroring_axes") for metadata in described]
+    flipped = None if None in mirrored else tuple(sorted(set.intersection(*map(set, mirrored))))
     statistics = [metadata.get("training_statistics") for metadata in described]
     return Ensemble(
         networks=tuple(member.network for member in members),
@@ -133,9 +124,7 @@ def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
         keep_largest_component=tuple(
             name for name in components[0] if all(name in others for others in components)
         ),
-        mirroring_axes=None
-        if len(known) < len(mirrored)
-        else tuple(axis for axis in range(3) if all(axis in axes for axes in known)),
+        mirroring_axes=flipped,
         uses_tta=all(
             metadata.get("tta", metadata["config"].get("evaluation", {}).get("tta", False))
             for metadata in described

@@ -9,7 +9,6 @@ from unet3d.inference.window_order import Span, WindowOrder, compute_window_star
 from unet3d.types import Triple
 
 FLOAT32_BYTES = 4
-"""Bytes of a float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +51,9 @@ class InferencePlan:
 
     @property
     def windows(self) -> int:
-        """Return the number of windows to compute."""
         return sum(len(slab.schedule.windows) for slab in self.slabs)
 
     def fits(self, budget: Budget) -> bool:
-        """Return whether the plan fits the budget."""
         return self.ram_bytes <= budget.ram_bytes and self.gpu_bytes <= (budget.gpu_bytes or 0)
 
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,10 +30,7 @@ log = logging.getLogger(__name__)
 def resolve_computation(
     device: str, precision: object, backend: str, trained_precision: str
 ) -> tuple[torch.device, Precision]:
-    """Return the device to predict on, and the precision that it and the backend support.
-
-    None is the precision of training, as far as the device has it.
-    """
+    """Return the device and the precision to predict in; None is the precision of training."""
     kind = resolve_device(device, "device")
     if kind == "mps":
         raise UsageError("device=mps is for training only: use device=cpu")
@@ -77,10 +73,10 @@ def get_inference_fn(network: nn.Module, precision: Precision, device: torch.dev
     if dtype != torch.float32:
         cast_to_half(network, dtype)
     network.to(device)
+    mixed = AUTOCAST_TYPES.get(precision.used)
 
     def forward(batch: Tensor) -> Tensor:
-        mixed = AUTOCAST_TYPES.get(precision.used)
-        autocast = nullcontext() if mixed is None else torch.autocast(device.type, dtype=mixed)
+        autocast = torch.autocast(device.type, mixed, enabled=mixed is not None)
         with torch.inference_mode(), autocast:
             return network(batch.to(dtype))
 
@@ -106,10 +102,7 @@ class ReplayedNetwork:
 def record_networks(
     networks: Sequence[Network], shape: Sequence[int], device: torch.device
 ) -> list[Network]:
-    """Return the networks, on a GPU as CUDA graphs for windows of this shape if that is possible.
-
-    Their forward must have run once.
-    """
+    """Return networks that have run once, on a GPU as CUDA graphs for this shape if possible."""
     if device.type != "cuda":
         return list(networks)
     graphs, windows = CudaGraphs(device), torch.zeros(tuple(shape), device=device)

@@ -64,10 +64,7 @@ class PredictorConfig:
 def build_predictor(
     ensemble: Ensemble, settings: PredictorConfig, *, ram: int | None, flip_option: str
 ) -> Predictor:
-    """Build a predictor of loaded networks; a case may take `ram` bytes.
-
-    `flip_option` is what the user knows the axes of flips as.
-    """
+    """Build a predictor; a case may take `ram` bytes, and the user sets axes by `flip_option`."""
     flip_axes = resolve_flip_axes(settings.flip_axes, ensemble, flip_option)
     device, precision = resolve_computation(
         settings.device, settings.precision, settings.backend, ensemble.precision
@@ -89,10 +86,7 @@ def build_predictor(
 def resolve_flip_axes(
     requested: Sequence[int] | Literal["auto"] | None, ensemble: Ensemble, option: str
 ) -> tuple[int, ...]:
-    """Return the axes to flip; refuse those that training did not flip.
-
-    A network that never saw a mirrored scan segments it wrongly.
-    """
+    """Return the axes to flip; refuse those that training did not flip."""
     trained = ensemble.mirroring_axes
     if requested == "auto":
         requested = None if ensemble.uses_tta else ()

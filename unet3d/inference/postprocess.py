@@ -9,10 +9,7 @@ BYTES_PER_VOXEL = 8
 
 
 def keep_largest_component(labels: np.ndarray, classes: Sequence[int]) -> None:
-    """Turn all but the largest component of each class into background, in place.
-
-    Voxels are connected across faces, edges and corners.
-    """
+    """Turn all but the largest component of each class into background, in place."""
     from scipy.ndimage import find_objects, label
 
     boxes = find_objects(labels)
@@ -22,7 +19,7 @@ def keep_largest_component(labels: np.ndarray, classes: Sequence[int]) -> None:
             continue
         part = labels[box]
         mask = part == index
-        components, count = label(mask, structure=np.ones((3, 3, 3)))
+        components, count = label(mask, np.ones((3, 3, 3)))  # faces, edges and corners connect
         if count > 1:
             sizes = np.zeros(count + 1, np.int64)
             for plane in components:  # all at once, bincount would copy them to 64 bits

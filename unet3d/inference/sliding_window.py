@@ -6,9 +6,9 @@ SlidingWindowInferer keeps the logits of all classes for the whole volume.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from itertools import permutations, product
+from itertools import compress, permutations, product
 
 import numpy as np
 import torch
@@ -81,24 +81,15 @@ class SlidingWindow:
     decide: LabelFunction = argmax_labels
 
     def __call__(self, image: Tensor, network: Network, observe: Observer | None = None) -> Tensor:
-        """(B, C, D, H, W) -> labels (B, D, H, W), uint8.
-
-        `observe` is called with each part of a volume and its logits (K, ...).
-        """
+        """(B, C, D, H, W) -> labels (B, D, H, W), uint8; `observe` gets each part's logits."""
         return torch.stack([self._segment(volume, network, observe) for volume in image])
 
     def _segment(self, image: Tensor, network: Network, observe: Observer | None) -> Tensor:
         _, d, h, w = image.shape
-        schedules = [
-            WindowOrder(
-                size=(d, h, w),
-                patch=self.patch_size,
-                overlap=self.overlap,
-                order=(rows, columns, lengthwise),
-                batch_size=self.batch_size,
-            )
-            for rows, columns, lengthwise in permutations(range(3))
-        ]
+        windows = WindowOrder(
+            size=(d, h, w), patch=self.patch_size, overlap=self.overlap, batch_size=self.batch_size
+        )
+        schedules = [replace(windows, order=(a, b, c)) for a, b, c in permutations(range(3))]
         schedule = min(schedules, key=lambda s: s.max_active_voxels)
         labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 
@@ -118,8 +109,8 @@ def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
     >>> list_flips([0, 2])
     [(), (2,), (0,), (0, 2)]
     """
-    choices = product(*((False, True) for _ in axes))
-    return [tuple(a for a, flip in zip(axes, choice, strict=True) if flip) for choice in choices]
+    choices = product((False, True), repeat=len(axes))
+    return [tuple(compress(axes, choice)) for choice in choices]
 
 
 class BackgroundTest:
@@ -147,10 +138,7 @@ class BackgroundTest:
 
 
 class Accumulator:
-    """Weighted sums of logits for the active tiles.
-
-    The last channel of a tile's sum is the sum of the weights.
-    """
+    """Weighted sums of logits for the active tiles; the last channel is the sum of the weights."""
 
     def __init__(
         self, schedule: WindowOrder, device: torch.device, background: BackgroundTest | None
@@ -201,10 +189,9 @@ class Accumulator:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowRunner:
-    """Runs the windows of volumes through networks, on their device.
+    """Runs windows through networks, but for those of background.
 
-    Windows that `background` finds are not computed. `on_windows` gets the size of each completed
-    batch.
+    `on_windows` gets the size of each completed batch.
     """
 
     networks: Sequence[Network]
@@ -351,10 +338,7 @@ class LabelWriter:
 def segment(
     image: Tensor, runner: WindowRunner, plan: InferencePlan, outputs: Sequence[Output]
 ) -> int:
-    """Fill the targets of all outputs, at their own resolution, from `image` (C, D, H, W).
-
-    Return the number of windows that are not computed.
-    """
+    """Fill all outputs from `image` (C, D, H, W); return the number of windows not computed."""
     num_skipped = 0
     sum_device = torch.device("cpu") if plan.sums_in_ram else runner.device
     for slab in plan.slabs:

@@ -46,7 +46,6 @@ class WindowOrder:
 
     @property
     def column_span(self) -> Span:
-        """Return the columns to compute."""
         return self.columns or (0, self.size[self.order[1]])
 
     @cached_property
@@ -70,17 +69,13 @@ class WindowOrder:
     def tile_spans(self) -> tuple[list[Span], list[Span]]:
         """Return the row spans and the column spans of the tiles."""
         a, b, _ = self.order
-        rows, columns, _ = self.starts
-        return split_at_edges(rows, self.patch[a], (0, self.size[a])), split_at_edges(
-            columns, self.patch[b], self.column_span
-        )
+        row_starts, column_starts, _ = self.starts
+        rows = split_at_edges(row_starts, self.patch[a], (0, self.size[a]))
+        return rows, split_at_edges(column_starts, self.patch[b], self.column_span)
 
     @cached_property
     def tiles(self) -> list[OutputTile]:
-        """Return the tiles in the order in which they are completed.
-
-        A tile comes after the tiles before it along the rows and along the columns.
-        """
+        """Return the tiles as they are completed, after those above them and to their left."""
         a, b, c = self.order
         row_starts, column_starts, lengthwise = self.starts
         tiles = []

@@ -114,7 +114,6 @@ class CachingAllocator:
                     del self.segments[address]
 
     def insert_free(self, address: int, size: int, small: bool) -> None:
-        """Add a free block."""
         insort(self._pools[small], (size, address))
         self.free_sizes[address] = size
         self._free_ends[address + size] = address

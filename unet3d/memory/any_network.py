@@ -52,10 +52,9 @@ def estimate_memory(
         >>> estimate.peak
         822200
     """
-    name = find_precision(precision)
-    if name not in ("32", *AUTOCAST_TYPES):
-        names = ", ".join(("32", *AUTOCAST_TYPES))
-        raise UsageError(f"precision must be one of {names}, got {precision!r}")
+    name, supported = find_precision(precision), ("32", *AUTOCAST_TYPES)
+    if name not in supported:
+        raise UsageError(f"precision must be one of {', '.join(supported)}, got {precision!r}")
     kind = str(device).partition(":")[0]
     if not DEVICE.fullmatch(str(device)) or kind == "mps":
         raise UsageError(f"device must be auto, cpu, cuda or cuda:N, got {str(device)!r}")
@@ -124,7 +123,6 @@ class ModelStep(Step):
     autocast: torch.dtype | None
 
     def train(self, trace: Trace) -> None:
-        """Run one optimizer step."""
         trace.begin_phase("forward")
         x = torch.empty(*self.shape)
         trace.label(x, "input")

@@ -8,7 +8,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -24,16 +24,15 @@ from unet3d.memory.estimate import estimate_step
 from unet3d.memory.from_config import list_strategies
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import (
-    NullListener,
-    TrainingStep,
+    build_configured_step,
     make_step_factory,
     measure_phases,
+    time_step,
 )
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB
 
 SCHEMA = "unet3d-benchmark-1"
-"""Name and version of the file's format."""
 
 COMPARED = ("fused", "lean")
 """Strategies whose gradients are compared first."""
@@ -112,7 +111,7 @@ def compute_gradients(config: StepConfig, dtype: torch.dtype, device: torch.devi
     """Return all gradients of one step with a random batch, on the CPU in float64."""
     free_memory()
     torch.manual_seed(0)
-    step = build_step(config, device)
+    step = build_configured_step(config, device)
     model, generator = step.model.to(dtype), torch.Generator().manual_seed(1)
     shape = (2, *config.data.patch_size)
     image = torch.randn(2, step.batch_shape[1], *shape[1:], generator=generator).to(device, dtype)
@@ -128,9 +127,11 @@ def measure_strategy(config: StepConfig, device: torch.device) -> dict[str, Any]
     precision = resolve_precision(config.precision, device.type)
     estimated = estimate_step(make_step_factory(config, precision, cuda=cuda), cuda=cuda)
     free_memory()
-    step = build_step(config, device)
+    step = build_configured_step(config, device)
     phases = measure_phases(step, device)
-    times = list(time_steps(step, device))
+    times, started = list[tuple[float, float]](), time.monotonic()
+    while len(times) < ROUNDS and time.monotonic() - started < MAX_ROW_SECONDS:
+        times.append(time_step(step, device))
     return {
         "precision": precision.used,
         "estimated": estimated.peak.known(),
@@ -141,27 +142,6 @@ def measure_strategy(config: StepConfig, device: torch.device) -> dict[str, Any]
         "host_seconds": statistics.median(host for _, host in times),
         "rounds": len(times),
     }
-
-
-def build_step(config: StepConfig, device: torch.device) -> TrainingStep:
-    """Build the configured step on a device."""
-    precision, cuda = resolve_precision(config.precision, device.type), device.type == "cuda"
-    return make_step_factory(config, precision, cuda=cuda, device=device.type)()
-
-
-def time_steps(step: TrainingStep, device: torch.device) -> Iterator[tuple[float, float]]:
-    """Yield the seconds of a step, and those in which the host queued it."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    started = time.monotonic()
-    for _ in range(ROUNDS):
-        wait()
-        begin = time.perf_counter()
-        step.train(NullListener())
-        queued = time.perf_counter() - begin
-        wait()
-        yield time.perf_counter() - begin, queued
-        if time.monotonic() - started > MAX_ROW_SECONDS:
-            return
 
 
 def format_row(row: dict[str, Any]) -> str:

@@ -66,11 +66,6 @@ def assume_cudnn(version: str | None) -> Generator[None]:
         _assumed_cudnn.reset(token)
 
 
-def get_cudnn_version() -> int:
-    """Return the assumed or installed cuDNN, 91002 for 9.10.2; without one, that of a new one."""
-    return _assumed_cudnn.get() or torch.backends.cudnn.version() or 10**6
-
-
 def get_column_bytes(x: Tensor, weight: Tensor, out: Tensor, groups: int) -> int:
     """Return the bytes of the columns that a convolution allocates; 0 with cuDNN."""
     if x.dim() < 5 or _uses_cudnn(x, weight, out):
@@ -82,7 +77,8 @@ def get_column_bytes(x: Tensor, weight: Tensor, out: Tensor, groups: int) -> int
 def _uses_cudnn(x: Tensor, weight: Tensor, out: Tensor) -> bool:
     is_half = x.dtype in (torch.float16, torch.bfloat16)
     is_last = is_channels_last(x) or is_channels_last(weight)
-    version = get_cudnn_version()
+    # As 91002 for 9.10.2; where none is installed, it is taken to be a new one.
+    version = _assumed_cudnn.get() or torch.backends.cudnn.version() or 10**6
     if is_half and not _is_one_voxel(weight) and not is_last and version in CUDNN_WITHOUT_CONV3D:
         return False
     is_large = max(x.numel() // len(x), out.numel() // len(out)) > INT_MAX

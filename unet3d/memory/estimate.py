@@ -19,6 +19,7 @@ from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.cuda_libraries import COLUMNS
 from unet3d.memory.fake_tensors import OperatorBodyMode, simulate_cuda_step
 from unet3d.memory.trace import Block, Trace
+from unet3d.model.weights import count_parameters
 from unet3d.peak_memory import MemoryRecord
 from unet3d.triton_kernels import Launch, collect_launches
 from unet3d.types import has_blocks
@@ -212,10 +213,7 @@ class UntraceableError(UsageError):
 def estimate_step(
     make_step: Callable[[], Step], *, cuda: bool, validates: bool = True
 ) -> MemoryEstimate:
-    """Run a step on fake tensors and estimate its memory, and by default that of validation.
-
-    UntraceableError says in one line why that is impossible.
-    """
+    """Run a step on fake tensors and estimate its memory, and by default that of validation."""
     trace = Trace(cuda=cuda)
     try:
         with FakeTensorMode(), simulate_cuda_step() if cuda else nullcontext():
@@ -237,11 +235,10 @@ def estimate_step(
         raise UntraceableError(
             f"cannot estimate the memory of this network's step: {summarize_error(error)}"
         ) from error
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     paths = {module: path for path, module in model.named_modules()}
     blocks = model.blocks() if has_blocks(model) else ()
     levels = {paths[module]: level for level, module in blocks}
-    return MemoryEstimate(trace, parameters=parameters, levels=levels)
+    return MemoryEstimate(trace, parameters=count_parameters(model), levels=levels)
 
 
 def list_launches(make_step: Callable[[], Step]) -> list[Launch]:
@@ -278,6 +275,12 @@ class BatchExtrapolation:
             reserved=max(result.reserved[self._steady_step]),
         )
 
+    def find_largest(self, budget: int, limit: int = LARGEST_BATCH) -> int:
+        """Return the largest batch from 2 to `limit` that fits `budget` bytes; 0 if none does."""
+        batches = range(2, limit + 1)
+        fitting = bisect_right(batches, budget, key=lambda n: add_context_bytes(self.peak(n)))
+        return fitting + 1 if fitting else 0
+
 
 def canonicalize_order(events: list[int]) -> Iterator[int]:
     """Sort every run of frees: autocast clears its cache in no fixed order.
@@ -290,25 +293,10 @@ def canonicalize_order(events: list[int]) -> Iterator[int]:
         yield from sorted(numbers, reverse=True) if frees else numbers
 
 
-def search_largest_batch(
-    extrapolation: BatchExtrapolation, budget: int, limit: int = LARGEST_BATCH
-) -> int:
-    """Return the largest batch from 2 to `limit` that fits `budget` bytes; 0 if none does."""
-
-    def measure(batch: int) -> int:
-        return add_context_bytes(extrapolation.peak(batch))
-
-    fitting = bisect_right(range(2, limit + 1), budget, key=measure)
-    return fitting + 1 if fitting else 0
-
-
 def find_fitting_batch(
     estimate: Callable[[int], MemoryEstimate], budget: int, limit: int = LARGEST_BATCH
 ) -> tuple[int, MemoryRecord] | None:
-    """Return the largest batch up to `limit` that fits `budget` bytes, and its peak, if any does.
-
-    `estimate` estimates the step with a batch size.
-    """
+    """Return the largest batch up to `limit` that fits `budget` bytes, and its peak."""
     if limit > 2:
         extrapolation = BatchExtrapolation(estimate(2), estimate(3))
         if not extrapolation.affine:
@@ -316,7 +304,7 @@ def find_fitting_batch(
                 "cannot compute the largest batch: the step allocates differently at batch sizes "
                 "2 and 3; try sizes one by one"
             )
-        largest = search_largest_batch(extrapolation, budget, limit)
+        largest = extrapolation.find_largest(budget, limit)
         if largest:
             return largest, extrapolation.peak(largest)
     for batch in (2, 1) if limit == 2 else (1,):  # 2 needs one trace instead of two

@@ -17,7 +17,11 @@ from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, estimate_s
 from unet3d.memory.parallel import map_in_processes
 from unet3d.memory.step.build import build_network, complete_step
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import make_step_factory, measure_phases
+from unet3d.memory.step.training_step import (
+    build_configured_step,
+    make_step_factory,
+    measure_phases,
+)
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import GIB, format_bytes
 from unet3d.types import WHOLE_MAPS_MIB, HasRetention
@@ -70,8 +74,7 @@ def estimate_resolved_step(
 ) -> MemoryEstimate:
     """Estimate a step with its configured strategy; UntraceableError says why it is impossible.
 
-    With compile=true it is that of plain modules: see memory/report.py. A `network` that has
-    been built is not built again.
+    With compile=true it is that of plain modules. A `network` is one that has been built.
     """
     step = make_step_factory(config, precision, cuda=cuda, volume_size=volume_size, network=network)
     return estimate_step(step, cuda=cuda, validates=validates)
@@ -81,8 +84,8 @@ def measure_step(config: StepConfig) -> dict[str, MemoryRecord]:
     """Run the configured step on this machine's GPU, and return the peak of each phase."""
     precision = resolve_precision(config.precision, "cuda")
     config = resolve_strategy(config, precision, cuda=True)
-    step = make_step_factory(config, precision, cuda=True, device="cuda")()
-    return measure_phases(step, torch.device("cuda"))
+    device = torch.device("cuda")
+    return measure_phases(build_configured_step(config, device), device)
 
 
 def list_strategies(config: StepConfig) -> tuple[str, ...]:
@@ -114,8 +117,7 @@ def resolve_fused(config: StepConfig) -> StepConfig:
 def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) -> StepConfig:
     """Replace `checkpointing=auto`, and `fused` for a network without fused blocks or compiled.
 
-    `auto` becomes the first strategy that is estimated to fit the device, or the leanest if none
-    is.
+    `auto` becomes the first strategy that is estimated to fit the device, or else the leanest.
     """
     if config.compile and config.strategy in ("auto", *FUSED_STRATEGIES):
         return config.with_strategy("none")  # what the blocks run when compiled
@@ -142,10 +144,7 @@ def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) ->
 def estimate_with_savings(
     config: StepConfig, volume_size: Sequence[int] | None = None
 ) -> tuple[MemoryEstimate, list[tuple[str, int]]]:
-    """Estimate the configured step, and changes of it that cost no quality.
-
-    The second result has (override, saved bytes) of these changes, the largest first.
-    """
+    """Estimate the step; also return (override, saved bytes) of changes that cost no quality."""
 
     def estimate(values: Mapping[str, Any]) -> MemoryEstimate | UsageError:
         try:

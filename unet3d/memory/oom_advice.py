@@ -1,6 +1,7 @@
 """Say what to change when memory does not suffice: before the run, and when it runs out."""
 
 from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
@@ -29,10 +30,7 @@ def check_memory(
     if_too_large: str,
     sweeping: bool,
 ) -> list[str]:
-    """Return lines that warn of a run estimated to run out of memory, or raise.
-
-    DoesNotFitError stops the run; EstimatedOutOfMemoryError makes a sweep skip it.
-    """
+    """Return lines that warn of a run estimated to run out of memory, or raise to stop it."""
     available = get_available_bytes(device)
     if if_too_large == "ignore" or available is None:
         return []
@@ -146,9 +144,6 @@ def format_oom_report(
 def find_failing_module(trace: TracebackType | None, model: nn.Module) -> str:
     """Return the innermost module of the model whose code was running when an error was raised."""
     names = {id(module): name for name, module in model.named_modules()}
-    innermost = ""
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        innermost = names.get(id(owner), innermost) or innermost
-        trace = trace.tb_next
-    return innermost
+    owners = (frame.f_locals.get("self") for frame, _ in walk_tb(trace))
+    running = [names[id(owner)] for owner in owners if names.get(id(owner))]
+    return running[-1] if running else ""

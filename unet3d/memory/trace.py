@@ -117,7 +117,6 @@ class Trace(TorchDispatchMode):
     # Called by the code that runs the step.
 
     def begin_phase(self, phase: str) -> None:
-        """End the current phase and begin another."""
         self._end_backward_call()
         now = len(self.events)
         self.phases.append(EventRange(self.phase, "", self.phase, self._phase_start, now))

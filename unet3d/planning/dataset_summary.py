@@ -7,6 +7,8 @@ import numpy as np
 
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint
 from unet3d.files import write_figure
+from unet3d.planning.planner import format_dims
+from unet3d.report.figures import make_figure
 from unet3d.report.slices import get_palette
 from unet3d.text import escape_mathtext, pluralize
 
@@ -22,17 +24,13 @@ def compute_volume_fractions(
 
 
 def summarize_dataset(
-    fingerprints: Sequence[CaseFingerprint],
-    classes: Sequence[str],
-    axes: Sequence[str],
+    fingerprints: Sequence[CaseFingerprint], classes: Sequence[str], axes: Sequence[str]
 ) -> str:
     """Describe sizes, spacings and classes: the median, and the range where cases differ."""
 
     def format_range(values: np.ndarray) -> str:
-        low, middle, high = (
-            " x ".join(f"{v:g}" for v in np.round(row, 3))
-            for row in (values.min(0), np.median(values, 0), values.max(0))
-        )
+        rows = values.min(0), np.median(values, 0), values.max(0)
+        low, middle, high = (format_dims(np.round(row, 3).tolist()) for row in rows)
         return middle if low == high else f"{middle} ({low} to {high})"
 
     fractions = compute_volume_fractions(fingerprints, classes)
@@ -55,9 +53,7 @@ def draw_dataset_summary(
     path: Path,
 ) -> None:
     """Plot sizes, spacings, foreground intensities and class volumes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure = make_figure(11, 7)
     sizes, spacings, intensities, volumes = figure.subplots(2, 2).flat
     for axes, values, unit in (
         (sizes, [p.shape for p in fingerprints], "voxels"),
@@ -74,12 +70,8 @@ def draw_dataset_summary(
             low, high = np.percentile(values, (0.1, 99.9))
             scale = max(float(np.median(np.abs(values))), 1e-6)  # linear up to here, then log
             bins = np.sinh(np.linspace(np.arcsinh(low / scale), np.arcsinh(high / scale), 100))
-            intensities.hist(
-                values.clip(low, high),
-                bins=bins * scale,
-                histtype="step",
-                label=escape_mathtext(name),
-            )
+            shown, label = values.clip(low, high), escape_mathtext(name)
+            intensities.hist(shown, bins * scale, histtype="step", label=label)
             intensities.set_xscale("asinh", linear_width=scale)
     intensities.set(title="foreground intensities", yticks=[])
     intensities.legend()

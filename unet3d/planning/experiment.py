@@ -61,15 +61,10 @@ VALIDATION_FRACTION = 0.03
 
 NUM_FOLDS = 5
 
-COMMAND_KEYS = (
-    *("budget_gib", "preset", "name", "overwrite", "measure_time", "debug"),
-    *("max_time", "steps", "recipe"),
-)
+COMMAND_KEYS = "budget_gib preset name overwrite measure_time debug max_time steps recipe".split()
 """Keys of `unet3d plan` that the planned run does not have."""
 
-GROUPS = (
-    *("data", "model", "pool", "checkpointing", "augmentation", "optimizer", "scheduler", "loss"),
-)
+GROUPS = "data model pool checkpointing augmentation optimizer scheduler loss".split()
 """Groups whose options the experiment names."""
 
 
@@ -171,10 +166,7 @@ def render_experiment(
         data["background"] = AUTO if set(background) == {AUTO} else list(background)
     if dataset.group_by is not None:
         data["group_by"] = dataset.group_by
-    values: dict[str, Any] = {
-        "data": data,
-        "trainer": {**limit, "check_val_every_n_epoch": epochs},
-    }
+    values: dict[str, Any] = {"data": data, "trainer": {**limit, "check_val_every_n_epoch": epochs}}
     if flip_axes is not None:
         values["augmentation"] = {"flip_axes": flip_axes}
     typed = (o.lstrip("+").partition("=") for o in composition.overrides)

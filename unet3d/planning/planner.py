@@ -21,6 +21,7 @@ from unet3d.data.layouts.splits import explain_too_few, read_groups
 from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import choose_background
+from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.from_config import FUSED_STRATEGIES, LARGER_TILES_MIB, list_strategies
 from unet3d.memory.step.config import StepConfig
@@ -76,8 +77,8 @@ class TrainingPlan:
     """What was decided, and from what."""
 
     num_cases: int
-    spacing_mm: tuple[float, float, float]
-    median_shape: tuple[float, float, float]  # of the cases at that spacing
+    spacing_mm: FloatTriple
+    median_shape: FloatTriple  # of the cases at that spacing
     normalize: list[str]
     initial_patch: Triple  # the patch that no budget would make smaller
     patch_size: Triple
@@ -178,7 +179,7 @@ def make_plan(
 
 def choose_resolution(
     data: DataConfig, dataset: DatasetFingerprint
-) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+) -> tuple[FloatTriple, FloatTriple]:
     """Return the spacing in mm, and the median shape of the cases at that spacing."""
     cases = dataset.fingerprints
     shapes, spacings = [case.shape for case in cases], [case.spacing_mm for case in cases]
@@ -190,10 +191,7 @@ def choose_resolution(
 def make_batch_limit(
     data: DataConfig, fold: int | None, is_overridden: IsOverridden
 ) -> Callable[[Triple], int]:
-    """Return a function from a patch to the largest batch that is worth trying on a dataset.
-
-    Data that is generated, or not there, limits nothing.
-    """
+    """Return a function from a patch to the largest batch that is worth trying on a dataset."""
     exists = data.layout is not None and data.root is not None and data.root.is_dir()
     if not exists or isinstance(data.layout(), GeneratedDataset):
         return lambda patch: MAX_BATCH_SIZE
@@ -299,10 +297,7 @@ def _choose_normalization(data: DataConfig, dataset: DatasetFingerprint) -> list
 def find_constant_border(
     dataset: DatasetFingerprint, is_overridden: IsOverridden
 ) -> tuple[float, float] | None:
-    """Return the range of constant borders that are not 0; None if there are none.
-
-    Also None where the command line says what is background.
-    """
+    """Return the range of constant borders that are not 0; None without, or if overridden."""
     values = [value for case in dataset.fingerprints for value in case.background if value != 0]
     return None if is_overridden("data.background") or not values else (min(values), max(values))
 

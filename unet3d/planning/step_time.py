@@ -16,7 +16,7 @@ from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, resolve_precision
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import make_step_factory, time_step
+from unet3d.memory.step.training_step import build_configured_step, time_step
 from unet3d.planning.planner import (
     OTHER_FACTOR,
     DatasetFingerprint,
@@ -25,11 +25,7 @@ from unet3d.planning.planner import (
     choose_resolution,
     make_plan,
 )
-from unet3d.planning.topology import (
-    list_coarser_spacings,
-    list_patches,
-    round_up_to_multiple,
-)
+from unet3d.planning.topology import list_coarser_spacings, list_patches, round_up_to_multiple
 from unet3d.text import format_bytes, pluralize
 from unet3d.types import Triple
 
@@ -58,7 +54,6 @@ class StepTime:
     device: str
 
     def describe(self) -> str:
-        """Return the time of a step as text."""
         verb = "takes" if self.is_measured else "may take up to"
         return f"a step {verb} {self.seconds:.2g} s on {self.device}"
 
@@ -68,12 +63,10 @@ class StepTime:
 
 
 def get_memory_budget(config: StepConfig) -> int | None:
-    """Return the bytes that a step may take by the estimate for a GPU, on the device of a run.
-
-    Most CPUs compute in float32, which takes up to twice as much.
-    """
+    """Return the bytes that a step may take by the estimate for a GPU, on the device of a run."""
     device = torch.device(resolve_device(config.accelerator))
     available = get_available_bytes(device)
+    # Most CPUs compute in float32, which takes up to twice as much.
     return None if available is None else available // (1 if device.type == "cuda" else 2)
 
 
@@ -140,11 +133,11 @@ def describe_step_time(config: StepConfig, plan: TrainingPlan, steps: int) -> st
         time = measure_step_time(config, plan, device)
     except Exception as error:  # a plan may be for another machine, and is useful without a time
         return f"time not measured on {describe_device(device)}: {summarize_error(error)}"
-    hours = (
-        f"{steps:,} steps take {steps * time.seconds / 3600:.1f} hours, plus validation; an hour "
-        f"has time for {time.count_steps(3600):,} of them (max_time=00:01:00:00 plans for an hour)"
+    return (
+        f"{time.describe()}: {steps:,} steps take {steps * time.seconds / 3600:.1f} hours, plus "
+        f"validation; an hour has time for {time.count_steps(3600):,} of them "
+        "(max_time=00:01:00:00 plans for an hour)"
     )
-    return f"{time.describe()}: {hours}"
 
 
 def describe_limit(time: StepTime, training_seconds: float) -> str:
@@ -185,11 +178,11 @@ def measure_step_time(config: StepConfig, plan: TrainingPlan, device: torch.devi
             return StepTime(seconds=bound, is_measured=False, device=name)
         sizes = {"data.patch_size": patch, "data.batch_size": batch_size}
         variant = config.vary({**sizes, **plan.model, **plan.strategy})
-        step = make_step_factory(variant, precision, cuda=cuda, device=device.type)()
+        step = build_configured_step(variant, device)
         time_step(step, device)  # compiles kernels, and allocates the optimizer's state
-        seconds = time_step(step, device)
+        seconds, _ = time_step(step, device)
         if seconds < LIMIT_SECONDS / 20:
-            seconds = median([seconds, time_step(step, device), time_step(step, device)])
+            seconds = median([seconds, *(time_step(step, device)[0] for _ in range(2))])
         seconds_per_voxel = seconds / voxels
     return StepTime(seconds=seconds, is_measured=True, device=name)
 

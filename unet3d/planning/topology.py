@@ -47,7 +47,7 @@ class Levels:
 
 def choose_target_spacing(
     spacings: Sequence[Sequence[float]], shapes: Sequence[Sequence[int]]
-) -> tuple[float, float, float]:
+) -> FloatTriple:
     """Return the median spacing along each axis; along a coarse and thin axis the 10th percentile.
 
     At the median of a coarse axis many cases would lose slices, at its 10th percentile few do.
@@ -87,10 +87,8 @@ def list_coarser_spacings(spacing_mm: FloatTriple) -> list[FloatTriple]:
 
 
 def find_median_shape(
-    spacings: Sequence[Sequence[float]],
-    shapes: Sequence[Sequence[int]],
-    target_mm: Sequence[float],
-) -> tuple[float, float, float]:
+    spacings: Sequence[Sequence[float]], shapes: Sequence[Sequence[int]], target_mm: Sequence[float]
+) -> FloatTriple:
     """Return the median size of the cases at a spacing, in voxels; it may end in a half.
 
     >>> find_median_shape([(1, 1, 1), (1, 1, 2)], [(8, 8, 8), (8, 9, 8)], (1, 1, 1))

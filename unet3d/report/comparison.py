@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, isnan
+from math import inf
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unet3d.errors import UsageError
-from unet3d.files import read_json, write_text
+from unet3d.files import read_json
 from unet3d.metric.bootstrap import compute_bootstrap_means
-from unet3d.report.figures import Points, add_legend, plot_curves, to_svg
-from unet3d.report.page import format_score, render_page
+from unet3d.report.figures import Points, add_legend, make_figure, plot_curves, to_svg
+from unet3d.report.page import format_mean, format_score, render_page
 from unet3d.report.run_report import replace_nan, select_headline_metrics
 from unet3d.report.slices import get_palette
 from unet3d.text import GIB, MIB, escape_mathtext, flatten_keys, join_first, pluralize
@@ -104,10 +104,16 @@ class RunSummary:
         }
 
     @property
+    def mean_dice(self) -> Mapping[str, float | None]:
+        """Return `mean`, and `low` and `high`, its 95% interval, if cases were evaluated."""
+        evaluation = self.report.get("evaluation") or {}
+        mean = (evaluation.get("mean") or {}).get("dice")
+        return mean or {"mean": self.headline_metrics.get("dice")}
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """Return the 95% confidence interval of the mean Dice, if cases were evaluated."""
-        mean = ((self.report.get("evaluation") or {}).get("mean") or {}).get("dice") or {}
-        low, high = mean.get("low"), mean.get("high")
+        low, high = self.mean_dice.get("low"), self.mean_dice.get("high")
         return None if low is None or high is None else (low, high)
 
 
@@ -238,26 +244,20 @@ def describe_folds(runs: Sequence[RunSummary]) -> list[str]:
         known = {k: v for run in folds for k, v in (run.evaluation.get("groups") or {}).items()}
         dice = [[score["dice"] for score in scores.values()] for scores in cases.values()]
         groups = [known.get(case, case) for case in cases] if known else None
-        mean = compute_bootstrap_means(np.array(dice, float), groups)[1]
+        mean = format_mean(compute_bootstrap_means(np.array(dice, float), groups)[1])
         numbers = ", ".join(map(str, sorted(run.report["config"]["fold"] for run in folds)))
         about = ", ".join(f"{k}={v}" for k, v in folds[0].differs.items() if k != "fold")
         lines.append(
             f"cross-validated, folds {numbers}{f' of {about}' if about else ''}: "
-            f"Dice {format_score(mean['mean'])} [{mean['low']:.4f}, {mean['high']:.4f}] over "
-            f"{len(cases)} cases"
+            f"Dice {mean} over {len(cases)} cases"
         )
     return lines
 
 
 def find_pareto_optimal(runs: Sequence[RunSummary]) -> list[bool]:
     """Return whether each run is Pareto-optimal among the runs of the same data."""
-    data = np.array([run.data for run in runs])
-    costs = np.array(
-        [
-            [sign * run.headline_metrics.get(k, inf) for k, sign in OBJECTIVES.items()]
-            for run in runs
-        ]
-    )
+    data, metrics = np.array([run.data for run in runs]), [run.headline_metrics for run in runs]
+    costs = np.array([[sign * m.get(k, inf) for k, sign in OBJECTIVES.items()] for m in metrics])
     others = costs[:, None]  # (other, run, objective)
     is_better = (others <= costs).all(-1) & (others < costs).any(-1) & (data[:, None] == data)
     return (~is_better.any(0)).tolist()
@@ -273,7 +273,7 @@ def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
     rows = [header]
     counts = Counter(run.data for run in runs)
     for run, is_optimal in zip(runs, find_pareto_optimal(runs), strict=True):
-        metrics, interval = run.headline_metrics, run.interval
+        metrics = run.headline_metrics
         status = ["Pareto-optimal"] if is_optimal and counts[run.data] > 1 else []
         if warnings := run.report.get("warnings"):
             status.append(pluralize(len(warnings), "warning"))
@@ -281,9 +281,8 @@ def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
             (
                 str(run.folder),
                 *(run.differs.get(key, "-") for key in keys),
-                format_score(metrics.get("dice"))
-                + (f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else ""),
-                *([format_difference(run.against_best)] if paired else []),
+                format_mean(run.mean_dice),
+                *([format_mean(run.against_best, "+")] if paired else []),
                 *(format_score(run.dice.get(name, {}).get("mean")) for name in classes),
                 format_score(metrics.get("hd95_mm"), 2),
                 format_score(metrics.get("peak_mib"), 0),
@@ -294,14 +293,6 @@ def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
             )
         )
     return rows
-
-
-def format_difference(difference: Mapping[str, float] | None) -> str:
-    """Return a difference with its sign and its interval, or a dash if there is none."""
-    if difference is None:
-        return "-"
-    low, high = difference["low"], difference["high"]
-    return f"{difference['mean']:+.4f}" + ("" if isnan(low) else f" [{low:+.4f}, {high:+.4f}]")
 
 
 def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
@@ -325,16 +316,10 @@ def comparison_to_dict(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     ]
 
 
-def write_comparison_page(
-    runs: Sequence[RunSummary], path: Path, compared: Sequence[Path], problems: Sequence[str]
-) -> None:
-    """Write the page of a comparison of what these paths hold."""
-    command = join(["unet3d", "compare", *map(str, compared)])
-    write_text(path, render_comparison(runs, problems=problems, command=command))
-
-
-def render_comparison(runs: Sequence[RunSummary], *, problems: Sequence[str], command: str) -> str:
-    """Return the page of a comparison, with the curves that are in the runs' folders."""
+def render_comparison(
+    runs: Sequence[RunSummary], compared: Sequence[Path], problems: Sequence[str]
+) -> str:
+    """Return the page of the runs that these paths hold, with the curves in the runs' folders."""
     groups = group_by_data(runs)
     subtitle = pluralize(len(runs), "run")
     if len(groups) == 1 < len(runs):
@@ -354,7 +339,7 @@ def render_comparison(runs: Sequence[RunSummary], *, problems: Sequence[str], co
         notes=notes,
         curves=draw_run_curves(runs),
         max_curves=MAX_CURVES,
-        command=command,
+        command=join(["unet3d", "compare", *map(str, compared)]),
         runs=runs,
         packages=collect_keys([run.report.get("versions", {}) for run in runs]),
     )
@@ -375,13 +360,11 @@ def draw_run_curves(runs: Sequence[RunSummary]) -> dict[str, str]:
 
 def plot_runs(runs: Sequence[RunSummary]) -> "Figure":
     """Plot Dice against peak memory and against step time; runs of the same data have a front."""
-    from matplotlib.figure import Figure
-
     colors = get_palette(len(runs))
     drawn = {run.folder: color for run, color in zip(runs, colors, strict=True) if run.has_costs}
     if not drawn:
         raise UsageError("cannot draw a figure: no run has Dice, peak memory and step time")
-    figure = Figure(figsize=(11, 4.6 + 0.2 * len(drawn)), layout="constrained")
+    figure = make_figure(11, 4.6 + 0.2 * len(drawn))
     panels = {"peak_mib": "peak memory of a step (GiB)", "step_seconds": "step time (s)"}
     for axes, (key, label) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
         for same in group_by_data([run for run in runs if run.has_costs]):
@@ -396,8 +379,7 @@ def plot_runs(runs: Sequence[RunSummary]) -> "Figure":
             xs, dice = zip(*sorted(points), strict=True)
             front = np.maximum.accumulate(dice)
             axes.step(xs, front, where="post", color="grey", linewidth=1, zorder=0)
-        axes.set_xlabel(label)
-        axes.set_xlim(0, 1.06 * axes.dataLim.x1)
+        axes.set(xlabel=label, xlim=(0, 1.06 * axes.dataLim.x1))
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("mean Dice")
     add_legend(figure)

@@ -13,8 +13,8 @@ from unet3d.data.preprocessing.channels import find_orientation, get_spacing, re
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import atomic_write, read_json, write_text
 from unet3d.metric.scores import mask_ignored
-from unet3d.report.figures import to_svg
-from unet3d.report.page import MAX_BYTES, embed_pictures, format_score, render_page
+from unet3d.report.figures import make_figure, to_svg
+from unet3d.report.page import MAX_BYTES, embed_pictures, format_mean, format_score, render_page
 from unet3d.report.slices import get_class_colors
 from unet3d.report.volumes import (
     CaseVolumes,
@@ -67,10 +67,9 @@ def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     labels = SCORE_LABELS | {name: name for name in added}
 
     def format_means(means: Mapping[str, Mapping[str, float]]) -> list[str]:
-        cells = [format_score(means[s]["mean"], 2 if s == "hd95_mm" else 4) for s in labels]
-        if not math.isnan(means["dice"]["low"]):
-            cells[0] += f" [{means['dice']['low']:.4f}, {means['dice']['high']:.4f}]"
-        return cells
+        _, *others = labels
+        cells = [format_score(means[s]["mean"], 2 if s == "hd95_mm" else 4) for s in others]
+        return [format_mean(means["dice"]), *cells]
 
     rows = [("", "Dice [95 %]", *list(labels.values())[1:], "cases", "absent from one")]
     for name, means in result["per_class"].items():
@@ -97,17 +96,14 @@ def describe_roles(roles: Mapping[str, Sequence[str]] | None) -> str:
 
 def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
     """Draw box plots of Dice and HD95 per class (name -> labels), with every case as a dot."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 1.6 + 0.45 * len(classes)), layout="constrained")
+    figure = make_figure(11, 1.6 + 0.45 * len(classes))
     colors = get_class_colors(classes)
     jitter = np.random.default_rng(0)
     box = {"orientation": "horizontal", "widths": 0.6, "showfliers": False, "patch_artist": True}
     box["medianprops"] = {"color": "black"}
     labels = {"dice": "Dice", "hd95_mm": "HD95 (mm), cases with the class in both"}
-    for axes, (score, label) in zip(
-        figure.subplots(1, 2, sharey=True), labels.items(), strict=True
-    ):
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (score, label) in zip(panels, labels.items(), strict=True):
         for row, name in enumerate(classes):
             scored = [case[name] for case in cases.values() if not math.isnan(case[name]["dice"])]
             if score == "hd95_mm":
@@ -123,8 +119,7 @@ def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
             dots = {"s": 9, "color": "#667085", "linewidth": 0, "rasterized": True}
             axes.scatter(values, heights, alpha=0.6, zorder=3, **dots)
         axes.set_yticks(range(len(classes)), [escape_mathtext(name) for name in classes])
-        axes.set_ylim(len(classes) - 0.5, -0.5)
-        axes.set_xlabel(label)
+        axes.set(xlabel=label, ylim=(len(classes) - 0.5, -0.5))
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
     figure.suptitle(pluralize(len(cases), "case"))
@@ -257,9 +252,8 @@ def iter_worst_cases(
     classes, colors = result["classes"], get_class_colors(result["classes"])
     for entry in result["worst"]:
         name, files = entry["case"], entry["files"]
-        (predicted, _), (reference, affine) = read_label_pair(
-            Path(files["prediction"]), Path(files["reference"])
-        )
+        pair = (Path(files[kind]) for kind in ("prediction", "reference"))
+        (predicted, _), (reference, affine) = read_label_pair(*pair)
         labels = mask_ignored(predicted, reference, result["ignore_labels"])
         axes, flips = find_orientation(affine, "RAS")
         prediction, reference = (

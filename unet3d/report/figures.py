@@ -23,8 +23,7 @@ Points = Sequence[Sequence[float]]
 class Curve:
     """Means of equally many values each, and of the steps that they belong to."""
 
-    def __init__(self, max_points: int = MAX_POINTS) -> None:
-        self.max_points = max_points
+    def __init__(self) -> None:
         self.points: list[list[float]] = []  # [step, value]
         self.every = 1  # values per point
         self.pending: list[list[float]] = []  # values of the incomplete point
@@ -38,7 +37,7 @@ class Curve:
             return
         self.points.append(_average(self.pending))
         self.pending = []
-        if len(self.points) == self.max_points:
+        if len(self.points) == MAX_POINTS:
             pairs = zip(self.points[::2], self.points[1::2], strict=True)
             self.points = [_average(pair) for pair in pairs]
             self.every *= 2
@@ -90,15 +89,11 @@ class LRCurve:
         return self.rates[skipped + int(slopes.argmin())]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the curve for other programs."""
         curve = {"lr": self.rates, "loss": self.losses, "smoothed_loss": self.smoothed}
         return {"suggestion": self.suggestion, **curve}
 
     def plot(self, title: str) -> "Figure":
-        """Plot the loss over the rate."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        figure = make_figure(8, 4.5)
         axes = figure.subplots()
         axes.plot(self.rates, self.losses, color="#c8d0dc", label="loss of a batch")
         axes.plot(self.rates, self.smoothed, color="#5e81ac", label="moving average")
@@ -112,18 +107,22 @@ class LRCurve:
         return figure
 
 
+def make_figure(width: float, height: float) -> "Figure":
+    """Return an empty figure of this size in inches."""
+    from matplotlib.figure import Figure  # which few commands need
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def plot_curves(curves: Sequence[tuple[str, Points, Any]], y_label: str) -> "Figure":
     """Plot points over steps; a curve is its name, points and color."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    figure = make_figure(7, 3.4)
     axes = figure.subplots()
     for name, points, color in curves:
         marker = "o" if len(points) < 12 else ""
         xs, ys = zip(*points, strict=True)
         axes.plot(xs, ys, color=color, marker=marker, markersize=4, label=escape_mathtext(name))
-    axes.set(xlabel="step", ylabel=y_label)
-    axes.set_xlim(left=0)
+    axes.set(xlabel="step", ylabel=y_label, xlim=(0, None))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if len(curves) > 1:

@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,16 @@ def render_page(template: str, **content: Any) -> str:
 def format_score(value: float | None, digits: int = 4) -> str:
     """Return a score, or a dash if there is none."""
     return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def format_mean(score: Mapping[str, float | None] | None, sign: str = "") -> str:
+    """Return a mean and its 95% interval, if known, or a dash; `sign` is + for a difference."""
+    if score is None or score["mean"] is None or math.isnan(score["mean"]):
+        return "-"
+    low, high = score.get("low"), score.get("high")
+    is_known = low is not None and not math.isnan(low)
+    interval = f" [{low:{sign}.4f}, {high:{sign}.4f}]" if is_known else ""
+    return f"{score['mean']:{sign}.4f}{interval}"
 
 
 def embed_pictures(files: Iterable[Path]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from unet3d import __version__
-from unet3d.files import atomic_write
+from unet3d.files import write_text
 from unet3d.report.evaluation import make_score_cards, make_scores
 from unet3d.report.figures import Points, plot_curves, to_svg
 from unet3d.report.page import render_page
@@ -41,9 +41,7 @@ def collect_versions() -> dict[str, str]:
 
 def write_report(report: Mapping[str, Any], path: Path, *, indent: int | None = 2) -> None:
     """Write a report as JSON; NaN and infinities become null."""
-    text = json.dumps(replace_nan(report), indent=indent, allow_nan=False)
-    with atomic_write(path) as draft:
-        draft.write_text(text + "\n", "utf-8")
+    write_text(path, json.dumps(replace_nan(report), indent=indent, allow_nan=False) + "\n")
 
 
 def replace_nan(value: Any) -> Any:
@@ -203,14 +201,11 @@ def make_headline(report: Mapping[str, Any], mean: Mapping[str, Any]) -> list[tu
     peak, seconds = metrics.get("peak_mib"), metrics.get("step_seconds")
     kind = "allocated" if "allocated" in get_step_memory(report) else "of the process"
     waiting = report.get("speed", {}).get("median_data_wait_fraction")
+    remark = "" if waiting is None else f"{100 * waiting:.1f}% waiting for data"
     return [
         *make_score_cards(metrics, mean, [selection, selection]),
         ("Peak memory", "-" if peak is None else format_bytes(peak * MIB), kind),
-        (
-            "Step time",
-            "-" if seconds is None else f"{seconds:.3f} s",
-            "" if waiting is None else f"{100 * waiting:.1f}% waiting for data",
-        ),
+        ("Step time", "-" if seconds is None else f"{seconds:.3f} s", remark),
         ("Parameters", f"{report['parameters']:,}", "trained"),
     ]
 

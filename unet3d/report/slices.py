@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 VIEWS = ("sagittal", "coronal", "axial")  # slices across each axis
 EDGES = (("A", "P", "S", "I"), ("R", "L", "S", "I"), ("R", "L", "A", "P"))
 """Anatomical direction of the left, right, upper and lower edge of each view."""
+ANCHORS = ("lm", "rm", "ma", "md")  # of a letter at these edges, for Pillow
 
 THIN = 4  # views with a side this many times shorter than the longest, in mm, are skipped
 
@@ -152,9 +153,8 @@ def _make_panels(
     palette = np.array([(0, 0, 0), *map(to_rgb, colors)])
     sides = {axis: np.delete(sides_mm, axis) for axis in planes}
     scale = PANEL / max(mm.max() for mm in sides.values())
-    low, high = np.percentile(
-        np.concatenate([gray.ravel() for gray, *_ in planes.values()]), (1, 99)
-    )
+    intensities = np.concatenate([gray.ravel() for gray, *_ in planes.values()])
+    low, high = np.percentile(intensities, (1, 99))
     rows = {}
     for axis, (gray, *labels) in planes.items():
         scaled = np.clip((gray - low) / max(high - low, 1e-6), 0, 1)
@@ -164,21 +164,13 @@ def _make_panels(
             blended = 0.3 * shown[0] + 0.7 * palette[np.where(known, plane, 0)]
             shown.append(np.where(known[..., None], blended, shown[0]))
         w, h = (max(1, round(mm * scale)) for mm in sides[axis])
-        pictures = [
-            Image.fromarray((255 * orient_for_display(plane)).round().astype(np.uint8))
-            for plane in shown
-        ]
+        turned = [(255 * orient_for_display(plane)).round().astype(np.uint8) for plane in shown]
         # This filter keeps enlarged voxels sharp.
-        rows[axis] = [picture.resize((w, h), Image.Resampling.BOX) for picture in pictures]
+        rows[axis] = [Image.fromarray(p).resize((w, h), Image.Resampling.BOX) for p in turned]
         draw = ImageDraw.Draw(rows[axis][0])
         draw.font = _load_font()
-        places = {
-            "lm": (3, h // 2),
-            "rm": (w - 3, h // 2),
-            "ma": (w // 2, 2),
-            "md": (w // 2, h - 2),
-        }
-        for (anchor, place), letter in zip(places.items(), EDGES[axis], strict=True):
+        places = (3, h // 2), (w - 3, h // 2), (w // 2, 2), (w // 2, h - 2)
+        for place, anchor, letter in zip(places, ANCHORS, EDGES[axis], strict=True):
             draw.text(place, letter, anchor=anchor, stroke_width=1, stroke_fill="black")
     return rows
 

@@ -58,7 +58,6 @@ class CaseVolumes:
         return find_fullest_slices(labels[-1] if labels else np.zeros_like(self.image))
 
     def take(self, box: tuple[slice, ...]) -> "CaseVolumes":
-        """Return a part of the case."""
         layers = {k: replace(v, labels=v.labels[box]) for k, v in self.layers.items()}
         return replace(self, image=self.image[box], layers=layers)
 

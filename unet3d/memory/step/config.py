@@ -79,16 +79,9 @@ class StepConfig:
         """Return the step with other data; arguments that follow a key of it follow the new one."""
         step = replace(self, data=replace(self.data, **changes))
         values = {f"data.{key}": value for key, value in list_data_values(step.data).items()}
-        network = self.network
-        return replace(
-            step,
-            network=replace(
-                network,
-                model=network.model.bind_references(values),
-                pool=network.pool.bind_references(values),
-            ),
-            loss=self.loss.bind_references(values),
-        )
+        parts = self.network.model, self.network.pool, self.loss
+        model, pool, loss = (part.bind_references(values) for part in parts)
+        return replace(step, network=replace(self.network, model=model, pool=pool), loss=loss)
 
     def with_dataset(self, dataset: ResolvedDataset) -> "StepConfig":
         """Return the step with what the dataset says of channels and classes."""
@@ -108,7 +101,6 @@ class StepConfig:
         return replace(self, strategy=name, checkpointing=factory.bind(**arguments))
 
     def build_loss(self) -> nn.Module:
-        """Build the loss of this data."""
         data = self.data
         unknown = None if data.annotated is None else data.unannotated_classes
         return build_loss(self.loss, regions=data.regions, unannotated_classes=unknown)

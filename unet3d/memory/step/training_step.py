@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unet3d.checkpointing.offload import OffloadActivations
 from unet3d.data.dataset import get_network_sizes
 from unet3d.inference.sliding_window import SlidingWindow
-from unet3d.machine import AUTOCAST_TYPES, TRUE_HALF_TYPES, Precision
+from unet3d.machine import AUTOCAST_TYPES, TRUE_HALF_TYPES, Precision, resolve_precision
 from unet3d.memory.fake_tensors import copy_as_fake, enable_foreach
 from unet3d.memory.step.build import (
     build_network,
@@ -46,8 +46,7 @@ class NullListener:
 class SkipSmallerWindows:
     """A network that runs only on windows that find more memory allocated than any before them.
 
-    Every window needs the same memory in addition, so no other one can raise the peak; a volume has
-    hundreds of them.
+    Every window needs the same in addition, so no other of the hundreds can raise the peak.
     """
 
     def __init__(self, model: nn.Module, trace: Any):
@@ -67,10 +66,7 @@ class SkipSmallerWindows:
 
 @dataclass(eq=False, kw_only=True)
 class TrainingStep:
-    """Forward, backward, clipping, optimizer, zero_grad: in the order of training/module.py.
-
-    It tells a Trace or a meter of its phases.
-    """
+    """Forward, backward, clipping, optimizer, zero_grad: in the order of training/module.py."""
 
     model: nn.Module
     loss: nn.Module
@@ -265,13 +261,20 @@ def find_cuda_graph_obstacle(
     return None
 
 
-def time_step(step: TrainingStep, device: torch.device) -> float:
-    """Return the seconds of a step."""
+def build_configured_step(config: StepConfig, device: torch.device) -> TrainingStep:
+    """Build the configured step to run on a device."""
+    precision, cuda = resolve_precision(config.precision, device.type), device.type == "cuda"
+    return make_step_factory(config, precision, cuda=cuda, device=device.type)()
+
+
+def time_step(step: TrainingStep, device: torch.device) -> tuple[float, float]:
+    """Return the seconds of a step, and those in which the host queued it."""
     start = perf_counter()
     step.train(NullListener())
+    queued = perf_counter()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return perf_counter() - start
+    return perf_counter() - start, queued - start
 
 
 def measure_phases(step: TrainingStep, device: torch.device) -> dict[str, MemoryRecord]:
@@ -292,7 +295,6 @@ class PhaseMeter(NullListener):
         self.phase: str | None = None
 
     def begin_phase(self, phase: str) -> None:
-        """End the current phase and begin another."""
         if self.phase is not None:
             record = self.meter.read(self.device)
             self.peaks[self.phase] = record | self.peaks.get(self.phase, record)
