@@ -194,6 +194,8 @@ def test_tiles_are_as_large_as_the_budget_allows(network):
     assert found[0] > found[1]
     tiles = {"checkpointing.tile_mib": 64}  # else training chooses by the memory that is free
     assert enlarge_tiles(planned, smaller, peak.reserved) == (tiles, smaller)
+    leanest = planned.vary({"checkpointing": "leanest"})  # has tiles of its own
+    assert enlarge_tiles(leanest, smaller, 0) == ({}, smaller)
 
 
 def test_a_budget_that_no_strategy_fits_is_an_error_that_says_what_to_change(network):

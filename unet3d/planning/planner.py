@@ -272,7 +272,8 @@ def enlarge_tiles(
         fitting = check_configured_batch(config.vary(tiles), budget)
         if fitting is not None:
             return tiles, fitting[1]
-    return {"checkpointing.tile_mib": 64}, peak  # the size that the peak is estimated for
+    is_open = config.checkpointing.arguments["tile_mib"] == "auto"
+    return ({"checkpointing.tile_mib": 64} if is_open else {}), peak  # as it is estimated
 
 
 def _get_model_changes(config: StepConfig, levels: Levels, is_overridden: IsOverridden) -> Changes:
