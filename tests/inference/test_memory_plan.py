@@ -24,7 +24,7 @@ def measure_peak_bytes(action: Callable[[], object], *tensors: torch.Tensor) -> 
 def make_volume(shape=(40, 48, 30), box=(40, 48, 30), *, classes=20, side=16, batch_size=1, **held):
     """Describe a volume with no memory of windows and none that is held, unless it is given."""
     return VolumeToSegment(
-        schedule=WindowOrder(size=shape, patch=(side,) * 3, overlap=0.5, batch_size=batch_size),
+        window_order=WindowOrder(size=shape, patch=(side,) * 3, overlap=0.5, batch_size=batch_size),
         box=box,
         channels=1,
         classes=classes,

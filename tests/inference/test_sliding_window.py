@@ -13,7 +13,7 @@ from tests.contract.helpers.allocated import AllocatedBytes
 from unet3d.errors import RunError
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, list_plans
 from unet3d.inference.sliding_window import (
-    BackgroundTest,
+    BackgroundDetector,
     Output,
     SlidingWindow,
     WindowRunner,
@@ -32,7 +32,7 @@ SIZE = (20, 17, 9)
 @pytest.mark.parametrize("overlapping", [False, True])
 def test_windows_without_a_bright_voxel_in_any_channel_are_background(overlapping):
     image, labels = torch.full((2, *SIZE), 3.0), np.ones(SIZE, np.uint8)
-    background = BackgroundTest(image, 0.0, outputs=3, overlapping=overlapping)
+    background = BackgroundDetector(image, 0.0, outputs=3, overlapping=overlapping)
     decide = partial(label_regions, labels=[1, 2, 3]) if overlapping else argmax_labels
     runner = WindowRunner(networks=[], device=CPU, background=background)
     segment(image, runner, list_all_plans(*SAME, 3)[0], [Output(decide, labels)])
@@ -61,7 +61,7 @@ SMALL = ((5, 6, 7), (9, 6, 3))
 
 def list_all_plans(shape, box, classes, batch_size=1):
     volume = VolumeToSegment(
-        schedule=WindowOrder(size=shape, patch=PATCH, overlap=0.5, batch_size=batch_size),
+        window_order=WindowOrder(size=shape, patch=PATCH, overlap=0.5, batch_size=batch_size),
         box=box,
         channels=2,
         classes=classes,

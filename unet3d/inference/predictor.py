@@ -24,7 +24,7 @@ from unet3d.inference.ensemble import Ensemble
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
 from unet3d.inference.networks import measure_window_memory, open_network, record_networks
 from unet3d.inference.sliding_window import (
-    BackgroundTest,
+    BackgroundDetector,
     Output,
     WindowRunner,
     choose_label_function,
@@ -79,7 +79,7 @@ class Predictor:
     keep_largest_component: Sequence[str] | None = ()  # classes; None: those of training
     ram: int | None = None  # bytes that a case may take; None: what is free
     backend: str = "torch"  # what runs the networks
-    skip_background: float | None = None  # level of a BackgroundTest; None: compute all windows
+    skip_background: float | None = None  # level of a BackgroundDetector; None: compute all windows
 
     def __post_init__(self):
         ensemble, classes = self.ensemble, self.ensemble.classes
@@ -171,7 +171,7 @@ class Predictor:
         held = scan.image.nbytes + voxels + HEAP_ALLOWANCE
         plan = choose_plan(
             VolumeToSegment(
-                schedule=WindowOrder(
+                window_order=WindowOrder(
                     size=scan.grid.shape,
                     patch=ensemble.patch_size,
                     overlap=self.overlap,
@@ -252,7 +252,9 @@ class Predictor:
         image, level, background = torch.from_numpy(prepared.scan.image), self.skip_background, None
         if level is not None:
             overlapping = regions is not None
-            background = BackgroundTest(image, level, outputs=self.classes, overlapping=overlapping)
+            background = BackgroundDetector(
+                image, level, outputs=self.classes, overlapping=overlapping
+            )
         runner = WindowRunner(
             networks=self.networks,
             device=self.device,

@@ -90,7 +90,7 @@ class SlidingWindow:
             size=(d, h, w), patch=self.patch_size, overlap=self.overlap, batch_size=self.batch_size
         )
         schedules = [replace(windows, order=(a, b, c)) for a, b, c in permutations(range(3))]
-        schedule = min(schedules, key=lambda s: s.max_active_voxels)
+        window_order = min(schedules, key=lambda s: s.max_active_voxels)
         labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 
         def write_tile(tile: OutputTile, logits: Tensor) -> None:
@@ -99,7 +99,7 @@ class SlidingWindow:
                 observe(tile.box, logits)
 
         runner = WindowRunner(networks=[network], device=image.device)
-        runner.run(image, schedule, write_tile, image.device)
+        runner.run(image, window_order, write_tile, image.device)
         return labels
 
 
@@ -113,7 +113,7 @@ def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(compress(axes, choice)) for choice in choices]
 
 
-class BackgroundTest:
+class BackgroundDetector:
     """A window is background if no voxel of any channel is above the channel's threshold.
 
     `level` is between the darkest voxels of the preprocessed image (C, D, H, W), 0, and the
@@ -141,22 +141,22 @@ class Accumulator:
     """Weighted sums of logits for the active tiles; the last channel is the sum of the weights."""
 
     def __init__(
-        self, schedule: WindowOrder, device: torch.device, background: BackgroundTest | None
+        self, window_order: WindowOrder, device: torch.device, background: BackgroundDetector | None
     ):
-        self.schedule, self.background = schedule, background
-        self.weights = torch.from_numpy(make_gaussian_importance(schedule.patch)).to(device)
+        self.window_order, self.background = window_order, background
+        self.weights = torch.from_numpy(make_gaussian_importance(window_order.patch)).to(device)
         self.active: dict[OutputTile, Tensor] = {}
 
     def add(self, window: Triple, logits: Tensor, flips: Sequence[int]) -> None:
         """Add the logits (K, D, H, W) of a window that was flipped along some axes."""
         flip_dims = [axis + 1 for axis in flips]
-        for tile in self.schedule.find_tiles_under(window):
+        for tile in self.window_order.find_tiles_under(window):
             sums = self.active.get(tile)
             if sums is None:
                 sums = self.active[tile] = self._make_sums(tile, len(logits))
             target, inside, source = [], [], []  # parts of sums, weights and flipped logits
             for axis, (start, stop) in enumerate(tile.box):
-                first, side = window[axis], self.schedule.patch[axis]
+                first, side = window[axis], self.window_order.patch[axis]
                 begin, end = max(start, first), min(stop, first + side)
                 target.append(slice(begin - start, end - start))
                 inside.append(slice(begin - first, end - first))
@@ -197,13 +197,13 @@ class WindowRunner:
     networks: Sequence[Network]
     device: torch.device
     flips: Sequence[Sequence[int]] = ((),)
-    background: BackgroundTest | None = None
+    background: BackgroundDetector | None = None
     on_windows: Callable[[int], None] = lambda count: None
 
     def run(
         self,
         image: Tensor,
-        schedule: WindowOrder,
+        window_order: WindowOrder,
         on_tile: Callable[[OutputTile, Tensor], None],
         sum_device: torch.device,
     ) -> int:
@@ -213,13 +213,13 @@ class WindowRunner:
         mean of the others.
         """
         background = self.background
-        sums = Accumulator(schedule, sum_device, background)
-        tiles, num_skipped = deque(schedule.tiles), 0
-        for begin in range(0, len(schedule.windows), schedule.batch_size):
-            scheduled = schedule.windows[begin : begin + schedule.batch_size]
+        sums = Accumulator(window_order, sum_device, background)
+        tiles, num_skipped = deque(window_order.tiles), 0
+        for begin in range(0, len(window_order.windows), window_order.batch_size):
+            scheduled = window_order.windows[begin : begin + window_order.batch_size]
             windows, parts = [], []
             for window in scheduled:
-                inside, missing = schedule.locate_window(window)
+                inside, missing = window_order.locate_window(window)
                 part = image[(slice(None), *inside)]
                 if background is None or not background.is_background(part):
                     padding = [voxels for pair in reversed(missing) for voxels in pair]
@@ -285,13 +285,14 @@ class LabelWriter:
     """
 
     def __init__(self, outputs: Sequence[Output], slab: Slab, device: torch.device):
-        schedule = slab.schedule
-        self.order, self.columns = schedule.order, slab.columns
+        window_order = slab.window_order
+        self.order, self.columns = window_order.order, slab.columns
         box = outputs[0].target.shape[-3:]
         self.axes = [
-            AxisInterpolator(schedule.size[axis], box[axis], device) for axis in schedule.order
+            AxisInterpolator(window_order.size[axis], box[axis], device)
+            for axis in window_order.order
         ]
-        dims = [axis - 3 for axis in schedule.order]
+        dims = [axis - 3 for axis in window_order.order]
         self.outputs = [
             Output(o.decide, np.moveaxis(o.target, dims, (-3, -2, -1))) for o in outputs
         ]
@@ -343,5 +344,5 @@ def segment(
     sum_device = torch.device("cpu") if plan.sums_in_ram else runner.device
     for slab in plan.slabs:
         writer = LabelWriter(outputs, slab, sum_device)
-        num_skipped += runner.run(image, slab.schedule, writer.write, sum_device)
+        num_skipped += runner.run(image, slab.window_order, writer.write, sum_device)
     return num_skipped
