@@ -97,6 +97,18 @@ def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, mon
     assert "not trained: a step is estimated to need 1.0 GiB" in capsys.readouterr().out
 
 
+def test_each_combination_of_lists_is_tried_once(small, tmp_path, monkeypatch):
+    def train(settings, folder, signals, callbacks, log):
+        callbacks[0].report(1, 0.5)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("unet3d.commands.search.train", train)
+    words = [*small, *SHORT, "trials=9", "space={pool:[max,avg],loss.ce:[1,2]}"]
+    assert main(["search", *words, "hydra.run.dir=search"]) == 0
+    found = [tuple(trial["values"].values()) for trial in read_trials(tmp_path)]
+    assert sorted(found) == [(pool, ce) for pool in ("avg", "max") for ce in "12"]
+
+
 def test_a_search_goes_on_with_more_trials_and_another_one_needs_another_folder(
     search, monkeypatch, capsys
 ):

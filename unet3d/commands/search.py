@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -254,7 +255,10 @@ def open_study(settings: SearchConfig, folder: Path) -> Generator[Any]:
 
 
 def get_next_trial(study: Any, settings: SearchConfig) -> Any | None:
-    """Return a trial that was interrupted, or a new one; None if there are enough."""
+    """Return a trial that was interrupted, or a new one; None if there are enough.
+
+    Of a space of lists, those that are left are tried once each if there are trials for all.
+    """
     import optuna
 
     trials = study.get_trials(deepcopy=False)
@@ -264,7 +268,15 @@ def get_next_trial(study: Any, settings: SearchConfig) -> Any | None:
     running = [t for t in trials if t.state == optuna.trial.TrialState.RUNNING]
     if running:
         return optuna.trial.Trial(study, running[0]._trial_id)
-    return study.ask() if len(trials) < settings.trials else None
+    left, tried = settings.trials - len(trials), [trial.params for trial in trials]
+    choices = [getattr(distribution, "choices", ()) for distribution in settings.space.values()]
+    if all(choices):
+        grid = (dict(zip(settings.space, values, strict=True)) for values in product(*choices))
+        untried = [values for values in grid if values not in tried]
+        if 0 < len(untried) <= left:
+            study.enqueue_trial(untried[0])
+        left = min(left, len(untried))
+    return study.ask() if left > 0 else None
 
 
 def get_results(study: Any, trial: Any) -> dict[int, float]:
