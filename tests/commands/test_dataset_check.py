@@ -30,3 +30,16 @@ def test_invalid_cases_stop_a_run_or_are_skipped_and_folds_stay_the_same(compose
         assert after == [name for name in before if name not in invalid]
     assert sorted({finding.case for finding in run.data.skipped}) == invalid
     assert all(f"skipped: {name}: " in summarize_run(run) for name in invalid)
+    for case in (tmp_path / "imagesTr").iterdir():
+        case.write_bytes(b"")
+    with pytest.raises(
+        InvalidDatasetError, match=r"^data.invalid_cases=skip leaves no case: 1[01] "
+    ):
+        build("data.invalid_cases=skip")
+
+
+def test_a_patch_that_is_mostly_padding_is_a_warning(composed, tmp_path):
+    run = build_training(composed("data.patch_size=[32,32,32]"), tmp_path)
+    expected = "data.patch_size=[32, 32, 32] has 8 times the voxels of the largest case (16x16x16)"
+    assert any(note.startswith(expected) for note in run.notes)
+    assert not any("padding" in note for note in build_training(composed(), tmp_path).notes)

@@ -143,7 +143,7 @@ def export(
     shape = f"(batch, {{}}, {', '.join(map(str, ensemble.patch_size))})"
     shapes = f"{shape.format(size[0])} -> {shape.format(len(ensemble.regions or ensemble.classes))}"
     if ensemble.precision != "32":
-        shapes += f" in float32 (trained with precision={ensemble.precision})"
+        shapes += f" in float32 (the run has precision={ensemble.precision})"
     return f"{' and '.join(names)}, {kind}, {shapes}; on {source} {parity}"
 
 

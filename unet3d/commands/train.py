@@ -134,7 +134,7 @@ def build_training(
                 "(trainer.check_val_every_n_epoch= sets another number)"
             )
     module.metadata = make_metadata(config, data)
-    bias_notes = initialize_head_bias(data, network)
+    bias_notes = [*data.describe_padding(), *initialize_head_bias(data, network)]
     estimate, memory_notes = estimate_run_memory(data, precision, module)
     run_callbacks.set_estimate(estimate)
     return TrainingRun(

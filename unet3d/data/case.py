@@ -69,12 +69,13 @@ class DatasetLayout(Protocol):
 class InvalidDatasetError(UsageError):
     """Cases cannot be used: one line per problem."""
 
-    def __init__(self, findings: Sequence[Finding]):
+    def __init__(self, findings: Sequence[Finding], *, skips: bool = False):
         self.findings = list(findings)
-        lines = [
-            f"{count_findings(findings)}; run unet3d check for how to fix them, or set "
-            "data.invalid_cases=skip to skip these cases"
-        ]
+        lines = [f"{count_findings(findings)}; run unet3d check for how to fix them"]
+        if skips:
+            lines[0] = f"data.invalid_cases=skip leaves no case: {lines[0]}"
+        else:
+            lines[0] += ", or set data.invalid_cases=skip to skip these cases"
         lines += [f"  {finding.describe()}" for finding in findings[:MAX_LISTED]]
         if len(findings) > MAX_LISTED:
             lines.append(f"  and {len(findings) - MAX_LISTED} more")

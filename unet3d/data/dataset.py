@@ -230,8 +230,10 @@ class ValidCases:
         findings = [finding for finding in findings if finding.case is not None]
         invalid = {finding.case for finding in findings}
         self.cases = [case for case in self.cases if case.name not in invalid]
-        if findings and not (self.data.skip_invalid_cases and self.cases):
+        if findings and not self.data.skip_invalid_cases:
             raise InvalidDatasetError(findings)
+        if findings and not self.cases:
+            raise InvalidDatasetError([*self.skipped, *findings], skips=True)
         self.skipped += findings
 
     def run_on_valid_cases(self, work: Callable[[list[Case]], T]) -> T:

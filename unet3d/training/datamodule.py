@@ -38,6 +38,10 @@ VALIDATION_FRACTION = 0.5
 """Windows of validation per patch of training; a window takes about a third of a patch's step."""
 
 
+MUCH_PADDING = 8
+"""Times the voxels of the largest case from which a patch size is probably a mistake."""
+
+
 class VolumeDataModule(pl.LightningDataModule):
     """Training patches and whole validation volumes.
 
@@ -116,6 +120,17 @@ class VolumeDataModule(pl.LightningDataModule):
             rank=self.process.rank,
             world_size=self.process.world_size,
         )
+
+    def describe_padding(self) -> list[str]:
+        """Return a warning if patches have far more voxels than any case."""
+        patch, shapes = self.settings.data.patch_size, [v.shape for v in self.training]
+        d, h, w = largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+        if prod(patch) < MUCH_PADDING * prod(largest):
+            return []
+        return [
+            f"data.patch_size={list(patch)} has {prod(patch) / prod(largest):.0f} times the voxels "
+            f"of the largest case ({d}x{h}x{w}): most of each patch is padding"
+        ]
 
     def choose_validation_interval(self) -> int:
         """Return the epochs between validations, so that these do not take most of the time."""

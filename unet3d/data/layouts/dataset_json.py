@@ -35,8 +35,8 @@ class DatasetJson:
         """Return the object in dataset.json."""
         content = load_json_object(
             self.file,
-            f"data.root: no dataset.json in {self.root.absolute()}; {self.kind} with dataset.json, "
-            "imagesTr/ and labelsTr/",
+            f"data.root: no {'dataset.json in' if self.root.is_dir() else 'folder'} "
+            f"{self.root.absolute()}; {self.kind} with dataset.json, imagesTr/ and labelsTr/",
         )
         for key, advice in LAYOUTS.items():
             if self.channels_key not in content and key in content:
@@ -78,7 +78,7 @@ def load_json_object(path: Path, missing: str) -> dict[str, Any]:
     """Return the object in a file; `missing` is the error if there is no file."""
     try:
         content = read_json(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UsageError(missing) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {error}") from None
