@@ -7,7 +7,7 @@ import torch
 
 from unet3d.commands.train import build_training
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.memory.estimate import add_context_bytes
+from unet3d.memory.estimate import UntraceableError, add_context_bytes
 from unet3d.text import MIB
 from unet3d.training import preflight
 from unet3d.training.preflight import (
@@ -70,3 +70,15 @@ def test_tiles_of_a_gpu_are_as_large_as_its_free_memory_allows(composed, tmp_pat
         assert notes[0] == f"checkpointing.tile_mib=auto: using {tiles[-1]}" or tile_bytes is None
         available = add_context_bytes(estimate.peak) - 1
     assert tiles == [2048, 256, None, 16]
+
+
+def test_tiles_stay_as_configured_where_a_step_cannot_be_estimated(composed, tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise UntraceableError("it reads values")
+
+    run = build_training(composed("memory.estimate=true"), tmp_path)
+    run.data.device, configured = torch.device("cuda"), run.module.model.retention
+    monkeypatch.setattr(preflight, "get_available_bytes", lambda device: 2**40)
+    monkeypatch.setattr(preflight, "estimate_resolved_step", refuse)
+    assert estimate_run_memory(run.data, run.precision, run.module) == (None, ["it reads values"])
+    assert run.module.model.retention == configured

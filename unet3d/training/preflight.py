@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from math import ceil, prod
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -228,14 +228,15 @@ def estimate_run_memory(
 
     Choose what `auto` leaves open, so that the step fits: the module's CUDA graphs, and its tiles.
     """
-    settings, model, cuda = data.settings, module.model, data.device.type == "cuda"
+    settings, cuda = data.settings, data.device.type == "cuda"
+    model: Any = module.model
     if not settings.memory.estimate:
         return None, []
     largest = max((volume.shape for volume in data.validation), key=prod, default=None)
     available, notes = get_available_bytes(data.device), []
     retention = model.retention if isinstance(model, HasRetention) else None
     for graphs, tile_mib in list_memory_options(settings, module, cuda=cuda):
-        if isinstance(model, HasRetention) and retention is not None:
+        if retention is not None:
             tile_bytes = retention.tile_bytes if tile_mib is None else tile_mib * MIB
             model.retention = replace(retention, tile_bytes=tile_bytes)
         step = replace(settings.step, cuda_graph=graphs)
@@ -244,6 +245,8 @@ def estimate_run_memory(
                 step, precision, cuda=cuda, volume_size=largest, network=model
             )
         except UntraceableError as reason:
+            if retention is not None:
+                model.retention = retention  # nothing says that larger tiles fit
             return None, [str(reason)]
         share = ROOM_FOR_LARGER_TILES if tile_mib in LARGER_TILES_MIB else 1
         if available is None or add_context_bytes(estimate.peak) <= share * available:
