@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -257,7 +258,7 @@ def open_study(settings: SearchConfig, folder: Path) -> Generator[Any]:
 def get_next_trial(study: Any, settings: SearchConfig) -> Any | None:
     """Return a trial that was interrupted, or a new one; None if there are enough.
 
-    Of a space of lists, those that are left are tried once each if there are trials for all.
+    Each combination of a space of lists is tried once if there are trials for all.
     """
     import optuna
 
@@ -268,15 +269,17 @@ def get_next_trial(study: Any, settings: SearchConfig) -> Any | None:
     running = [t for t in trials if t.state == optuna.trial.TrialState.RUNNING]
     if running:
         return optuna.trial.Trial(study, running[0]._trial_id)
-    left, tried = settings.trials - len(trials), [trial.params for trial in trials]
+    if len(trials) >= settings.trials:
+        return None
     choices = [getattr(distribution, "choices", ()) for distribution in settings.space.values()]
-    if all(choices):
+    if 0 < prod(map(len, choices)) <= settings.trials:
+        tried = [trial.params for trial in trials]
         grid = (dict(zip(settings.space, values, strict=True)) for values in product(*choices))
-        untried = [values for values in grid if values not in tried]
-        if 0 < len(untried) <= left:
-            study.enqueue_trial(untried[0])
-        left = min(left, len(untried))
-    return study.ask() if left > 0 else None
+        values = next((values for values in grid if values not in tried), None)
+        if values is None:
+            return None
+        study.enqueue_trial(values)
+    return study.ask()
 
 
 def get_results(study: Any, trial: Any) -> dict[int, float]:
