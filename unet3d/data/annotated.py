@@ -71,6 +71,10 @@ def read_annotations(key: str, value: Any, classes: Sequence[str]) -> Annotation
     if isinstance(value, str):
         file = Path(value)
         value = load_json_object(file, f"{key}: no file {file.absolute()}")
+        if not value:
+            raise UsageError(
+                f"{file} must have patterns of case names with their classes, it is empty"
+            )
     unknown = {}
     for pattern, annotated in value.items():
         names = annotated if isinstance(annotated, list) else [annotated]
