@@ -269,11 +269,12 @@ def build_configured_step(config: StepConfig, device: torch.device) -> TrainingS
 
 def time_step(step: TrainingStep, device: torch.device) -> tuple[float, float]:
     """Return the seconds of a step, and those in which the host queued it."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
+    wait(device)
     start = perf_counter()
     step.train(NullListener())
     queued = perf_counter()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait(device)
     return perf_counter() - start, queued - start
 
 
