@@ -98,10 +98,12 @@ def print_estimate(settings: MemoryConfig) -> None:
     estimate, savings = estimate_with_savings(step, settings.volume)
     measured = measure_step(step) if settings.measure else None
     summary = summarize_estimate(estimate, savings)
-    chooses_tiles = resolve_fused(step).checkpointing.arguments.get("tile_mib") == "auto"
     if step.compile:
         summary = f"{summarize_compiled(estimate)} {summary}"
-    elif step.accelerator != "cpu" and chooses_tiles:
+    elif (
+        step.accelerator != "cpu"
+        and resolve_fused(step).checkpointing.arguments.get("tile_mib") == "auto"
+    ):
         summary += (
             " On a GPU with free memory, training uses larger tiles, which are faster: "
             "checkpointing.tile_mib=2048 shows their memory."

@@ -133,8 +133,9 @@ def build_training(
                 f"validation every {interval} epochs, because of its many windows "
                 "(trainer.check_val_every_n_epoch= sets another number)"
             )
+    notes += data.describe_padding()
     module.metadata = make_metadata(config, data)
-    bias_notes = [*data.describe_padding(), *initialize_head_bias(data, network)]
+    bias_notes = initialize_head_bias(data, network)
     estimate, memory_notes = estimate_run_memory(data, precision, module)
     run_callbacks.set_estimate(estimate)
     return TrainingRun(

@@ -25,6 +25,7 @@ from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.from_config import FUSED_STRATEGIES, LARGER_TILES_MIB, list_strategies
 from unet3d.memory.step.config import StepConfig
+from unet3d.model.fused.tiling import TILE_BYTES
 from unet3d.peak_memory import MemoryRecord
 from unet3d.planning.suggest import Changes, check_configured_batch, find_largest_batch
 from unet3d.planning.topology import (
@@ -36,6 +37,7 @@ from unet3d.planning.topology import (
     plan_levels,
     round_up_to_multiple,
 )
+from unet3d.text import MIB
 from unet3d.types import Triple
 
 IsOverridden = Callable[[str], bool]
@@ -273,7 +275,8 @@ def enlarge_tiles(
         if fitting is not None:
             return tiles, fitting[1]
     is_open = config.checkpointing.arguments["tile_mib"] == "auto"
-    return ({"checkpointing.tile_mib": 64} if is_open else {}), peak  # as it is estimated
+    tiles = {"checkpointing.tile_mib": TILE_BYTES["cuda"] // MIB}
+    return (tiles if is_open else {}), peak  # as it is estimated
 
 
 def _get_model_changes(config: StepConfig, levels: Levels, is_overridden: IsOverridden) -> Changes:

@@ -37,7 +37,6 @@ from unet3d.training.ranks import ProcessRank
 VALIDATION_FRACTION = 0.5
 """Windows of validation per patch of training; a window takes about a third of a patch's step."""
 
-
 MUCH_PADDING = 8
 """Times the voxels of the largest case from which a patch size is probably a mistake."""
 
@@ -124,12 +123,12 @@ class VolumeDataModule(pl.LightningDataModule):
     def describe_padding(self) -> list[str]:
         """Return a warning if patches have far more voxels than any case."""
         patch, shapes = self.settings.data.patch_size, [v.shape for v in self.training]
-        d, h, w = largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-        if prod(patch) < MUCH_PADDING * prod(largest):
+        largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+        if (ratio := prod(patch) / prod(largest)) < MUCH_PADDING:
             return []
         return [
-            f"data.patch_size={list(patch)} has {prod(patch) / prod(largest):.0f} times the voxels "
-            f"of the largest case ({d}x{h}x{w}): most of each patch is padding"
+            f"data.patch_size={list(patch)} has {ratio:.0f} times the voxels of the largest case "
+            f"({'x'.join(map(str, largest))}): most of each patch is padding"
         ]
 
     def choose_validation_interval(self) -> int:

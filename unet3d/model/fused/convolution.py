@@ -185,6 +185,7 @@ class Convolution:
         layout, halo = self.layout, self.halo
         weight = transposed = None
         if activation is not None or not layout.is_whole:
+            # With tiles in any case: in the order of allocations that GPUs have measured.
             weight = self.weight()
         if any(sink is not None for sink in sinks):
             transposed = cast_weight(self.module, layout.dtype, transpose=True).flip(2, 3, 4)

@@ -65,11 +65,12 @@ class FoldedNorm:
 
         `y` are raw rows, `g` the gradient of their activation.
         """
-        moments, first = self.moments or Moments(), sums is None
-        result = moments.make_sums(y) if sums is None else sums
-        numbers = (self.scale, self.shift, self.mean, self.rstd)
-        operators.add_norm_gradient_sums(g, y, *numbers, self.slope, first, result)
-        return result
+        first, numbers = sums is None, (self.scale, self.shift, self.mean, self.rstd)
+        if sums is None:
+            make_sums = operators.make_sums if self.moments is None else self.moments.make_sums
+            sums = make_sums(y)
+        operators.add_norm_gradient_sums(g, y, *numbers, self.slope, first, sums)
+        return sums
 
     def gradient(self, sums: Tensor) -> "NormGradient":
         """Return the gradient, given the sums (P, 2, B, C) of m and of m * x over a map."""

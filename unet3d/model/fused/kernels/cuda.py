@@ -107,7 +107,7 @@ def fold_statistics(
     (parts, _, b, c), (grid, sizes) = total.shape, _groups(total, groups, over_batch)
     out = total.new_empty(4, b, c)
     values = b * count if over_batch else count * (c // groups)
-    _, split = _sums(b, c, 1, 1, count)
+    _, split = _sums(b, c, count)
     numbers = (parts, b, c, count, split["TILES"] * split["BV"])
     numbers = (*numbers, values / max(1, values - 1), eps, momentum)
     sizes["AFFINE"], sizes["BIAS"] = weight is not None, bias is not None
