@@ -1,10 +1,12 @@
 """Replayed steps equal eager ones; on a CPU, a recorder of operations stands for CUDA graphs."""
 
 import gc
+import os
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch import multiprocessing
 
 from tests.contract.helpers.faults import SpoilImages
 from tests.training.helpers.operation_recorder import PEAK, OperationRecorder
@@ -14,6 +16,8 @@ from unet3d.memory.step.training_step import find_cuda_graph_obstacle
 from unet3d.text import MIB
 from unet3d.training import preflight
 from unet3d.training.cuda_graph import WARMUP_BATCHES, GraphedPass, find_skipped_code
+from unet3d.training.distributed import CudaGraphStrategy
+from unet3d.training.ranks import ProcessRank
 
 OPTIONS = ("fold=0", "model=unet_tiny", "trainer.max_steps=7", "data.patches_per_case=8")
 
@@ -154,13 +158,42 @@ def test_after_warmup_peaks_and_the_memory_of_validation_are_those_of_the_record
 
 
 def test_what_cannot_be_recorded_is_known_before(composed):
-    def find(*words, several=False):
-        return find_cuda_graph_obstacle(composed(*words).step, "cuda", several_processes=several)
+    def find(*words):
+        return find_cuda_graph_obstacle(composed(*words).step, "cuda")
 
     assert find() is None
-    assert find(several=True).startswith("several processes")
     for word in ("compile=true", "checkpointing=offload"):
         assert find(word).startswith(word)
+
+
+def train_rank(rank, init_file, settings, folder):
+    """Train as one of two ranks, eagerly and replayed; save both states."""
+    torch.set_num_threads(1)
+    process = ProcessRank(rank=rank, local_rank=rank, world_size=2, local_world_size=2)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    os.environ |= dict(zip(names, map(str, (rank, rank, 2, 2, "localhost", 0)), strict=True))
+    torch.distributed.init_process_group("gloo", init_method=init_file, rank=rank, world_size=2)
+    for name, recorder in {"eager": None, "replayed": OperationRecorder()}.items():
+        command.choose_graphs = lambda *_, recorder=recorder: (recorder, [])
+        run = command.build_training(settings, folder / name, process=process)
+        run.trainer.fit(run.module, run.data.train_loader)
+        if recorder is not None:
+            assert run.module.graphed_pass.recording is not None
+            assert isinstance(run.trainer.strategy, CudaGraphStrategy)
+        torch.save(get_state(run), folder / f"{name}-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), ("trainer.accumulate_grad_batches=2",)], ids=str)
+def test_ranks_that_replay_take_the_steps_of_ranks_that_do_not(composed, tmp_path, overrides):
+    settings = composed(*OPTIONS, "trainer.launch=torchrun", "trainer.devices=2", *overrides)
+    init_file = f"file://{tmp_path / 'init'}"
+    multiprocessing.spawn(train_rank, (init_file, settings, tmp_path), nprocs=2)
+    states = [torch.load(path, weights_only=True) for path in sorted(tmp_path.glob("*.pt"))]
+    assert len(states) == 4
+    for state in states:
+        assert not [name for name, value in state.items() if not value.equal(states[0][name])]
 
 
 @pytest.mark.gpu

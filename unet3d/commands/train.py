@@ -118,7 +118,8 @@ def build_training(
     run_callbacks = RunCallbacks(
         data, precision, module, limits, config=config, folder=folder, signals=signals
     )
-    trainer = build_trainer(data, precision, [*run_callbacks.ordered, *callbacks], folder)
+    ordered, uses_graphs = [*run_callbacks.ordered, *callbacks], graphs is not None
+    trainer = build_trainer(data, precision, ordered, folder, uses_graphs=uses_graphs)
     warnings = check_machine(data, precision, network, folder)
 
     # The cases, and what depends on them.

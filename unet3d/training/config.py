@@ -106,6 +106,11 @@ class TrainConfig:
     def __post_init__(self):
         if self.step.freeze and self.trainer.sync_batchnorm:
             raise UsageError("freeze= and trainer.sync_batchnorm=true cannot be combined")
+        if self.step.cuda_graph is True and self.trainer.sync_batchnorm:
+            raise UsageError(
+                "trainer.cuda_graph=true and trainer.sync_batchnorm=true cannot be combined: ranks "
+                "exchange statistics during forward"
+            )
         if self.resume not in (None, "auto") and self.init_from is not None:
             raise UsageError(
                 "use either resume= (continue a run) or init_from= (start a new run from its "

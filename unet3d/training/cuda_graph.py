@@ -181,11 +181,10 @@ def choose_graphs(
     config: StepConfig, device: torch.device, process: ProcessRank
 ) -> tuple[CudaGraphs | None, list[str]]:
     """Return what records batches, if anything does; also say why `cuda_graph=true` does not."""
-    if config.cuda_graph is False:
+    is_wanted = config.cuda_graph is True
+    if not (is_wanted or (config.cuda_graph == "auto" and process.world_size == 1)):
         return None, []
-    several = process.world_size > 1
-    obstacle = find_cuda_graph_obstacle(config, device.type, several_processes=several)
+    obstacle = find_cuda_graph_obstacle(config, device.type)
     if obstacle is None:
         return CudaGraphs(device), []
-    is_wanted = config.cuda_graph is True
     return None, [f"trainer.cuda_graph=true has no effect: {obstacle}"] if is_wanted else []

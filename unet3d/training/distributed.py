@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +27,8 @@ from lightning.pytorch.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
 
 from unet3d.errors import (
     STOP_SIGNALS,
@@ -205,6 +207,35 @@ def leave_process_group() -> None:
         is_nccl = dist.get_backend() == "nccl"
         dist.barrier(device_ids=[torch.cuda.current_device()] if is_nccl else None)
         dist.destroy_process_group()
+
+
+class CudaGraphStrategy(DDPStrategy):
+    """Average the gradients of all ranks after backward, in one collective.
+
+    A replay of CUDA graphs does not call the hooks by which DistributedDataParallel averages them.
+    """
+
+    def configure_ddp(self) -> None:
+        """Start with the weights of rank 0, without DistributedDataParallel."""
+        for tensor in self.model.state_dict().values():
+            dist.broadcast(tensor, 0)
+
+    def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Average the gradients: the module has run backward before it calls this."""
+        average_gradients(p for group in optimizer.param_groups for p in group["params"])
+        return super().optimizer_step(optimizer, *args, **kwargs)
+
+
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Replace gradients by their means over all ranks."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = gradients[0].new_empty(sum(map(torch.numel, gradients)), dtype=torch.float32)
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    shaped = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
+    torch._foreach_copy_(shaped, gradients)
+    flat /= dist.get_world_size()
+    dist.all_reduce(flat)
+    torch._foreach_copy_(gradients, shaped)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from unet3d.training.callbacks.weight_averaging import WeightAveraging
 from unet3d.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
 from unet3d.training.config import TrainConfig, list_choices
 from unet3d.training.datamodule import Prefetch, VolumeDataModule
-from unet3d.training.distributed import choose_environment
+from unet3d.training.distributed import CudaGraphStrategy, choose_environment
 from unet3d.training.module import SegmentationModule
 from unet3d.types import HasRetention
 
@@ -147,7 +147,12 @@ class TrueHalfPrecision(HalfPrecision):
 
 
 def build_trainer(
-    data: VolumeDataModule, precision: Precision, callbacks: list[Callback], folder: Path
+    data: VolumeDataModule,
+    precision: Precision,
+    callbacks: list[Callback],
+    folder: Path,
+    *,
+    uses_graphs: bool,
 ) -> pl.Trainer:
     """Build the trainer; limits of steps and time are enforced by a callback: StoppingLimits."""
     silence_lightning()
@@ -163,8 +168,9 @@ def build_trainer(
     if process.world_size > 1:
         # Lightning uses the device of this process only. The process group exists already.
         devices = [device] * process.local_world_size
+        strategy = DDPStrategy(parallel_devices=devices, gradient_as_bucket_view=True)
         arguments |= {
-            "strategy": DDPStrategy(parallel_devices=devices, gradient_as_bucket_view=True),
+            "strategy": CudaGraphStrategy(parallel_devices=devices) if uses_graphs else strategy,
             "num_nodes": process.world_size // process.local_world_size,
             "sync_batchnorm": trainer.sync_batchnorm,
         }

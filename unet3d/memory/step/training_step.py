@@ -99,7 +99,7 @@ class TrainingStep:
 
     def train(self, trace: Any) -> None:
         """Run one optimizer step; with CUDA graphs, the first step runs without them."""
-        if self.several_processes and self.is_first:
+        if self.several_processes and self.is_first and not self.cuda_graph:
             self._keep_gradients(trace)
         for micro_batch in range(self.micro_batches):
             self.is_last_micro_batch = micro_batch == self.micro_batches - 1
@@ -118,6 +118,9 @@ class TrainingStep:
                 del loss
         self.is_first = False
         trace.begin_phase("optimizer")
+        if self.several_processes and self.cuda_graph:  # ranks average copies of the gradients
+            trained = [p for p in self.model.parameters() if p.grad is not None]
+            torch.empty(sum(p.numel() for p in trained), device=self.device)
         if self.clip_norm is not None:
             together = self.clips_like_cuda or None
             torch.nn.utils.clip_grad_norm_(
@@ -202,8 +205,7 @@ def make_step_factory(
     checkpointing, a copy of it without values is traced.
     """
     config = complete_step(config)
-    several = config.several_processes
-    obstacle = find_cuda_graph_obstacle(config, "cuda", several_processes=several)
+    obstacle = find_cuda_graph_obstacle(config, "cuda")
     uses_graphs = cuda and device == "cpu" and config.cuda_graph is True and obstacle is None
 
     def make_step() -> TrainingStep:
@@ -238,7 +240,7 @@ def make_step_factory(
             dtype=dtype,
             device=device,
             clips_like_cuda=cuda,
-            several_processes=several,
+            several_processes=config.several_processes,
             ema_decay=config.ema_decay,
             cuda_graph=uses_graphs,
         )
@@ -246,14 +248,10 @@ def make_step_factory(
     return make_step
 
 
-def find_cuda_graph_obstacle(
-    config: StepConfig, device: str, *, several_processes: bool
-) -> str | None:
+def find_cuda_graph_obstacle(config: StepConfig, device: str) -> str | None:
     """Return why batches cannot be recorded."""
     if device != "cuda":
         return f"a {device} device has no CUDA graphs"
-    if several_processes:
-        return "several processes exchange gradients during backward"
     if config.compile:
         return "compile=true launches compiled code itself"
     if isinstance(config.checkpointing(), OffloadActivations):
