@@ -27,7 +27,7 @@ from scripts.bench.step import (
 )
 from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
-from unet3d.cuda_graphs import CudaGraphs
+from unet3d.cuda_graphs import WARMUP_BATCHES, CudaGraphs, GraphedPass
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate
 from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_configured_step
@@ -40,7 +40,6 @@ from unet3d.memory.step.training_step import (
 )
 from unet3d.peak_memory import MemoryRecord
 from unet3d.training.config import parse_train_config
-from unet3d.training.cuda_graph import WARMUP_BATCHES, GraphedPass
 
 GRID = {
     "precision": ("16", "32", "bf16", "16-true"),

@@ -106,6 +106,7 @@ def test_nnunet_trains_resumes_and_predicts_with_both_trainers(tmp_path):
         "network: FusedResidualEncoderUNet epochs: 1",
         "network: ResidualEncoderUNet epochs: 2",
         "network: FusedResidualEncoderUNet epochs: 3",
+        "equal when replayed: True",
         "predicts with: FusedResidualEncoderUNet",
         "predicts with: ResidualEncoderUNet",
         "equal labels: True foreground: True",

@@ -11,11 +11,10 @@ from torch import multiprocessing
 from tests.contract.helpers.faults import SpoilImages
 from tests.training.helpers.operation_recorder import PEAK, OperationRecorder
 from unet3d.commands import train as command
-from unet3d.cuda_graphs import CudaGraphs
+from unet3d.cuda_graphs import WARMUP_BATCHES, CudaGraphs, GraphedPass, find_skipped_code
 from unet3d.memory.step.training_step import find_cuda_graph_obstacle
 from unet3d.text import MIB
 from unet3d.training import preflight
-from unet3d.training.cuda_graph import WARMUP_BATCHES, GraphedPass, find_skipped_code
 from unet3d.training.distributed import CudaGraphStrategy
 from unet3d.training.ranks import ProcessRank
 

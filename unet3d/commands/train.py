@@ -21,12 +21,12 @@ from unet3d.report.run_report import format_report_table
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.checkpoints import find_pretrained, resolve_start
 from unet3d.training.config import TrainConfig, parse_train_config
-from unet3d.training.cuda_graph import choose_graphs
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import find_device, launch_ranks, leave_process_group
 from unet3d.training.module import SegmentationModule, make_config_record, make_metadata
 from unet3d.training.preflight import (
     check_machine,
+    choose_graphs,
     choose_leaner,
     choose_strategy,
     count_local_processes,

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from unet3d.checkpoint_file import FORMAT_VERSION
-from unet3d.cuda_graphs import CudaGraphs
+from unet3d.cuda_graphs import CudaGraphs, GraphedPass
 from unet3d.data.dataset import get_network_sizes
 from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.evaluation.options import build_metrics
@@ -27,7 +27,6 @@ from unet3d.metric.case_scores import CaseMetricAccumulator
 from unet3d.metric.dice import Dice, mask_unannotated
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig
-from unet3d.training.cuda_graph import GraphedPass
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import gather_in_case_order
 from unet3d.training.loggers import get_metric, log_values

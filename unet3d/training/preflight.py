@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from unet3d.cuda_graphs import CudaGraphs
 from unet3d.data.dataset import get_network_sizes
 from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.errors import DoesNotFitError, UsageError, summarize_error
@@ -47,7 +48,7 @@ from unet3d.memory.from_config import (
 from unet3d.memory.oom_advice import check_memory
 from unet3d.memory.report import summarize_compiled
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import make_step_factory
+from unet3d.memory.step.training_step import find_cuda_graph_obstacle, make_step_factory
 from unet3d.model.weights import (
     compute_sigmoid_bias,
     compute_softmax_bias,
@@ -202,6 +203,19 @@ def count_local_processes(settings: TrainConfig, process: ProcessRank | None = N
 
 
 # Memory.
+
+
+def choose_graphs(
+    config: StepConfig, device: torch.device, process: ProcessRank
+) -> tuple[CudaGraphs | None, list[str]]:
+    """Return what records batches, if anything does; also say why `cuda_graph=true` does not."""
+    is_wanted = config.cuda_graph is True
+    if not (is_wanted or (config.cuda_graph == "auto" and process.world_size == 1)):
+        return None, []
+    obstacle = find_cuda_graph_obstacle(config, device.type)
+    if obstacle is None:
+        return CudaGraphs(device), []
+    return None, [f"trainer.cuda_graph=true has no effect: {obstacle}"] if is_wanted else []
 
 
 def choose_strategy(

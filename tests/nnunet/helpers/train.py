@@ -7,6 +7,7 @@ reads its folders from the environment when it is imported.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -14,7 +15,9 @@ import torch
 
 from scripts.bench.nnunet_trainer import set_folders
 from tests.contract.helpers.datasets import write_nnunet
+from tests.training.helpers.operation_recorder import OperationRecorder
 from unet3d.__main__ import main as run_unet3d
+from unet3d.cuda_graphs import WARMUP_BATCHES
 
 NAME = "Dataset001_Tiny"
 NEARLY_TIED = 2**-9  # of probabilities, from logits below 4 that are rounded to 11 bits
@@ -41,6 +44,26 @@ def train(trainer: str, checkpoint: Path | None) -> Path:
     run.run_training()
     print("network:", type(run.network).__name__, "epochs:", run.current_epoch)
     return Path(run.output_folder) / "checkpoint_final.pth"
+
+
+def train_on_noise(recorder: Any) -> list[torch.Tensor]:
+    """Train until the recorder's operations are replayed, or as often without; return weights."""
+    from nnunetv2.run.run_training import get_trainer_from_args
+
+    torch.manual_seed(0)
+    device = torch.device("cpu")
+    run = get_trainer_from_args("1", "3d_fullres", 0, "nnUNetTrainerLean", device=device)
+    run.initialize()
+    if recorder is not None:
+        run.replay_with(recorder)
+    patch = run.configuration_manager.patch_size
+    scales = run._get_deep_supervision_scales()
+    sizes = [[round(n * s) for n, s in zip(patch, scale, strict=True)] for scale in scales]
+    for _ in range(WARMUP_BATCHES + 2):
+        target = [torch.randint(0, 2, (2, 1, *size)).float() for size in sizes]
+        run.train_step({"data": torch.randn(2, 2, *patch), "target": target})
+    assert recorder is None or run.graphed_pass.recording is not None
+    return list(run.network.parameters())
 
 
 def predict(folder: Path, images: Path, output: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -113,6 +136,8 @@ def main() -> None:
     ours = train("nnUNetTrainerLean", None)
     theirs = train("nnUNetTrainer", ours)
     again = train("nnUNetTrainerLean", theirs)
+    pairs = zip(train_on_noise(None), train_on_noise(OperationRecorder()), strict=True)
+    print("equal when replayed:", all(torch.equal(eager, replayed) for eager, replayed in pairs))
     weights = torch.load(again, weights_only=False)["network_weights"]
     stored = torch.load(theirs, weights_only=False)
     torch.save(stored | {"network_weights": weights}, theirs)
