@@ -217,6 +217,7 @@ class CudaGraphStrategy(DDPStrategy):
 
     def configure_ddp(self) -> None:
         """Start with the weights of rank 0, without DistributedDataParallel."""
+        assert self.model is not None
         for tensor in self.model.state_dict().values():
             dist.broadcast(tensor, 0)
 

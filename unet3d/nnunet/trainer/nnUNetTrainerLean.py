@@ -20,6 +20,9 @@ class nnUNetTrainerLean(nnUNetTrainer):
 
     checkpointing = "lean"
     graphed_pass: GraphedPass | None = None
+    network: nn.Module
+    loss: nn.Module
+    optimizer: torch.optim.Optimizer
 
     @staticmethod
     def build_network_architecture(
