@@ -114,7 +114,7 @@ def test_a_label_without_a_class_is_an_error_and_earlier_results_are_overwritten
     ("words", "message"),
     [
         (["predictions=predictions/a.nii"], "must be folders, or two files"),
-        (["predictions=empty"], "no volume in empty (0 files) has the name of one in"),
+        (["predictions=empty"], "no volume in empty (none) has the name of one in"),
         (["classes=[x,a,b]", "tolerance_mm={a:1}"], "must name every class once: a, b; it names a"),
         (["classes=[x,a,b]", "ignore_label=1"], "ignore_label=1 is a label of the class a"),
     ],

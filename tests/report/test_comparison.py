@@ -34,9 +34,9 @@ def test_runs_show_the_settings_that_differ_and_the_best_run_comes_first(write_r
     assert [run.folder.name for run in runs] == ["b", "a"]
     assert runs[0].differs == {"pool": "median", "seed": "1"}  # its _target_ is not compared
     header, best, worse = make_comparison_rows(runs)
-    assert header[1:6] == ("pool", "seed", "Dice [95 %]", "a", "HD95 mm")
-    assert best[3] == "0.9000 [0.8000, 1.0000]"
-    assert best[5:9] == ("1.50", "100", "1.000", "1,234")
+    assert header[1:7] == ("pool", "seed", "cases", "Dice [95 %]", "a", "HD95 mm")
+    assert best[4] == "0.9000 [0.8000, 1.0000]"
+    assert best[6:10] == ("1.50", "100", "1.000", "1,234")
     assert (best[-1], worse[-1]) == ("Pareto-optimal, 2 warnings", "")
 
 
@@ -44,7 +44,7 @@ def test_a_run_without_evaluation_shows_its_last_validation(write_reports):
     root = write_reports(a=make_report(0.7, 100, 1.0, evaluated=False, finished=False))
     (run,), _ = find_runs([root / "a"])
     row = make_comparison_rows([run])[1]
-    assert (run.label, row[1:4], row[-1]) == ("a", ("0.7000", "0.7000", "2.00"), "stopped")
+    assert (run.label, row[2:5], row[-1]) == ("a", ("0.7000", "0.7000", "2.00"), "stopped")
 
 
 def test_a_run_is_pareto_optimal_unless_another_is_as_good_in_all_and_better_in_one(write_reports):

@@ -30,6 +30,7 @@ from unet3d.errors import UsageError
 from unet3d.evaluation.evaluate import CasePair, Evaluation
 from unet3d.files import TRAINING_FILES
 from unet3d.metric.scores import SCORES, ClassMetric, LogitMetric
+from unet3d.text import join_first
 
 CLASSES = OptionType(
     "unique names, background first, as in classes=[background,liver]",
@@ -143,9 +144,9 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
     expected = list_files_by_name(references)
     if not predicted.keys() & expected.keys():
         folders = ", ".join(map(str, predictions))
+        ours, theirs = (join_first(sorted(names), 2) or "none" for names in (predicted, expected))
         raise UsageError(
-            f"no volume in {folders} ({len(predicted)} files) has the name of one in "
-            f"{references} ({len(expected)} files)"
+            f"no volume in {folders} ({ours}) has the name of one in {references} ({theirs})"
         )
     pairs = [
         CasePair(name=name, prediction=predicted.get(name, []), reference=files)

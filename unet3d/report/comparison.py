@@ -268,8 +268,8 @@ def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
     classes = collect_keys([run.dice for run in runs])
     keys = collect_keys([run.differs for run in runs])
     paired = ["against best [95 %]"] if any(run.against_best for run in runs) else []
-    header = ("run", *keys, "Dice [95 %]", *paired, *classes, "HD95 mm", "peak MiB", "s/step",
-            "parameters", "steps", "")  # fmt: skip
+    header = ("run", *keys, "cases", "Dice [95 %]", *paired, *classes, "HD95 mm", "peak MiB",
+            "s/step", "parameters", "steps", "")  # fmt: skip
     rows = [header]
     counts = Counter(run.data for run in runs)
     for run, is_optimal in zip(runs, find_pareto_optimal(runs), strict=True):
@@ -281,6 +281,7 @@ def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
             (
                 str(run.folder),
                 *(run.differs.get(key, "-") for key in keys),
+                str(len(run.cases) or "-"),
                 format_mean(run.mean_dice),
                 *([format_mean(run.against_best, "+")] if paired else []),
                 *(format_score(run.dice.get(name, {}).get("mean")) for name in classes),
