@@ -33,6 +33,7 @@ def unet():
     return make_ensemble(network, PATCH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnx", "openvino"])
 def test_every_backend_finds_the_same_labels(unet, write_scans, backend):
     (task,) = write_scans(shape=(20, 17, 9))

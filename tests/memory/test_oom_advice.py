@@ -14,6 +14,7 @@ from unet3d.memory.oom_advice import check_memory, find_fixes
 from unet3d.training.module import SegmentationModule
 
 
+@pytest.mark.slow
 def test_a_run_estimated_to_run_out_of_memory_is_warned_of_with_fixes_that_fit(
     composed, monkeypatch
 ):

@@ -17,6 +17,7 @@ def resolve(settings):
     return resolve_strategy(settings.step, FULL_PRECISION, cuda=False)
 
 
+@pytest.mark.slow
 def test_auto_selects_the_first_strategy_that_is_estimated_to_fit(composed, monkeypatch):
     overrides = ["data.patch_size=[64,64,64]", "model.width=16"]
     lean = estimate_configured_step(composed(*overrides, "checkpointing=lean").step).peak.allocated

@@ -84,6 +84,7 @@ def test_plans_have_nnunets_order_of_axes(build, tmp_path):
     assert plans["image_reader_writer"] == "NibabelIOWithReorient"
 
 
+@pytest.mark.slow
 def test_nnunet_mirrors_the_axes_that_training_flipped(build, tmp_path):
     for n, (flipped, axes) in enumerate((([0, 1], (1, 2)), ([2], (0,)), ([], None))):
         write_model_folder(build(mirroring_axes=flipped), tmp_path / str(n))

@@ -39,6 +39,7 @@ SIZES = "configurations__3d_fullres__"
 NETWORK = f"{SIZES}architecture__arch_kwargs__"
 
 
+@pytest.mark.slow
 def test_patches_and_folds_are_those_of_nnunet(path, tmp_path):
     thin = {f"{SIZES}patch_size": [4, 16, 16], f"{SIZES}use_mask_for_norm": [True, False]}
     change(path, **thin)
@@ -53,6 +54,7 @@ def test_patches_and_folds_are_those_of_nnunet(path, tmp_path):
     assert {"trainer.max_steps=250000", "trainer.check_val_every_n_epoch=20"} <= {*overrides}
 
 
+@pytest.mark.slow
 def test_volumes_have_the_axes_that_the_reader_of_nnunet_gives_them(path, tmp_path):
     change(path, transpose_forward=[1, 0, 2])  # is undone
     data = read_settings(path).data

@@ -17,6 +17,7 @@ def step(composed):
     return composed(*words, "trainer.accelerator=auto").step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32", "16"])
 def test_two_traces_determine_every_batch_size(step, precision):
     def estimate(batch):

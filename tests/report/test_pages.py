@@ -133,6 +133,7 @@ def test_an_estimate_is_compared_with_a_steady_step_if_that_was_measured(memory,
     assert describe_estimate({"memory": memory}) == shown
 
 
+@pytest.mark.slow
 def test_the_largest_evaluation_fits_into_5_mb():
     """With the classes of TotalSegmentator, and a thousand cases."""
     result = make_result()

@@ -9,6 +9,7 @@ from unet3d.memory.step.training_step import make_step_factory
 FORUM = "experiment=forum_small model=unet_small"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "most"),
     [

@@ -55,6 +55,7 @@ def test_a_cudnn_that_torch_avoids_is_reported():
     assert all(check_cudnn(version) is None for version in (90_701, 91_501, None))
 
 
+@pytest.mark.slow
 def test_tiles_of_a_gpu_are_as_large_as_its_free_memory_allows(composed, tmp_path, monkeypatch):
     words = ("model.depth=2", "model.width=64", "data.patch_size=[96,96,96]")
     run = build_training(composed(*words, "memory.estimate=true"), tmp_path)
