@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--name", help="of the job in the file of results")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of a run")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -169,7 +170,8 @@ def main() -> None:
     for seed, fold in product(options.seeds, options.folds):
         row = {**train(fold, seed, options.steps), "threads": options.threads}
         name = f"fold {fold}, seed {seed}"
-        write_run(options.output, options.job, "nnunet_trainer", words, name, row)
+        job = options.name or options.job
+        write_run(options.output, job, "nnunet_trainer", words, name, row)
         print(f"{options.job}, nnU-Net's trainer, {name}: {row['dice']['mean']:.4f}", flush=True)
 
 
