@@ -11,7 +11,7 @@ import torch
 
 from tests.contract.helpers.datasets import save
 from unet3d.__main__ import main
-from unet3d.commands.export import select_varied_patches
+from unet3d.commands.export import load_sample_patches
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.export import formats
 
@@ -72,9 +72,10 @@ def test_patches_that_vary_are_compared(tmp_path):
     """In a constant patch a norm divides by almost nothing, and rounding reaches the logits."""
     voxels = np.zeros((24, 24, 24), np.float32)
     voxels[:10, :10, :10] = np.random.default_rng(0).normal(100, 1, (10, 10, 10))
-    files = (save(tmp_path / "a.nii", voxels, np.eye(4)),)
+    scan = save(tmp_path / "a.nii", voxels, np.eye(4))
     raw = Preprocessing(num_classes=2, normalize=("none",), crop="none")
-    images = select_varied_patches([files], raw, (12, 12, 12), ["T1"])
+    metadata = {"channels": ["T1"], "preprocessing": raw.to_dict()}
+    images, _ = load_sample_patches(scan, metadata, (12, 12, 12))
     assert [image.shape for image in images] == [(1, 12, 12, 12)] * 3
     assert all(image.std() > 0 for image in images)
 

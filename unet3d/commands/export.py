@@ -40,7 +40,7 @@ NUM_PATCHES = 3
 """One for a batch of one, and two for a batch of two."""
 
 NUM_CANDIDATES = 8
-"""Random positions tried in a volume."""
+"""Random positions tried in a scan."""
 
 TOLERANCE = 1e-3
 """Largest difference of two logits, relative to the largest logit, that counts as rounding.
@@ -107,7 +107,7 @@ def export(
 ) -> str:
     """Write the file, keep it only if its outputs are the network's, and say how they agree.
 
-    They are compared on patches of the scans of `input`, by default on noise.
+    They are compared on patches of the first scan of `input`, by default on noise.
     """
     if output.is_dir() and output.suffix:
         raise UsageError(f"{output} is a folder: name a file in it")
@@ -265,37 +265,19 @@ def compare_outputs(
 def load_sample_patches(
     scans: Path | None, metadata: Mapping[str, Any], patch_size: Triple
 ) -> tuple[list[Tensor], str]:
-    """Cut patches (C, D, H, W) from scans, or make noise; also return where they come from."""
+    """Cut patches (C, D, H, W) from the first scan, or make noise; also say which it is."""
     channels = metadata["channels"]
     if scans is None:
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(NUM_PATCHES, len(channels), *patch_size, generator=generator)
         return list(noise), f"{NUM_PATCHES} patches of noise"
-    cases = [scan.files for scan in find_scans(scans, channels)]
+    files = find_scans(scans, channels)[0].files
     preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
-    patches = select_varied_patches(cases, preprocessing, patch_size, channels)
+    image, rng = preprocessing.preprocess_scan(files, channels).image, np.random.default_rng(0)
+    slack = np.subtract(image.shape[1:], patch_size)
+    positions = rng.integers(np.maximum(slack, 0) + 1, size=(NUM_CANDIDATES, 3))
+    starts = np.where(slack > 0, positions, slack // 2).tolist()
+    # In a constant patch a norm divides by almost nothing, and rounding errors reach the logits.
+    varied = sorted((crop_padded(image, start, patch_size) for start in starts), key=np.std)
+    patches = [torch.from_numpy(patch) for patch in varied[-NUM_PATCHES:]]
     return patches, f"{NUM_PATCHES} patches of {scans}"
-
-
-def select_varied_patches(
-    cases: Sequence[Sequence[Path]],
-    preprocessing: Preprocessing,
-    patch_size: Triple,
-    channels: Sequence[str],
-) -> list[Tensor]:
-    """Return patches of the first volumes, from each those that vary most among the candidates.
-
-    In a constant patch a norm divides by almost nothing, and rounding errors reach the logits.
-    """
-    rng = np.random.default_rng(0)
-    images: list[np.ndarray] = []
-    chosen = list(cases)[:NUM_PATCHES]
-    for index, files in enumerate(chosen):
-        image = preprocessing.preprocess_scan(files, channels).image
-        slack = np.subtract(image.shape[1:], patch_size)
-        positions = rng.integers(np.maximum(slack, 0) + 1, size=(NUM_CANDIDATES, 3))
-        starts = np.where(slack > 0, positions, slack // 2).tolist()
-        candidates = [crop_padded(image, start, patch_size) for start in starts]
-        candidates.sort(key=lambda patch: patch.std(), reverse=True)
-        images += candidates[: len(range(index, NUM_PATCHES, len(chosen)))]
-    return [torch.from_numpy(image) for image in images]
