@@ -9,6 +9,8 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from scripts.bench.results import ROOT
 from scripts.gpu.rows import Context, Row
 
@@ -60,18 +62,19 @@ def run_tests(context: Context, arguments: list[str]) -> dict[str, Any]:
 
 
 def lightning(context: Context) -> dict[str, Row]:
-    """Measure peak and time of steps in runs with Lightning."""
-    return {
-        "fused": partial(measure_run, context, "trainer.cuda_graph=false"),
-        "offload": partial(measure_run, context, "checkpointing=offload"),
-        "CUDA graph": partial(measure_run, context, "trainer.cuda_graph=true"),
-    }
+    """Measure peak and time of steps in runs with Lightning; of two processes on two GPUs."""
+    graphs = {"fused": "trainer.cuda_graph=false", "CUDA graph": "trainer.cuda_graph=true"}
+    rows = {name: partial(measure_run, context, option) for name, option in graphs.items()}
+    rows["offload"] = partial(measure_run, context, "checkpointing=offload")
+    for name, option in graphs.items() if torch.cuda.device_count() > 1 else ():
+        rows[f"{name}, 2 GPUs"] = partial(measure_run, context, option, "trainer.devices=2")
+    return rows
 
 
-def measure_run(context: Context, option: str) -> dict[str, Any]:
+def measure_run(context: Context, *options: str) -> dict[str, Any]:
     """Train a few steps on synthetic volumes with all augmentations."""
     side, steps, workers = (128, 60, 4) if context.cuda else (16, 2, 0)
-    size, folder = f"[{side},{side},{side}]", context.scratch / option.replace("=", "-")
+    size, folder = f"[{side},{side},{side}]", context.scratch / "-".join(options).replace("=", "-")
     words = [
         *(f"data.root={context.scratch / 'volumes'}", f"data.cache={context.scratch / 'cache'}"),
         *(f"data.layout.size={size}", f"data.patch_size={size}", "data.layout.num_cases=4"),
@@ -79,7 +82,7 @@ def measure_run(context: Context, option: str) -> dict[str, Any]:
         *("augmentation=nnunet", "model=unet_small", f"trainer.max_steps={steps}", "fold=none"),
         *(f"trainer.accelerator={context.accelerator}", "trainer.enable_progress_bar=false"),
         *("memory.estimate=false", "evaluation.enabled=false", f"precision={context.precision}"),
-        *(option, f"hydra.run.dir={folder}", *([] if context.cuda else ["model.width=2"])),
+        *(*options, f"hydra.run.dir={folder}", *([] if context.cuda else ["model.width=2"])),
     ]
     code, output = run_command(context, ["train.py", *words])
     if code != 0:
