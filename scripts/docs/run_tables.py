@@ -15,6 +15,7 @@ from unet3d.text import pluralize
 JOBS = {
     "default": "default run",
     "hard": "`data=synthetic_hard`",
+    "hard, 10 minutes": "`data=synthetic_hard`, 10 minutes",
     "brain": "brain tumors, 2 mm, width 8",
 }
 """Jobs of scripts.bench.quality, as the documents call them."""
