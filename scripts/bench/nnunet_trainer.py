@@ -2,6 +2,7 @@
 
     pip install '.[peers]'
     python -m scripts.bench.nnunet_trainer --job hippocampus --seeds 0 1 2 --steps 400
+    python -m scripts.bench.nnunet_trainer --job hard --steps 3700 --name "hard, 10 minutes"
 
 Loop, loss, optimizer, augmentation, sampling and prediction are nnU-Net's, with mirroring. Only
 patch, batch and channels are those of our network in the job, and an epoch has 50 iterations. Dice

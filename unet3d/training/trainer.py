@@ -168,9 +168,10 @@ def build_trainer(
     if process.world_size > 1:
         # Lightning uses the device of this process only. The process group exists already.
         devices = [device] * process.local_world_size
-        strategy = DDPStrategy(parallel_devices=devices, gradient_as_bucket_view=True)
+        make_ddp = partial(DDPStrategy, gradient_as_bucket_view=True)
+        make_strategy = CudaGraphStrategy if uses_graphs else make_ddp
         arguments |= {
-            "strategy": CudaGraphStrategy(parallel_devices=devices) if uses_graphs else strategy,
+            "strategy": make_strategy(parallel_devices=devices),
             "num_nodes": process.world_size // process.local_world_size,
             "sync_batchnorm": trainer.sync_batchnorm,
         }
