@@ -46,7 +46,10 @@ def test_a_strategy_of_fused_blocks_refuses_a_network_without_them_except_fused_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoders": ["some"]}, "encoders must be a list of store_all, store_later, store_last"),
+        (
+            {"encoders": ["some"]},
+            "encoders must be a list of store_all, store_later, store_last",
+        ),
         ({"encoders": "stream"}, "encoders must be a list"),
         ({"encoders": []}, "encoders must be a list"),
         ({"decoders": ["offload"]}, "decoders must be a list of store_all, store_last, stream"),

@@ -7,7 +7,7 @@ import torch
 from tests.contract.helpers.allocated import AllocatedBytes
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, choose_plan
 from unet3d.inference.sliding_window import Output, WindowRunner, argmax_labels, list_flips, segment
-from unet3d.inference.window_order import WindowOrder
+from unet3d.inference.window_grid import WindowGrid
 from unet3d.text import GIB
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def measure_peak_bytes(action: Callable[[], object], *tensors: torch.Tensor) -> 
 def make_volume(shape=(40, 48, 30), box=(40, 48, 30), *, classes=20, side=16, batch_size=1, **held):
     """Describe a volume with no memory of windows and none that is held, unless it is given."""
     return VolumeToSegment(
-        window_order=WindowOrder(size=shape, patch=(side,) * 3, overlap=0.5, batch_size=batch_size),
+        window_grid=WindowGrid(size=shape, patch=(side,) * 3, overlap=0.5, batch_size=batch_size),
         box=box,
         channels=1,
         classes=classes,

@@ -22,7 +22,7 @@ from unet3d.inference.sliding_window import (
     list_flips,
     segment,
 )
-from unet3d.inference.window_order import WindowOrder
+from unet3d.inference.window_grid import WindowGrid
 
 CPU = torch.device("cpu")
 PATCH = (8, 10, 8)
@@ -61,7 +61,7 @@ SMALL = ((5, 6, 7), (9, 6, 3))
 
 def list_all_plans(shape, box, classes, batch_size=1):
     volume = VolumeToSegment(
-        window_order=WindowOrder(size=shape, patch=PATCH, overlap=0.5, batch_size=batch_size),
+        window_grid=WindowGrid(size=shape, patch=PATCH, overlap=0.5, batch_size=batch_size),
         box=box,
         channels=2,
         classes=classes,

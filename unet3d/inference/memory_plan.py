@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from math import prod
 
-from unet3d.inference.window_order import Span, WindowOrder, compute_window_starts
+from unet3d.inference.window_grid import Span, WindowGrid, compute_window_starts
 from unet3d.types import Triple
 
 FLOAT32_BYTES = 4
@@ -15,7 +15,7 @@ FLOAT32_BYTES = 4
 class VolumeToSegment:
     """A volume and the networks to segment it with."""
 
-    window_order: WindowOrder  # all windows of the preprocessed volume, in any order of its axes
+    window_grid: WindowGrid  # all windows of the preprocessed volume, in any order of its axes
     box: Triple  # size of the same region at the file's resolution
     channels: int
     classes: int  # channels of the logits
@@ -35,7 +35,7 @@ class Budget:
 class Slab:
     """A window order of its own, and the columns that it writes."""
 
-    window_order: WindowOrder
+    window_grid: WindowGrid
     columns: Span
 
 
@@ -51,7 +51,7 @@ class InferencePlan:
 
     @property
     def windows(self) -> int:
-        return sum(len(slab.window_order.windows) for slab in self.slabs)
+        return sum(len(slab.window_grid.windows) for slab in self.slabs)
 
     def fits(self, budget: Budget) -> bool:
         return self.ram_bytes <= budget.ram_bytes and self.gpu_bytes <= (budget.gpu_bytes or 0)
@@ -75,18 +75,18 @@ def choose_plan(volume: VolumeToSegment, budget: Budget) -> InferencePlan:
 
 def list_plans(volume: VolumeToSegment, budget: Budget, *, split: bool) -> Iterator[InferencePlan]:
     """Yield a plan for every order of the axes, in one slab or in every larger number of slabs."""
-    whole, held, window = volume.window_order, volume.held_bytes, volume.window_bytes
+    whole, held, window = volume.window_grid, volume.held_bytes, volume.window_bytes
     for d, h, w in permutations(range(3)):
         starts = compute_window_starts(whole.size[h], whole.patch[h], whole.overlap)
         for count in range(2, len(starts) + 1) if split else (1,):
             slabs = tuple(_split_into_slabs(volume, (d, h, w), starts, count))
-            sums = max(_estimate_sums(volume, slab.window_order) for slab in slabs)
-            temporary = max(_estimate_temporaries(volume, slab.window_order) for slab in slabs)
+            sums = max(_estimate_sums(volume, slab.window_grid) for slab in slabs)
+            temporary = max(_estimate_temporaries(volume, slab.window_grid) for slab in slabs)
             peaks = [(True, held + sums + max(temporary, window), 0)]  # sums in RAM, RAM, GPU
             if budget.gpu_bytes is not None:
                 peaks = [(False, held, sums + max(temporary, window))]
                 peaks += [(True, held + sums + temporary, window)]
-            windows = sum(len(slab.window_order.windows) for slab in slabs)
+            windows = sum(len(slab.window_grid.windows) for slab in slabs)
             for sums_in_ram, ram_bytes, gpu_bytes in peaks:
                 yield InferencePlan(
                     slabs=slabs,
@@ -104,20 +104,20 @@ def _split_into_slabs(
 
     If columns are resampled, a slab also computes the column before it, to interpolate with.
     """
-    size = volume.window_order.size[order[1]]
+    size = volume.window_grid.size[order[1]]
     resampled = size != volume.box[order[1]]
     edges = [0, *(starts[n * len(starts) // count] for n in range(1, count)), size]
     for start, stop in pairwise(edges):
         columns = (max(0, start - resampled), stop)
-        yield Slab(replace(volume.window_order, order=order, columns=columns), (start, stop))
+        yield Slab(replace(volume.window_grid, order=order, columns=columns), (start, stop))
 
 
-def _estimate_sums(volume: VolumeToSegment, window_order: WindowOrder) -> int:
+def _estimate_sums(volume: VolumeToSegment, window_grid: WindowGrid) -> int:
     """Return the bytes of active tiles, the importance map, and rows and columns kept."""
-    a, b, c = window_order.order
-    first, last = window_order.column_span
-    size, patch = window_order.size, window_order.patch
-    numbers = window_order.max_active_voxels * (volume.classes + 1) + prod(patch)
+    a, b, c = window_grid.order
+    first, last = window_grid.column_span
+    size, patch = window_grid.size, window_grid.patch
+    numbers = window_grid.max_active_voxels * (volume.classes + 1) + prod(patch)
     if size[a] != volume.box[a]:
         numbers += volume.classes * (last - first) * size[c]
     if size[b] != volume.box[b]:
@@ -125,14 +125,14 @@ def _estimate_sums(volume: VolumeToSegment, window_order: WindowOrder) -> int:
     return FLOAT32_BYTES * numbers
 
 
-def _estimate_temporaries(volume: VolumeToSegment, window_order: WindowOrder) -> int:
+def _estimate_temporaries(volume: VolumeToSegment, window_grid: WindowGrid) -> int:
     """Return the bytes of a batch, its logits and the part being added, or of a written row."""
-    _, b, c = window_order.order
-    size, patch = window_order.size, window_order.patch
-    rows, columns = (max(stop - start for start, stop in s) for s in window_order.tile_spans)
+    _, b, c = window_grid.order
+    size, patch = window_grid.size, window_grid.patch
+    rows, columns = (max(stop - start for start, stop in s) for s in window_grid.tile_spans)
     window = (volume.channels + volume.classes) * prod(patch)
     part = volume.classes * rows * columns * patch[c]
     length = max(size[c], volume.box[c])
     written = -(-columns * volume.box[b] // size[b]) + 1
     row = volume.classes * (3 * (columns + 1) * size[c] + 5 * written * length)
-    return FLOAT32_BYTES * max(window_order.batch_size * window + 2 * part, row)
+    return FLOAT32_BYTES * max(window_grid.batch_size * window + 2 * part, row)

@@ -31,7 +31,7 @@ from unet3d.inference.sliding_window import (
     list_flips,
     segment,
 )
-from unet3d.inference.window_order import WindowOrder
+from unet3d.inference.window_grid import WindowGrid
 from unet3d.machine import Precision, get_available_bytes, get_free_bytes
 from unet3d.text import MIB, format_bytes, pluralize
 
@@ -171,7 +171,7 @@ class Predictor:
         held = scan.image.nbytes + voxels + HEAP_ALLOWANCE
         plan = choose_plan(
             VolumeToSegment(
-                window_order=WindowOrder(
+                window_grid=WindowGrid(
                     size=scan.grid.shape,
                     patch=ensemble.patch_size,
                     overlap=self.overlap,

@@ -43,7 +43,7 @@ FOLDER = ".unet3d"
 CAUSES = {"checkpoints": "another checkpoint", "options": "other options", "scan": "another scan"}
 """Why existing labels are made again, by the entry of the record that differs."""
 
-FOREIGN = "foreign"
+NOT_OURS = "foreign"
 """Instead of a cause: the labels may be somebody's work."""
 
 
@@ -95,7 +95,7 @@ def find_pending(
         return list(tasks), None
     with ThreadPoolExecutor() as pool:
         causes = list(pool.map(lambda task: find_reason_to_segment(task, settings), tasks))
-    foreign = [t.labels.name for t, cause in zip(tasks, causes, strict=True) if cause == FOREIGN]
+    foreign = [t.labels.name for t, cause in zip(tasks, causes, strict=True) if cause == NOT_OURS]
     if foreign:
         raise UsageError(
             f"{tasks[0].labels.parent} has labels that predict did not write, or that were changed "
@@ -117,7 +117,7 @@ def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str |
     try:
         record = read_json(get_record_path(task.labels))
     except (OSError, ValueError):
-        return FOREIGN
+        return NOT_OURS
     if "labels" not in record:  # interrupted
         return ""
     try:
@@ -128,7 +128,7 @@ def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str |
     file = task.probabilities
     if not cause and (file is None or (file.exists() and record.get("probabilities"))):
         return None
-    return cause if record["labels"] == digest_volume(task.labels) else FOREIGN
+    return cause if record["labels"] == digest_volume(task.labels) else NOT_OURS
 
 
 def segment_scans(

@@ -18,11 +18,11 @@ from torch.nn.functional import pad
 from unet3d.data.dataset import get_region_labels
 from unet3d.errors import RunError
 from unet3d.inference.memory_plan import InferencePlan, Slab
-from unet3d.inference.window_order import (
+from unet3d.inference.window_grid import (
     OutputTile,
     Span,
     Triple,
-    WindowOrder,
+    WindowGrid,
     make_gaussian_importance,
 )
 
@@ -86,11 +86,11 @@ class SlidingWindow:
 
     def _segment(self, image: Tensor, network: Network, observe: Observer | None) -> Tensor:
         _, d, h, w = image.shape
-        windows = WindowOrder(
+        windows = WindowGrid(
             size=(d, h, w), patch=self.patch_size, overlap=self.overlap, batch_size=self.batch_size
         )
         schedules = [replace(windows, order=(a, b, c)) for a, b, c in permutations(range(3))]
-        window_order = min(schedules, key=lambda s: s.max_active_voxels)
+        window_grid = min(schedules, key=lambda s: s.max_active_voxels)
         labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 
         def write_tile(tile: OutputTile, logits: Tensor) -> None:
@@ -99,7 +99,7 @@ class SlidingWindow:
                 observe(tile.box, logits)
 
         runner = WindowRunner(networks=[network], device=image.device)
-        runner.run(image, window_order, write_tile, image.device)
+        runner.run(image, window_grid, write_tile, image.device)
         return labels
 
 
@@ -141,22 +141,22 @@ class Accumulator:
     """Weighted sums of logits for the active tiles; the last channel is the sum of the weights."""
 
     def __init__(
-        self, window_order: WindowOrder, device: torch.device, background: BackgroundDetector | None
+        self, window_grid: WindowGrid, device: torch.device, background: BackgroundDetector | None
     ):
-        self.window_order, self.background = window_order, background
-        self.weights = torch.from_numpy(make_gaussian_importance(window_order.patch)).to(device)
+        self.window_grid, self.background = window_grid, background
+        self.weights = torch.from_numpy(make_gaussian_importance(window_grid.patch)).to(device)
         self.active: dict[OutputTile, Tensor] = {}
 
     def add(self, window: Triple, logits: Tensor, flips: Sequence[int]) -> None:
         """Add the logits (K, D, H, W) of a window that was flipped along some axes."""
         flip_dims = [axis + 1 for axis in flips]
-        for tile in self.window_order.find_tiles_under(window):
+        for tile in self.window_grid.find_tiles_under(window):
             sums = self.active.get(tile)
             if sums is None:
                 sums = self.active[tile] = self._make_sums(tile, len(logits))
             target, inside, source = [], [], []  # parts of sums, weights and flipped logits
             for axis, (start, stop) in enumerate(tile.box):
-                first, side = window[axis], self.window_order.patch[axis]
+                first, side = window[axis], self.window_grid.patch[axis]
                 begin, end = max(start, first), min(stop, first + side)
                 target.append(slice(begin - start, end - start))
                 inside.append(slice(begin - first, end - first))
@@ -203,7 +203,7 @@ class WindowRunner:
     def run(
         self,
         image: Tensor,
-        window_order: WindowOrder,
+        window_grid: WindowGrid,
         on_tile: Callable[[OutputTile, Tensor], None],
         sum_device: torch.device,
     ) -> int:
@@ -213,13 +213,13 @@ class WindowRunner:
         mean of the others.
         """
         background = self.background
-        sums = Accumulator(window_order, sum_device, background)
-        tiles, num_skipped = deque(window_order.tiles), 0
-        for begin in range(0, len(window_order.windows), window_order.batch_size):
-            scheduled = window_order.windows[begin : begin + window_order.batch_size]
+        sums = Accumulator(window_grid, sum_device, background)
+        tiles, num_skipped = deque(window_grid.tiles), 0
+        for begin in range(0, len(window_grid.windows), window_grid.batch_size):
+            scheduled = window_grid.windows[begin : begin + window_grid.batch_size]
             windows, parts = [], []
             for window in scheduled:
-                inside, missing = window_order.locate_window(window)
+                inside, missing = window_grid.locate_window(window)
                 part = image[(slice(None), *inside)]
                 if background is None or not background.is_background(part):
                     padding = [voxels for pair in reversed(missing) for voxels in pair]
@@ -285,14 +285,14 @@ class LabelWriter:
     """
 
     def __init__(self, outputs: Sequence[Output], slab: Slab, device: torch.device):
-        window_order = slab.window_order
-        self.order, self.columns = window_order.order, slab.columns
+        window_grid = slab.window_grid
+        self.order, self.columns = window_grid.order, slab.columns
         box = outputs[0].target.shape[-3:]
         self.axes = [
-            AxisInterpolator(window_order.size[axis], box[axis], device)
-            for axis in window_order.order
+            AxisInterpolator(window_grid.size[axis], box[axis], device)
+            for axis in window_grid.order
         ]
-        dims = [axis - 3 for axis in window_order.order]
+        dims = [axis - 3 for axis in window_grid.order]
         self.outputs = [
             Output(o.decide, np.moveaxis(o.target, dims, (-3, -2, -1))) for o in outputs
         ]
@@ -344,5 +344,5 @@ def segment(
     sum_device = torch.device("cpu") if plan.sums_in_ram else runner.device
     for slab in plan.slabs:
         writer = LabelWriter(outputs, slab, sum_device)
-        num_skipped += runner.run(image, slab.window_order, writer.write, sum_device)
+        num_skipped += runner.run(image, slab.window_grid, writer.write, sum_device)
     return num_skipped

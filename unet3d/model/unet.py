@@ -20,8 +20,8 @@ from unet3d.model.blocks import (
     lookup,
     pad_to,
 )
-from unet3d.model.fused.decoder import Decoder
-from unet3d.model.fused.encoder import PlainEncoder, ResidualEncoder, make_input_map
+from unet3d.model.fused.decoder import FusedDecoderLevel
+from unet3d.model.fused.encoder import ConvEncoderLevel, ResidualEncoderLevel, make_input_map
 from unet3d.model.fused.support import find_unsupported
 from unet3d.pool.replace import get_pooling
 from unet3d.types import PoolFactory, Retention, Size, Triple
@@ -256,7 +256,7 @@ class EncoderLevel(nn.Module):
         """Tensor -> tensor; in a fused block, with its `mode`: map -> (pooled map, skip)."""
         if mode is None:
             return self.convs(x)
-        kind = ResidualEncoder if self.is_residual else PlainEncoder
+        kind = ResidualEncoderLevel if self.is_residual else ConvEncoderLevel
         return kind(x, list(self.convs), self.pool, self.pool_kernel, mode).run_on(x)
 
 
@@ -280,7 +280,7 @@ class DecoderLevel(nn.Module):
         """Tensors -> tensor; in a fused block, with its `mode`: maps -> (map, logits)."""
         if mode is not None:
             options: Any = {"last": level == 0, "mode": mode, "skip_first": self.skip_first}
-            block = Decoder(x, skip, self.up, list(self.convs), head, **options)
+            block = FusedDecoderLevel(x, skip, self.up, list(self.convs), head, **options)
             return block.run_on(x, skip)
         x = pad_to(self.up(x), skip)
         x = torch.cat([skip, x] if self.skip_first else [x, skip], dim=1)

@@ -48,7 +48,7 @@ BATCH_FRACTION = 0.05
 
 MAX_BATCH_SIZE = 32
 
-OTHER_FACTOR = 8
+UNPLANNED_SIDE_MULTIPLE = 8
 """Patch sides are multiples of this where the network's levels are not planned here."""
 
 MIN_ORDERED_CASES = 20
@@ -235,9 +235,9 @@ def _list_candidate_patches(
         return [patch]
     patches = list_patches(spacing_mm, median_shape)
     if "depth" not in config.network.model.arguments:  # its levels cannot be planned
-        patches = [p for p in patches if all(n % OTHER_FACTOR == 0 for n in p)]
+        patches = [p for p in patches if all(n % UNPLANNED_SIDE_MULTIPLE == 0 for n in p)]
         largest = choose_initial_patch(spacing_mm, median_shape)
-        return patches or [round_up_to_multiple(largest, [OTHER_FACTOR] * 3)]
+        return patches or [round_up_to_multiple(largest, [UNPLANNED_SIDE_MULTIPLE] * 3)]
     if not patches:
         raise UsageError(
             f"the median case has {format_list(median_shape)} voxels at "

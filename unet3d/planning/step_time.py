@@ -18,7 +18,7 @@ from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, 
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import build_configured_step, time_step
 from unet3d.planning.planner import (
-    OTHER_FACTOR,
+    UNPLANNED_SIDE_MULTIPLE,
     DatasetFingerprint,
     IsOverridden,
     TrainingPlan,
@@ -189,7 +189,7 @@ def measure_step_time(config: StepConfig, plan: TrainingPlan, device: torch.devi
 
 def list_trial_sizes(plan: TrainingPlan) -> list[tuple[Triple, int]]:
     """Return patches and batch sizes to run: sides of an eighth, a quarter, half, and the plan."""
-    factor = plan.levels.factor if plan.levels.pool_windows else (OTHER_FACTOR,) * 3
+    factor = plan.levels.factor if plan.levels.pool_windows else (UNPLANNED_SIDE_MULTIPLE,) * 3
     trials = []
     for divisor in (8, 4, 2):
         # Norms need two voxels at the coarsest level.

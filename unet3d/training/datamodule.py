@@ -27,7 +27,7 @@ from unet3d.data.loading.worker_errors import WorkerCaseTracker
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
-from unet3d.inference.window_order import compute_window_starts
+from unet3d.inference.window_grid import compute_window_starts
 from unet3d.metric.dice import Dice
 from unet3d.text import join_first, pluralize
 from unet3d.training.config import TrainConfig

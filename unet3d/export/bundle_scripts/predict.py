@@ -24,7 +24,7 @@ from unet3d.data.preprocessing.channels import (
     preprocess_channels,
 )
 from unet3d.inference.postprocess import keep_largest_component
-from unet3d.inference.window_order import WindowOrder, make_gaussian_importance
+from unet3d.inference.window_grid import WindowGrid, make_gaussian_importance
 
 ROOT = Path(__file__).resolve().parents[1]
 OVERLAP = 0.5
@@ -66,7 +66,7 @@ class Pipeline:
         size, patch = image.shape[1:], tuple(self.settings["patch_size"])
         logits = np.zeros((len(self.settings["outputs"]), *size), np.float32)
         total, weights = np.zeros(size, np.float32), make_gaussian_importance(patch)
-        schedule = WindowOrder(size=size, patch=patch, overlap=OVERLAP)
+        schedule = WindowGrid(size=size, patch=patch, overlap=OVERLAP)
         for window in schedule.windows:
             inside, missing = schedule.locate_window(window)
             batch = np.pad(image[(slice(None), *inside)], [(0, 0), *missing])[None]

@@ -14,8 +14,8 @@ from unet3d.model.fused import operators
 from unet3d.model.fused.conv_ops import cast_bias, cast_weight
 from unet3d.model.fused.convolution import GradientSink
 from unet3d.model.fused.feature_maps import FeatureMap, LazyActivation, restore_parts
-from unet3d.model.fused.layers import GradientBuffer, Layers
-from unet3d.model.fused.node import Block
+from unet3d.model.fused.layers import ConvChain, GradientBuffer
+from unet3d.model.fused.node import FusedBlock
 from unet3d.model.fused.tiling import MapLayout
 
 aten = torch.ops.aten
@@ -159,7 +159,7 @@ def find_source_rows(
     return a, min(b + 2, low_size)
 
 
-class Decoder(Block):
+class FusedDecoderLevel(FusedBlock):
     """Upsampling, concatenation of the skip, convolutions, and a 1x1x1 head at some levels."""
 
     def __init__(
@@ -181,7 +181,7 @@ class Decoder(Block):
         self.head, self.last, self.mode = head, last, mode
         self.skip_first = skip_first
         sources = self._order(skip.source, self.up)
-        self.layers = Layers(convs, sources, self.gradients, stream=mode == "stream")
+        self.layers = ConvChain(convs, sources, self.gradients, stream=mode == "stream")
 
     def run_on(self, low: FeatureMap, skip: FeatureMap) -> tuple[FeatureMap | None, Tensor | None]:
         """Return the map, unless the block is the `last` one, and the head's logits, if any."""

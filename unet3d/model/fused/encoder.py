@@ -26,8 +26,8 @@ from unet3d.model.fused.feature_maps import (
     pool_volumes,
     restore_parts,
 )
-from unet3d.model.fused.layers import GradientBuffer, GradientSum, Layers, ParameterGradients
-from unet3d.model.fused.node import Block
+from unet3d.model.fused.layers import ConvChain, GradientBuffer, GradientSum, ParameterGradients
+from unet3d.model.fused.node import FusedBlock
 from unet3d.model.fused.norms import FoldedNorm, get_negative_slope
 from unet3d.model.fused.tiling import MapLayout, choose_tile_bytes
 from unet3d.types import Triple
@@ -47,7 +47,7 @@ def make_input_map(x: Tensor, dtype: torch.dtype, tile_bytes: int | None) -> Fea
     return FeatureMap(x, StoredFeatureMap(x.detach(), layout))
 
 
-class Encoder(Block):
+class FusedEncoderLevel(FusedBlock):
     """An encoder level: what subclasses compute, then the pooling, if any."""
 
     def __init__(
@@ -109,14 +109,14 @@ class Encoder(Block):
         return self.layout.tiles(self.output.channels, multiple=multiple)
 
 
-class PlainEncoder(Encoder):
+class ConvEncoderLevel(FusedEncoderLevel):
     """A level of consecutive convolutions."""
 
-    layers: Layers
+    layers: ConvChain
 
     def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
         stream = self.mode == "stream"
-        self.layers = Layers(self.modules, [self.source], self.gradients, stream=stream)
+        self.layers = ConvChain(self.modules, [self.source], self.gradients, stream=stream)
         self.layers.convolve(store_inner=self.mode == "store_all" and needs_grad)
         self.output = self.layers.output
         if self.layers.is_strided:
@@ -171,7 +171,7 @@ def take_input_gradient(source: Any, sink: InputSink) -> Tensor | None:
     return None if sink is None or sink.tensor is source.gradient else sink.tensor
 
 
-class ResidualEncoder(Encoder):
+class ResidualEncoderLevel(FusedEncoderLevel):
     """A level of residual blocks, the finest one after a stem.
 
     A block's output is the activation of a sum: of a normalized convolution output and of the
@@ -182,13 +182,13 @@ class ResidualEncoder(Encoder):
     reads is dropped, too.
     """
 
-    stem: Layers | None = None
+    stem: ConvChain | None = None
     blocks: list[_Block]
 
     def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
         source, modules, self.blocks = self.source, self.modules, []
         if not isinstance(modules[0], ResidualBlock):
-            self.stem = Layers(modules[:1], [source], self.gradients)
+            self.stem = ConvChain(modules[:1], [source], self.gradients)
             self.stem.convolve(store_inner=True)
             source, modules = self.stem.output, modules[1:]
             source.raw.is_cheap = True
@@ -257,9 +257,9 @@ class _Block:
 
     def __init__(self, module: Any, source: Any, gradients: ParameterGradients, *, stream: bool):
         self.module, self.source = module, source
-        self.layers = Layers([module.conv1, module.conv2], [source], gradients, stream=stream)
+        self.layers = ConvChain([module.conv1, module.conv2], [source], gradients, stream=stream)
         self.gradients = gradients
-        self.projection: Layers | None = None
+        self.projection: ConvChain | None = None
 
     @property
     def output(self) -> LazyActivation:
@@ -275,7 +275,7 @@ class _Block:
             pool_rows = skip.pool_rows
         self.layers.run_next(store=not self.layers.is_streamed, on_input=pool_rows)
         if module.projection is not None:
-            self.projection = Layers([module.projection], [skip], self.gradients)
+            self.projection = ConvChain([module.projection], [skip], self.gradients)
             self.projection.convolve(store_inner=True)
             skip = self.projection.output
             is_cheap = not self.source.is_dropped

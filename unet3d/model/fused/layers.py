@@ -29,7 +29,7 @@ class ParameterGradients:
     """Collects the gradients of parameters, in any shape and at least in float32."""
 
     def __init__(self, modules: Sequence[nn.Module]):
-        # Layers may share a parameter: its gradient is the sum of their parts.
+        # Convolutions may share a parameter: its gradient is the sum of their parts.
         self.parameters = list(dict.fromkeys(p for m in modules for p in m.parameters()))
         self.sums: dict[Tensor, Tensor] = {}
 
@@ -81,7 +81,7 @@ class GradientSum:
         return target.add_(rows)
 
 
-class Layer(NamedTuple):
+class ConvCall(NamedTuple):
     """A convolution with its norm and activation, for the duration of a step."""
 
     module: Any  # a ConvNormAct
@@ -94,7 +94,7 @@ class Layer(NamedTuple):
         return self.output.raw
 
 
-class Layers:
+class ConvChain:
     """Consecutive layers; the first reads `sources`."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Layers:
     ):
         self.modules, self.sources, self.gradients = list(modules), list(sources), gradients
         self.is_streamed = stream  # outputs before the last are never stored as a whole
-        self.layers: list[Layer] = []
+        self.layers: list[ConvCall] = []
         self.copies = 1  # of size-preserving convolutions
 
     @property
@@ -155,7 +155,7 @@ class Layers:
             raw.stored = convolution.forward(store=store, moments=moments, on_input=on_input)
         like = convolution.layout.empty_numbers(module.conv.out_channels)
         norm = fold_norm(module.norm, module.act, module.conv.bias, groups, moments, like)
-        self.layers.append(Layer(module, convolution, LazyActivation(raw, norm, **residual)))
+        self.layers.append(ConvCall(module, convolution, LazyActivation(raw, norm, **residual)))
 
     def free_inner(self) -> None:
         """Free the raw outputs before the last one."""
@@ -187,7 +187,7 @@ class Layers:
             g, sums = self.backward_conv(n, g, make_sinks, activation, source)
         return sums
 
-    def backward_norm_in_place(self, layer: Layer, g: Tensor, sums: Tensor) -> None:
+    def backward_norm_in_place(self, layer: ConvCall, g: Tensor, sums: Tensor) -> None:
         """Turn the gradient of a layer's activation into that of its raw output, and free that."""
         layer.raw.restore()
         assert layer.raw.stored is not None
@@ -196,7 +196,7 @@ class Layers:
         layer.raw.stored = None
 
     def backward_norm(
-        self, layer: Layer, sums: Tensor, factors: Tensor | None = None
+        self, layer: ConvCall, sums: Tensor, factors: Tensor | None = None
     ) -> NormGradient:
         """Return the norm's gradient, and add those of its parameters.
 

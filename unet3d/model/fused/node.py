@@ -11,7 +11,7 @@ from unet3d.model.fused.layers import ParameterGradients
 from unet3d.model.fused.tiling import MapLayout
 
 
-class Block:
+class FusedBlock:
     """A part of the network; its backward gives gradients of its input maps and its parameters."""
 
     output: Any  # a LazyActivation, or a StoredFeatureMap
@@ -46,7 +46,7 @@ class Block:
 
 class _Node(Function):
     @staticmethod
-    def forward(ctx: Any, block: Block, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, block: FusedBlock, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.block = block
         with torch.autocast(block.device.type, enabled=False):

@@ -34,7 +34,7 @@ class OutputTile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowOrder:
+class WindowGrid:
     """The windows of a volume in their order, and the tiles that they cover."""
 
     size: Triple  # voxels of the volume
@@ -111,7 +111,7 @@ class WindowOrder:
     def locate_window(self, window: Triple) -> tuple[tuple[slice, ...], list[Span]]:
         """Return a window's part of the volume, and its voxels before and behind it on each axis.
 
-        >>> order = WindowOrder(size=(5, 20, 9), patch=(8, 8, 8), overlap=0.5)
+        >>> order = WindowGrid(size=(5, 20, 9), patch=(8, 8, 8), overlap=0.5)
         >>> order.locate_window((-1, 12, 0))
         ((slice(0, 5, None), slice(12, 20, None), slice(0, 8, None)), [(1, 2), (0, 0), (0, 0)])
         """
