@@ -59,7 +59,7 @@ def test_axes_along_which_classes_are_ordered_are_not_flipped(tmp_path, monkeypa
     assert main(["plan", *words]) == 0
     output = capsys.readouterr().out
     for axis in "DW":
-        assert f"no flips along {axis}, where front comes before back in 20 of 20" in output
+        assert f"no flips along {axis}, where front comes before back" in output
     assert experiment(tmp_path)["augmentation"] == {"flip_axes": [1]}
     assert main(["plan", *words, "augmentation.flip_axes=[0]"]) == 0
     assert experiment(tmp_path)["augmentation"] == {"flip_axes": [0]}
@@ -78,7 +78,6 @@ def test_overrides_are_kept_in_a_plan_which_is_not_overwritten_unless_requested(
 ):
     words = ["budget_gib=1", "data.patch_size=[8,16,8]", "data.batch_size=3", "seed=7"]
     assert plan(*words) == 0
-    assert (tmp_path / "conf" / "experiment" / "planned.png").stat().st_size > 10_000
     assert plan(*words) == 2
     assert "conf/experiment/planned.yaml exists" in capsys.readouterr().err
     assert plan(*words, "overwrite=true", "pool=median") == 0

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from unet3d.__main__ import main
-from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.errors import UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import BatchExtrapolation, find_fitting_batch
 from unet3d.memory.from_config import estimate_configured_step
@@ -53,10 +53,8 @@ def test_a_batch_that_cannot_be_extrapolated_is_an_error_that_says_what_to_do(st
         find_fitting_batch(estimate, GIB)
 
 
-def test_a_budget_is_given_in_gib_and_holds_more_than_the_cuda_context(monkeypatch):
+def test_a_budget_is_given_in_gib(monkeypatch):
     assert suggest.get_budget_bytes(1.5) == 1536 * 2**20
-    with pytest.raises(DoesNotFitError, match=r"=0\.5 is too small: the CUDA context alone takes"):
-        suggest.get_budget_bytes(0.5)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="finds no GPU"):
         suggest.get_budget_bytes(None)

@@ -17,7 +17,6 @@ from unet3d.planning.planner import (
     TrainingPlan,
     choose_resolution,
     choose_strategy,
-    enlarge_tiles,
     find_ordered_axes,
 )
 from unet3d.planning.step_time import StepTime, describe_step_time, plan_within_time
@@ -65,7 +64,7 @@ def test_a_run_validates_several_times_however_many_windows_its_volumes_have(com
     assert 4 <= 1000 / (400 * patches_per_case / 2 * epochs) <= 6
 
 
-NOT_MEASURED = "time not measured on this machine's CPU (1 thread): "
+NOT_MEASURED = "time not measured on this machine: "
 
 
 @pytest.mark.parametrize(
@@ -182,22 +181,6 @@ def test_the_strategy_with_the_least_work_that_fits_a_batch_of_two_is_chosen(
     assert peak.reserved + CUDA_CONTEXT_BYTES == budget
 
 
-def test_tiles_are_as_large_as_the_budget_allows(network):
-    sizes = {"data.batch_size": 2, "data.patch_size": (96, 96, 96), "model.width": 64}
-    planned = network.vary({"checkpointing": "lean", **sizes})
-    smaller, found = MemoryRecord(reserved=1), []
-    for mib in (2048, 256):
-        tiles = {"checkpointing.tile_mib": mib}
-        peak = estimate_configured_step(planned.vary(tiles)).peak
-        assert enlarge_tiles(planned, smaller, peak.reserved + CUDA_CONTEXT_BYTES) == (tiles, peak)
-        found.append(peak.reserved)
-    assert found[0] > found[1]
-    tiles = {"checkpointing.tile_mib": 64}  # else training chooses by the memory that is free
-    assert enlarge_tiles(planned, smaller, peak.reserved) == (tiles, smaller)
-    leanest = planned.vary({"checkpointing": "leanest"})  # has tiles of its own
-    assert enlarge_tiles(leanest, smaller, 0) == ({}, smaller)
-
-
 def test_a_budget_that_no_strategy_fits_is_an_error_that_says_what_to_change(network):
     with pytest.raises(DoesNotFitError, match="fits a batch of 1 in the budget: raise budget_gib"):
         choose_strategy(network, STRATEGIES[:1], CUDA_CONTEXT_BYTES, 1)
@@ -206,7 +189,7 @@ def test_a_budget_that_no_strategy_fits_is_an_error_that_says_what_to_change(net
 @pytest.mark.parametrize(
     ("cases", "exceptions", "expected"),
     [
-        (20, 1, {2: ("left", "right", 19, 20)}),
+        (20, 1, {2: ("left", "right")}),
         (20, 2, {}),
         (19, 0, {}),  # could be chance
     ],

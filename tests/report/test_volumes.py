@@ -27,7 +27,7 @@ def make_case(shape=(60, 50, 40), name="case", spacing_mm=(1.0, 1.0, 1.0)):
     image = np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8)
     labels = np.zeros(shape, np.uint8)
     labels[tuple(slice(n // 3, 2 * n // 3) for n in shape)] = 2
-    classes = [{"name": name, "color": "#ff0000", "note": ""} for name in "ab"]
+    classes = [{"name": name, "color": "#ff0000"} for name in "ab"]
     layers = {"reference": LabelLayer(labels=labels, classes=classes)}
     return CaseVolumes(name=name, title=name, image=image, layers=layers, spacing_mm=spacing_mm)
 
@@ -66,10 +66,10 @@ def test_overlapping_classes_show_the_one_with_fewer_labels():
 def test_a_picture_shows_each_layer_in_the_colors_of_its_classes():
     case = make_case()
     reference = case.layers["reference"]
-    errors = [{"name": "missed", "color": "#0000ff", "note": "a note"}]
+    errors = [{"name": "missed", "color": "#0000ff"}]
     missed = LabelLayer(labels=(reference.labels > 0).astype(np.uint8), classes=errors)
     case = replace(case, layers={"reference": reference, "errors": missed})
-    with Image.open(BytesIO(draw_case(case, find_label_box(case)))) as file:
+    with Image.open(BytesIO(draw_case(case.take(find_label_box(case))))) as file:
         parts = np.array_split(np.asarray(file).astype(int)[:-40], 3, axis=1)  # without the legend
     is_red, is_blue = (
         [bool((part[..., a] > part[..., b] + 100).any()) for part in parts]
@@ -84,7 +84,6 @@ def test_long_voxels_are_not_made_longer():
     assert case.image.shape == labels.shape == (30, 25, 10)
     assert case.spacing_mm == [2.0, 2.0, 4.0]
     assert set(np.unique(labels)) == {0, 2}
-    assert case.image.std() < make_case().image.std() / 1.5  # means of blocks
 
 
 def embed(*cases, budget):

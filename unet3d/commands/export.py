@@ -20,7 +20,7 @@ from unet3d.data.loading.datasets import crop_padded
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import RunError, UsageError
 from unet3d.export import formats
-from unet3d.export.bundle import get_network_path, write_description, write_weights
+from unet3d.export.bundle import get_network_path, write_description
 from unet3d.files import add_path_to_errors, read_report
 from unet3d.inference.ensemble import Ensemble, TrainedNetwork, combine_members, load_members
 from unet3d.inference.networks import get_inference_fn, measure_window_memory
@@ -156,10 +156,13 @@ def write(format: str, members: Sequence[TrainedNetwork], ensemble: Ensemble, pa
         return formats.write_onnx(trace(members[0]), path, pipeline)
     if format == "torch_export":
         return formats.write_torch_export(trace(members[0]), path, pipeline)
+    from safetensors.torch import save_file
+
     (path / "models").mkdir(parents=True)
     for number, member in enumerate(members):
-        weights, program = member.network.state_dict(), trace(member)
-        write_weights(weights, get_network_path(path, number, ".safetensors"))
+        weights = {name: w.clone().contiguous() for name, w in member.network.state_dict().items()}
+        save_file(weights, get_network_path(path, number, ".safetensors"))
+        program = trace(member)
         formats.write_onnx(program, get_network_path(path, number, ".onnx"), pipeline)
         formats.write_torch_export(program, get_network_path(path, number, ".pt2"), pipeline)
     described = [member.metadata for member in members]

@@ -21,7 +21,7 @@ from unet3d.config.fields import (
 from unet3d.data.preprocessing.channels import get_plane_names
 from unet3d.errors import UsageError
 from unet3d.files import write_text
-from unet3d.planning.dataset_summary import draw_dataset_summary, summarize_dataset
+from unet3d.planning.dataset_summary import summarize_dataset
 from unet3d.planning.experiment import (
     LONG_STEPS,
     RECIPES,
@@ -98,8 +98,8 @@ def read_config(composed: ComposedConfig) -> PlanConfig:
         if budget is None and read(config, "max_time") is None:
             raise UsageError("budget_gib must be given: GPU memory in GiB, or auto")
     training = {}
-    for name, recipe in RECIPES.items():
-        words = [*network, *recipe.overrides]
+    for name, (changes, _) in RECIPES.items():
+        words = [*network, *changes]
         with_recipe = compose_config([*words, *overrides], "plan") if words else composed
         training[name] = parse_train_config(with_recipe)
     return read_settings(PlanConfig, config, training=training, budget_gib=budget)
@@ -143,7 +143,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     patches, epochs = schedule = plan_schedule(plan, training.fold, steps)
     frequency = "every epoch" if epochs == 1 else f"every {epochs} epochs"
     lines += [
-        f"recipe={recipe}: {RECIPES[recipe].description}",
+        f"recipe={recipe}: {RECIPES[recipe][1]}",
         f"{pluralize(steps, 'step')}; an epoch has {patches} patches per case; validation "
         f"{frequency}",
         *timing,
@@ -162,9 +162,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         flip_axes=flip_axes if reasons else None,
     )
     write_text(path, header + experiment)
-    figure = path.with_suffix(".png")
-    draw_dataset_summary(dataset.fingerprints, dataset.classes, dataset.channels, figure)
-    print(*lines, "", f"wrote {path} and {figure}", sep="\n")
+    print(*lines, "", f"wrote {path}", sep="\n")
     print(f"unet3d train experiment={settings.name}{' fold=none' if dataset.too_few else ''}")
     return 0
 
@@ -179,11 +177,8 @@ def choose_flip_axes(
     ordered = find_ordered_axes(dataset.fingerprints, dataset.classes)
     reasons = []
     for axis in filter(ordered.__contains__, axes):
-        first, second, count, both = ordered[axis]
-        reasons.append(
-            f"no flips along {'DHW'[axis]}, where {first} comes before {second} in {count} of "
-            f"{both} cases"
-        )
+        first, second = ordered[axis]
+        reasons.append(f"no flips along {'DHW'[axis]}, where {first} comes before {second}")
     return [axis for axis in axes if axis not in ordered], reasons
 
 

@@ -79,7 +79,7 @@ def read_case(image: Path, labels: Sequence[Path], *, channel: int) -> CaseVolum
         for name, file in name_files(labels).items()
     }
     classes = find_classes(labels, list(volumes.values()))
-    legend = [{"name": n, "color": c, "note": ""} for n, c in get_class_colors(classes).items()]
+    legend = [{"name": n, "color": c} for n, c in get_class_colors(classes).items()]
     maps = {n: reorient(make_class_map(v, classes), axes, flips) for n, v in volumes.items()}
     layers = {name: LabelLayer(labels=numbers, classes=legend) for name, numbers in maps.items()}
     return CaseVolumes(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from unet3d.checkpoint_file import check_format_version
 from unet3d.data.layouts.dataset_json import load_json_object
@@ -38,13 +37,6 @@ def is_bundle(path: Path) -> bool:
 def get_network_path(folder: Path, number: int, suffix: str) -> Path:
     """Return a file of a network: .safetensors, .onnx or .pt2."""
     return folder / "models" / f"network_{number}{suffix}"
-
-
-def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write weights as safetensors."""
-    from safetensors.torch import save
-
-    path.write_bytes(save({name: weight.clone().contiguous() for name, weight in weights.items()}))
 
 
 def write_description(

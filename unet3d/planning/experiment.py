@@ -1,6 +1,6 @@
 """Write a plan as an experiment: how long it trains, what limits it, and its YAML."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import ceil, prod
 from typing import Any
 
@@ -35,18 +35,11 @@ MIN_LONG_STEPS = 50_000
 """Steps from which a run has nnU-Net's recipe."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a network is trained: changes of the defaults of `unet3d train`, and what they are."""
-
-    overrides: tuple[str, ...]
-    description: str
-
-
-RECIPES = {
-    "short": Recipe((), "AdamW and light augmentation, which learn most in a few thousand steps"),
-    "long": Recipe(RECIPE, "SGD, augmentation and sampling of nnU-Net, which need many steps"),
+RECIPES: dict[str, tuple[Sequence[str], str]] = {
+    "short": ((), "AdamW and light augmentation, which learn most in a few thousand steps"),
+    "long": (RECIPE, "SGD, augmentation and sampling of nnU-Net, which need many steps"),
 }
+"""Changes of the defaults of `unet3d train`, and what they are."""
 
 LOW_RESOLUTION_FRACTION = 0.25
 """nnU-Net has a Dice per volume unless a patch covers less than this of the median case."""
@@ -117,12 +110,8 @@ def explain_limits(
     elif all(p >= n for p, n in zip(plan.patch_size, plan.median_shape, strict=True)):
         patch = "patch size: covers the median case, a larger patch would contain only padding"
     else:
-        patch = (
-            f"patch size: limited to {MAX_PATCH_VOXELS:,} voxels, the largest that a plan starts "
-            "with"
-        )
+        patch = f"patch size: limited to {MAX_PATCH_VOXELS:,} voxels, with which a plan starts"
     limit = compute_max_batch_size(plan.patch_size, plan.median_shape, plan.num_cases)
-    percent = f"{100 * BATCH_FRACTION:g}%"
     if is_overridden("data.batch_size"):
         batch = "batch size: set by data.batch_size"
     elif is_timed:
@@ -131,10 +120,9 @@ def explain_limits(
         batch = f"batch size: limited by the budget, {plan.batch_size + 1} would not fit"
     elif limit == MAX_BATCH_SIZE:
         batch = f"batch size: limited to {MAX_BATCH_SIZE}"
-    elif limit > 2:
-        batch = f"batch size: limited to {percent} of the dataset's voxels"
     else:
-        batch = f"batch size: 2, because 3 would exceed {percent} of the dataset's voxels"
+        percent = f"{100 * BATCH_FRACTION:g}%"
+        batch = f"batch size: limited to {percent} of the dataset's voxels, but at least 2"
     return [patch, batch]
 
 

@@ -7,7 +7,6 @@ from itertools import permutations
 from math import prod
 
 import numpy as np
-import torch
 
 from unet3d.data.config import DataConfig
 from unet3d.data.dataset import (
@@ -23,9 +22,8 @@ from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_d
 from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.memory.from_config import FUSED_STRATEGIES, LARGER_TILES_MIB, list_strategies
+from unet3d.memory.from_config import list_strategies
 from unet3d.memory.step.config import StepConfig
-from unet3d.model.fused.tiling import TILE_BYTES
 from unet3d.peak_memory import MemoryRecord
 from unet3d.planning.suggest import Changes, check_configured_batch, find_largest_batch
 from unet3d.planning.topology import (
@@ -37,7 +35,6 @@ from unet3d.planning.topology import (
     plan_levels,
     round_up_to_multiple,
 )
-from unet3d.text import MIB
 from unet3d.types import Triple
 
 IsOverridden = Callable[[str], bool]
@@ -143,14 +140,12 @@ def make_plan(
         levels = _get_model_changes(config, plan_levels(target, patch), is_overridden)
         return config.vary({"data.patch_size": patch, **levels})
 
-    def fits(patch: Triple, tried: Sequence[Changes] = strategies[-1:]) -> bool:
-        variant = with_patch(patch).vary({"data.batch_size": given_batch or 2})
-        return any(check_configured_batch(variant.vary(s), budget) for s in tried)
+    def fits(patch: Triple) -> bool:
+        variant = with_patch(patch).vary({"data.batch_size": given_batch or 2, **strategies[-1]})
+        return check_configured_batch(variant, budget) is not None
 
-    # The first patch is tried before any other, and with the least work before the least memory:
-    # most budgets suffice for it. If one fits, every smaller one does, too.
-    first, leanest = strategies[:1], strategies[1:][-1:]
-    index = 0 if fits(patches[0], [*first, *leanest]) else bisect_left(patches, True, 1, key=fits)
+    # Most budgets suffice for the first patch. If one fits, every smaller one does, too.
+    index = 0 if fits(patches[0]) else bisect_left(patches, True, 1, key=fits)
     if index == len(patches):
         raise DoesNotFitError(
             f"no patch down to {format_dims(patches[-1])} fits the budget with a batch of 2 and "
@@ -160,10 +155,6 @@ def make_plan(
     levels, planned = plan_levels(target, patch), with_patch(patch)
     limit = given_batch or min(max_batch_size, compute_max_batch_size(patch, median, num_cases))
     strategy, batch_size, peak = choose_strategy(planned, strategies, budget, limit)
-    planned = planned.vary({**strategy, "data.batch_size": batch_size})
-    if torch.cuda.is_available() and strategy:  # on a CPU, larger tiles are slower
-        tiles, peak = enlarge_tiles(planned, peak, budget)
-        strategy = strategy | tiles
     return TrainingPlan(
         num_cases=num_cases,
         spacing_mm=target,
@@ -263,22 +254,6 @@ def choose_strategy(
     )
 
 
-def enlarge_tiles(
-    config: StepConfig, peak: MemoryRecord, budget: int
-) -> tuple[Changes, MemoryRecord]:
-    """Return the largest tiles that fit: training would choose them by the memory that is free."""
-    if config.strategy not in FUSED_STRATEGIES:
-        return {}, peak
-    for tile_mib in LARGER_TILES_MIB:
-        tiles = {"checkpointing.tile_mib": tile_mib}
-        fitting = check_configured_batch(config.vary(tiles), budget)
-        if fitting is not None:
-            return tiles, fitting[1]
-    is_open = config.checkpointing.arguments["tile_mib"] == "auto"
-    tiles = {"checkpointing.tile_mib": TILE_BYTES["cuda"] // MIB}
-    return (tiles if is_open else {}), peak  # as it is estimated
-
-
 def _get_model_changes(config: StepConfig, levels: Levels, is_overridden: IsOverridden) -> Changes:
     """Return the levels, where the network and the command line leave them open."""
     has_depth = "depth" in config.network.model.arguments
@@ -308,25 +283,20 @@ def find_constant_border(
 
 def find_ordered_axes(
     fingerprints: Sequence[CaseFingerprint], classes: Sequence[str]
-) -> dict[int, tuple[str, str, int, int]]:
+) -> dict[int, tuple[str, str]]:
     """Return the axes along which one class nearly always comes before another.
 
     A flip makes the first look like the second there, as with the left and the right ventricle.
-    Each axis has both classes, in how many cases they are in this order, and of how many: the pair
-    with the largest distance.
+    Each axis has both classes.
     """
-    found: dict[int, tuple[float, tuple[str, str, int, int]]] = {}
+    found: dict[int, tuple[str, str]] = {}
     for a, b in permutations(range(1, len(classes)), 2):
         both = [case.centers for case in fingerprints if {a, b} <= case.centers.keys()]
-        if len(both) < MIN_ORDERED_CASES:
-            continue
-        distances = np.array([np.subtract(centers[b], centers[a]) for centers in both])
-        for axis in range(3):
-            ordered, distance = int((distances[:, axis] > 0).sum()), distances[:, axis].mean()
-            is_ordered = ordered >= ORDERED_FRACTION * len(both)
-            if is_ordered and distance > found.get(axis, (0.0,))[0]:
-                found[axis] = distance, (classes[a], classes[b], ordered, len(both))
-    return {axis: found[axis][1] for axis in sorted(found)}
+        if len(both) >= MIN_ORDERED_CASES:
+            shares = np.mean([np.greater(centers[b], centers[a]) for centers in both], axis=0)
+            for axis in np.flatnonzero(shares >= ORDERED_FRACTION).tolist():
+                found.setdefault(axis, (classes[a], classes[b]))
+    return found
 
 
 def format_dims(numbers: Sequence[float]) -> str:

@@ -132,7 +132,7 @@ def describe_step_time(config: StepConfig, plan: TrainingPlan, steps: int) -> st
     try:
         time = measure_step_time(config, plan, device)
     except Exception as error:  # a plan may be for another machine, and is useful without a time
-        return f"time not measured on {describe_device(device)}: {summarize_error(error)}"
+        return f"time not measured on this machine: {summarize_error(error)}"
     return (
         f"{time.describe()}: {steps:,} steps take {steps * time.seconds / 3600:.1f} hours, plus "
         f"validation; an hour has time for {time.count_steps(3600):,} of them "
@@ -150,20 +150,14 @@ def describe_limit(time: StepTime, training_seconds: float) -> str:
     return f"{line}, too few to learn much; max_time={enough} has time for {MIN_STEPS:,}"
 
 
-def describe_device(device: torch.device) -> str:
-    """Return the name of a GPU, or how many threads the CPU computes with."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"this machine's CPU ({pluralize(torch.get_num_threads(), 'thread')})"
-
-
 def measure_step_time(config: StepConfig, plan: TrainingPlan, device: torch.device) -> StepTime:
     """Run a step of the planned network, and smaller ones before it.
 
     If the step is expected to take too long, its time is an upper bound: small patches take longer
     per voxel.
     """
-    cuda, name = device.type == "cuda", describe_device(device)
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else "this machine's CPU"
     precision = resolve_precision(config.precision, device.type)
     needed = (plan.peak.reserved or 0) * (2 if precision.used == "32" else 1)
     free = get_free_bytes(device) if cuda else get_available_bytes(device)

@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from unet3d.config.fields import number, word_or
-from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.machine import CUDA_CONTEXT_BYTES, Precision, get_available_bytes
+from unet3d.errors import UsageError
+from unet3d.machine import Precision, get_available_bytes
 from unet3d.memory.estimate import (
     LARGEST_BATCH,
     MemoryEstimate,
@@ -25,7 +25,7 @@ from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
 from unet3d.memory.trace import Trace
 from unet3d.peak_memory import MemoryRecord
-from unet3d.text import GIB, format_bytes
+from unet3d.text import GIB
 from unet3d.types import Triple
 
 BUDGET = word_or("auto", number("above 0"))
@@ -53,11 +53,6 @@ def get_budget_bytes(budget_gib: float | None) -> int:
         available = get_available_bytes(torch.device("cuda"))
         assert available is not None
         return available
-    if budget_gib * GIB <= CUDA_CONTEXT_BYTES:
-        context = format_bytes(CUDA_CONTEXT_BYTES)
-        raise DoesNotFitError(
-            f"budget_gib={budget_gib:g} is too small: the CUDA context alone takes about {context}"
-        )
     return int(budget_gib * GIB)
 
 

@@ -33,10 +33,7 @@ HIDDEN_KEYS = (
 DATA_KEYS = ("data.layout.", "data.num_classes", "data.regions", "data.splits", "fold")
 """Beginnings of the keys that decide on which cases a run is evaluated."""
 
-AGAINST_BEST = (
-    "against best: the mean difference of Dice from the best run in the same cases, with its 95% "
-    "bootstrap interval"
-)
+AGAINST_BEST = "against best: difference of Dice in the same cases, with its 95% bootstrap interval"
 PARETO = (
     "Pareto-optimal in Dice, peak memory and step time: no other run of the same data is better in "
     "one of them and as good in the others"
@@ -127,10 +124,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
     for path in paths:
         files = sorted(path.rglob("report.json"))
         if not files:
-            problems.append(
-                f"{path}: no report.json in this folder or below: give run folders, or folders "
-                "that contain them; has the run ended?"
-            )
+            problems.append(f"{path}: no report.json in this folder or below; has the run ended?")
         for file in files:
             try:
                 report = read_json(file)

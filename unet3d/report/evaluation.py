@@ -25,7 +25,7 @@ from unet3d.report.volumes import (
     make_class_map,
     to_bytes,
 )
-from unet3d.text import escape_mathtext, join_first, pluralize
+from unet3d.text import escape_mathtext, pluralize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,13 +34,12 @@ Cases = Mapping[str, Mapping[str, Mapping[str, float]]]
 """case -> class -> score -> value."""
 
 MAX_VALUES = 8000  # scores in the table of cases: the page must stay below 5 MB
-MAX_NOTES = 12  # classes of a case whose scores are in its legend
 SCORE_LABELS = {"dice": "Dice", "iou": "IoU", "hd95_mm": "HD95 mm", "surface_dice": "surface Dice"}
 
 ERRORS = (  # in colors that no class has
-    {"name": "missed", "color": "#3333ff", "note": "in the reference only"},
-    {"name": "added", "color": "#00ffff", "note": "predicted only"},
-    {"name": "another class", "color": "#ffffff", "note": ""},
+    {"name": "missed", "color": "#3333ff"},
+    {"name": "added", "color": "#00ffff"},
+    {"name": "another class", "color": "#ffffff"},
 )
 
 
@@ -179,13 +178,11 @@ def make_scores(result: Mapping[str, Any]) -> dict[str, Any] | None:
     shown = max(1, MAX_VALUES // len(colors))
     groups = len(set((result.get("groups") or {}).values()))
     resampled = f", resampled over {pluralize(groups, 'group')} of cases" if groups else ""
-    names = join_first([entry["case"] for entry in result["worst"]])
     return {
         "figure": to_svg(plot_scores(result["cases"], result["classes"])),
         "note": "A dot is a case, a box the middle half of them. In brackets: the 95% bootstrap "
         f"interval of the mean over cases{resampled}.",
         "by_class": make_score_rows(result),
-        "worst": f"{names}: see the folder worst/." if names else "No worst cases were requested.",
         "colors": colors,
         "cases": rows[:shown],
         "left_out": max(0, len(rows) - shown),
@@ -242,7 +239,7 @@ def draw_worst_cases(result: Mapping[str, Any], folder: Path, warn: Callable[[st
         picture = folder / entry["picture"]
         picture.parent.mkdir(exist_ok=True)
         with atomic_write(picture) as draft:
-            draft.write_bytes(draw_case(case, find_label_box(case)))
+            draft.write_bytes(draw_case(case.take(find_label_box(case))))
 
 
 def iter_worst_cases(
@@ -268,8 +265,7 @@ def iter_worst_cases(
                 warn(f"{name} is drawn without its image: {reason}")
         wrong = reference != prediction
         errors = wrong * np.select([prediction == 0, reference == 0], [1, 2], 3)
-        notes = make_notes(result["cases"][name])
-        legend = [{"name": c, "color": colors[c], "note": notes.get(c, "")} for c in classes]
+        legend = [{"name": c, "color": color} for c, color in colors.items()]
         yield CaseVolumes(
             name=name,
             title=f"{name}: Dice {entry['dice']:.3f}",
@@ -281,17 +277,6 @@ def iter_worst_cases(
             },
             spacing_mm=get_spacing(affine, axes),
         )
-
-
-def make_notes(case: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """Return what the legend of a case says of its classes, the worst ones."""
-    notes = {}
-    present = [item for item in case.items() if not math.isnan(item[1]["dice"])]
-    for name, scores in sorted(present, key=lambda item: item[1]["dice"])[:MAX_NOTES]:
-        notes[name] = f"Dice {scores['dice']:.4f}, HD95 {scores['hd95_mm']:.2f} mm"
-        if not scores["reference_ml"] or not scores["prediction_ml"]:
-            notes[name] = "not predicted" if scores["reference_ml"] else "not in the reference"
-    return notes
 
 
 def load_case_image(name: str, images: Path, shape: Sequence[int]) -> np.ndarray:

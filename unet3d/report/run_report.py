@@ -95,11 +95,6 @@ def describe_selection(evaluation: Mapping[str, Any]) -> str:
 def format_report_table(report: Mapping[str, Any]) -> str:
     """Summarize a run in two columns, to print when it ends."""
     rows = make_dice_rows(report)
-    postprocessing = report.get("postprocessing", {})
-    if postprocessing.get("largest_component"):
-        names = ", ".join(postprocessing["largest_component"])
-        evidence = postprocessing["evidence"]
-        rows.append(("largest component kept for", f"{names}; judged by {evidence}"))
     speed = report["speed"]
     if speed:
         step, slow = speed["median_step_seconds"], speed["p95_step_seconds"]

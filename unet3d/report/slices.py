@@ -94,23 +94,19 @@ def draw_case_slices(
     spacing_mm: Sequence[float],
     slices: Sequence[int],
     legend: Sequence[tuple[str, str]],
-    box: Sequence[slice] = (slice(None),) * 3,
     title: str = "",
 ) -> np.ndarray:
     """Return a uint8 image (H, W, 3) with a row per view: the image, then labels over it.
 
-    `slices` is the slice to show of each axis, `box` the part of it; `legend` holds the text and
-    the color, such as #ff0000, of the labels 1, 2, ..., others are not colored. All views share one
-    scale in mm and one intensity window; `choose_views` skips thin views.
+    `slices` is the slice to show of each axis; `legend` holds the text and the color, such as
+    #ff0000, of the labels 1, 2, ..., others are not colored. All views share one scale in mm and
+    one intensity window; `choose_views` skips thin views.
     """
     from PIL import Image, ImageDraw
 
-    shape = [len(range(n)[inside]) for n, inside in zip(image.shape, box, strict=True)]
-    volumes = image, *layers.values()
-    planes = {
-        axis: [v[(*box[:axis], slices[axis], *box[axis + 1 :])] for v in volumes]
-        for axis in choose_views(shape, spacing_mm)
-    }
+    shape, volumes = image.shape, (image, *layers.values())
+    views = choose_views(shape, spacing_mm)
+    planes = {axis: [v.take(slices[axis], axis) for v in volumes] for axis in views}
     rows = _make_panels(planes, np.multiply(shape, spacing_mm), [color for _, color in legend])
     names = {a: f"{VIEWS[a]} slice {slices[a] + 1} of {image.shape[a]}" for a in rows}
     headings = ["image", *layers]

@@ -30,7 +30,6 @@ MARGIN_MM = 15  # shown around the labels
 WINDOW = (0.5, 99.5)  # percentiles of the intensities that become black and white
 SAMPLE = 200_000  # voxels from which these percentiles are computed
 COARSER = (1, 1.5, 2, 3, 4, 6)  # sizes of a voxel, relative to the shortest side of the original
-WHOLE = (slice(None),) * 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class LabelLayer:
     """Labels to show over an image."""
 
     labels: np.ndarray  # uint8 (D, H, W): the number of a class, from 1; 0 for none
-    classes: Sequence[Mapping[str, str]]  # name, color and note of each class
+    classes: Sequence[Mapping[str, str]]  # name and color of each class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,16 +146,15 @@ def to_bytes(image: np.ndarray) -> np.ndarray:
     return result
 
 
-def draw_case(case: CaseVolumes, box: Sequence[slice] = WHOLE) -> bytes:
-    """Return slices of a part of a case as a PNG."""
+def draw_case(case: CaseVolumes) -> bytes:
+    """Return slices of a case as a PNG."""
     legend: dict[tuple[str, str], int] = {}  # text and color of each class that the case has
     layers = {}
     for name, layer in case.layers.items():
         numbers = np.zeros(len(layer.classes) + 1, np.uint16)
         for index in np.unique(layer.labels[layer.labels > 0]):
             shown = layer.classes[index - 1]
-            text = f"{shown['name']}: {shown['note']}" if shown["note"] else shown["name"]
-            entry = (escape_unprintable(text), shown["color"])
+            entry = (escape_unprintable(shown["name"]), shown["color"])
             numbers[index] = legend.setdefault(entry, len(legend) + 1)
         layers[name] = numbers[layer.labels]
     picture = draw_case_slices(
@@ -165,7 +163,6 @@ def draw_case(case: CaseVolumes, box: Sequence[slice] = WHOLE) -> bytes:
         spacing_mm=case.spacing_mm,
         slices=case.slices,
         legend=list(legend),
-        box=box,
         title=escape_unprintable(case.title),
     )
     with BytesIO() as file:
@@ -177,7 +174,7 @@ def find_label_box(case: CaseVolumes) -> tuple[slice, ...]:
     """Return the part around all labels, with a margin; everything if there is no label."""
     foreground = np.any([layer.labels > 0 for layer in case.layers.values()], axis=0)
     if not foreground.any():
-        return WHOLE
+        return (slice(None),) * 3
     box = []
     for filled, mm in zip(foreground.nonzero(), case.spacing_mm, strict=True):
         margin = round(MARGIN_MM / mm)
@@ -186,19 +183,8 @@ def find_label_box(case: CaseVolumes) -> tuple[slice, ...]:
 
 
 def coarsen(case: CaseVolumes, voxel_mm: float) -> CaseVolumes:
-    """Return volumes whose voxels are about `voxel_mm` long where they are shorter now.
-
-    Blocks of voxels become their mean and the label in their middle, but for incomplete ones.
-    """
-    sides = zip(case.image.shape, case.spacing_mm, strict=True)
-    steps = [min(n, max(1, round(voxel_mm / mm))) for n, mm in sides]
-    sizes = [n // step for n, step in zip(case.image.shape, steps, strict=True)]
-    if steps == [1, 1, 1]:
-        return case
-    covered = tuple(slice(n * step) for n, step in zip(sizes, steps, strict=True))
-    middle = tuple(slice(step // 2, s.stop, step) for step, s in zip(steps, covered, strict=True))
-    d, h, w = steps
-    blocks = case.image[covered].reshape(sizes[0], d, sizes[1], h, sizes[2], w)
-    image = blocks.mean((1, 3, 5), dtype=np.float32).round().astype(np.uint8)
+    """Take every second voxel or so, where voxels are shorter than `voxel_mm`."""
+    steps = [max(1, round(voxel_mm / mm)) for mm in case.spacing_mm]
     spacing = [mm * step for mm, step in zip(case.spacing_mm, steps, strict=True)]
-    return replace(case.take(middle), image=image, spacing_mm=spacing)
+    part = case.take(tuple(slice(None, None, step) for step in steps))
+    return replace(part, spacing_mm=spacing)

@@ -91,7 +91,7 @@
     legend.replaceChildren(...classes.map((c) => {
       const square = element("i");
       square.style.background = c.color;
-      return element("span", { className: "chip" }, square, c.name, element("small", {}, c.note));
+      return element("span", { className: "chip" }, square, c.name);
     }));
   }
 
