@@ -57,15 +57,6 @@ class PoolFactory(Protocol):
     ) -> nn.Module: ...
 
 
-@runtime_checkable
-class HasInputGradient(Protocol):
-    """A layer without parameters whose gradient can be computed without an autograd graph."""
-
-    def compute_input_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient of x, given that of the output."""
-        ...
-
-
 class HasBlocks(Protocol):
     """A network that lists its blocks, for checkpointing and for memory by level."""
 

@@ -5,9 +5,11 @@ which all three follow; what the step computes is not needed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -17,10 +19,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from unet3d.custom_ops import OPERATORS
+from unet3d.memory.cuda_libraries import follow_cudnn
 from unet3d.memory.estimate import Step
-from unet3d.memory.fake_tensors import run_as_on_gpu, simulate_cuda_step
+from unet3d.memory.fake_tensors import evaluate_on_host, simulate_cuda_step
 from unet3d.memory.step.training_step import NullListener
-from unet3d.triton_kernels import collect_launches
 
 FREE = frozenset(
     """alias as_strided chunk detach detach_ device empty empty_like empty_strided expand
@@ -36,6 +38,8 @@ WAITS = frozenset({"_local_scalar_dense", "lift_fresh", "nonzero", "masked_selec
 
 `lift_fresh` comes from `torch.tensor` and `Tensor.new_tensor`, which copy numbers to the device.
 """
+
+KERNELS = [f"unet3d.{package}.kernels.cuda" for package in ("pool", "loss", "model.fused")]
 
 FOREACH_TENSORS = 60
 """Tensors that one launch of a `_foreach` or `_fused` operation takes, approximately."""
@@ -73,7 +77,8 @@ class OperationCounter(TorchDispatchMode, NullListener):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        out, name = run_as_on_gpu(func, args, kwargs), get_name(func)
+        answer, name = evaluate_on_host(func, args, kwargs), get_name(func)
+        out = follow_cudnn(func, args, func(*args, **kwargs)) if answer is None else answer
         if name not in FREE and not self._is_on_host(args):
             self.operations.append(self._describe(func, name, args, kwargs, out))
         return out
@@ -105,9 +110,10 @@ def get_name(func: Any) -> str:
 def count_launches(func: Any, name: str, args: tuple) -> int:
     """Return the number of kernels that an operation launches."""
     if operator := OPERATORS.get(func._schema.name):  # ours: its own kernels, and torch's
-        with collect_launches() as launches, OperationCounter() as inner:
+        with ExitStack() as stack, OperationCounter() as inner:
+            launches = [stack.enter_context(patch(f"{module}.launch")) for module in KERNELS]
             operator.body(*args)
-        return len(launches) + sum_launches(inner.operations)
+        return sum(launch.call_count for launch in launches) + sum_launches(inner.operations)
     if name in WAITS:
         return int(name != "lift_fresh")
     if name == "convolution_backward":

@@ -76,9 +76,9 @@ def randomize(network):
 
 def load(theirs, options):
     ours = UNet3D(**options)
-    renamed = rename_weights(theirs.state_dict(), ours.state_dict())
-    ours.load_state_dict(renamed.weights)
-    assert renamed.project.endswith(f"'s {type(theirs).__name__}")
+    renamed, project = rename_weights(theirs.state_dict(), ours.state_dict())
+    ours.load_state_dict(renamed)
+    assert project.endswith(f"'s {type(theirs).__name__}")
     return ours
 
 

@@ -27,7 +27,6 @@ from unet3d.memory.from_config import (
     resolve_fused,
     scale_patch,
 )
-from unet3d.memory.parallel import map_in_processes
 from unet3d.memory.report import (
     estimate_to_dict,
     format_layers,
@@ -166,7 +165,7 @@ def estimate_variants(config: StepConfig, vary: str, *, measure: bool) -> Iterat
         except UsageError as reason:
             return label, reason, None
 
-    yield from map_in_processes(estimate, list_changes(config, vary))
+    yield from map(estimate, list_changes(config, vary))
     if vary in ("kernel", "padding"):
         for size in (16, 32):
             for kernel_size, padding in ((1, 0), (3, 0), (3, 1), (5, 0), (5, 2)):

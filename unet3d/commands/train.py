@@ -32,7 +32,6 @@ from unet3d.training.preflight import (
     count_local_processes,
     estimate_run_memory,
     initialize_head_bias,
-    prepare_kernels,
 )
 from unet3d.training.ranks import ProcessRank, read_process_rank
 from unet3d.training.results import (
@@ -178,7 +177,6 @@ def train(
                 return make_result(run, report)
             break
         write_config(run)
-        prepare_kernels(run.data, run.precision, run.module.model, log)
         checkpoint = None if start.checkpoint is None else str(start.checkpoint.absolute())
         try:
             with explain_errors(run, start.checkpoint, signals):

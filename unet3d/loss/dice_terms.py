@@ -18,10 +18,8 @@ from torch.autograd.function import once_differentiable
 from unet3d.custom_ops import custom_op, get_device_type, upcast
 from unet3d.loss.deep_supervision import Level
 from unet3d.loss.kernels import cpu, cuda, make_dense
-from unet3d.triton_kernels import runs_triton
+from unet3d.triton_kernels import KERNEL_TYPES, runs_triton
 from unet3d.types import IGNORE_LABEL
-
-KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 CHUNK_ELEMENTS = 2**18
 """Logits of one volume that are in float32 at once: 1 MiB for each of a few temporaries."""
@@ -138,23 +136,24 @@ def sum_terms(
     threshold: Tensor | None = None,
 ) -> Tensor:
     """Return the sums of ClassSums as (5, B, K)."""
-    if threshold is None and _has_kernels(logits):
-        return cuda.sum_terms(logits, labels, table, kind.gamma, kind.smoothing)
-    if _has_plain_form(logits, labels, table, kind):
-        return sum_plain_terms(make_dense(logits), labels)
+    if _has_kernels(logits, labels, table, kind):
+        return _sum_by_kernel(make_dense(logits), labels, table, kind.gamma, kind.smoothing)
     return _sum_in_chunks(logits, labels, table, kind, threshold)
 
 
-@custom_op("unet3d::plain_dice_ce_sums")
-def sum_plain_terms(logits: Tensor, labels: Tensor) -> Tensor:
-    """Run sum_terms on a CPU, for softmax with plain cross-entropy."""
+@custom_op("unet3d::dice_ce_sums")
+def _sum_by_kernel(
+    logits: Tensor, labels: Tensor, table: Tensor | None, gamma: float, smoothing: float
+) -> Tensor:
+    if get_device_type(logits) == "cuda":
+        return cuda.sum_terms(logits, labels, table, gamma, smoothing)
     if cpu.kernels.supports(logits):
         return cpu.sum_terms(logits, labels)
     return _sum_in_chunks(logits, labels, None, PLAIN_CROSS_ENTROPY, None)
 
 
-@sum_plain_terms.register_fake
-def _(logits: Tensor, labels: Tensor) -> Tensor:
+@_sum_by_kernel.register_fake
+def _(logits: Tensor, *others: object) -> Tensor:
     return logits.new_empty(5, *logits.shape[:2], dtype=torch.float32)
 
 
@@ -201,22 +200,29 @@ def compute_gradient(
     threshold: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of the logits, given that of the first three sums, (3, B, K)."""
-    if threshold is None and _has_kernels(logits):
-        return cuda.compute_gradient(logits, labels, table, grad, kind.gamma, kind.smoothing)
-    if _has_plain_form(logits, labels, table, kind):
-        return compute_plain_gradient(make_dense(logits), labels, grad.contiguous())
+    if _has_kernels(logits, labels, table, kind):
+        given, options = (make_dense(logits), labels, table), (kind.gamma, kind.smoothing)
+        return _differentiate_by_kernel(*given, grad.contiguous(), *options)
     return _compute_gradient_in_chunks(logits, labels, table, grad, kind, threshold)
 
 
-@custom_op("unet3d::plain_dice_ce_gradient")
-def compute_plain_gradient(logits: Tensor, labels: Tensor, grad: Tensor) -> Tensor:
-    """Run compute_gradient on a CPU, for softmax with plain cross-entropy."""
+@custom_op("unet3d::dice_ce_gradient")
+def _differentiate_by_kernel(
+    logits: Tensor,
+    labels: Tensor,
+    table: Tensor | None,
+    grad: Tensor,
+    gamma: float,
+    smoothing: float,
+) -> Tensor:
+    if get_device_type(logits) == "cuda":
+        return cuda.compute_gradient(logits, labels, table, grad, gamma, smoothing)
     if cpu.kernels.supports(logits):
         return cpu.compute_gradient(logits, labels, grad)
     return _compute_gradient_in_chunks(logits, labels, None, grad, PLAIN_CROSS_ENTROPY, None)
 
 
-@compute_plain_gradient.register_fake
+@_differentiate_by_kernel.register_fake
 def _(logits: Tensor, *others: object) -> Tensor:
     return torch.empty_like(logits)
 
@@ -257,17 +263,14 @@ def _compute_gradient_in_chunks(
     return result
 
 
-def _has_kernels(logits: Tensor) -> bool:
-    return logits.dtype in KERNEL_TYPES and runs_triton(logits, "loss")
-
-
-def _has_plain_form(
+def _has_kernels(
     logits: Tensor, labels: Tensor, table: Tensor | None, kind: CrossEntropyOptions
 ) -> bool:
-    """Return whether the operators for a CPU take these tensors."""
-    is_plain = table is None and kind == PLAIN_CROSS_ENTROPY
-    has_types = logits.dtype in KERNEL_TYPES and labels.dtype == torch.uint8
-    return is_plain and has_types and get_device_type(logits) == "cpu"
+    """Return whether kernels take these tensors; those of a CPU, only plain cross-entropy."""
+    if get_device_type(logits) == "cuda":
+        return kind.topk is None and runs_triton(logits, "loss")
+    is_plain = table is None and kind == PLAIN_CROSS_ENTROPY and labels.dtype == torch.uint8
+    return is_plain and logits.dtype in KERNEL_TYPES and get_device_type(logits) == "cpu"
 
 
 def iter_chunks(logits: Tensor) -> Iterator[slice]:

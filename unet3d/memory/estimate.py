@@ -17,11 +17,10 @@ from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.cuda_libraries import COLUMNS
-from unet3d.memory.fake_tensors import OperatorBodyMode, simulate_cuda_step
+from unet3d.memory.fake_tensors import simulate_cuda_step
 from unet3d.memory.trace import Block, Trace
 from unet3d.model.weights import count_parameters
 from unet3d.peak_memory import MemoryRecord
-from unet3d.triton_kernels import Launch, collect_launches
 from unet3d.types import has_blocks
 
 LARGEST_BATCH = 2**14 - 1
@@ -36,11 +35,6 @@ class Step(Protocol):
     """A training step to run on fake tensors; subclasses have its defaults."""
 
     model: nn.Module
-
-    @property
-    def repeats(self) -> bool:
-        """Return whether all steps are like the first, but for what the first one keeps."""
-        return False
 
     def train(self, trace: Trace) -> None:
         """Run an optimizer step with all its micro-batches, and set the phases of the trace."""
@@ -220,12 +214,8 @@ def estimate_step(
             step = make_step()
             model = step.model
             with trace.record(model):
-                start = len(trace.events)
                 step.train(trace)  # allocates optimizer state and gradients; later ones are alike
-                if step.repeats:
-                    trace.repeat(start)
-                else:
-                    step.train(trace)
+                step.train(trace)
                 if validates:
                     step.validate(trace)
                 trace.begin_phase("end")
@@ -239,13 +229,6 @@ def estimate_step(
     blocks = model.blocks() if has_blocks(model) else ()
     levels = {paths[module]: level for level, module in blocks}
     return MemoryEstimate(trace, parameters=count_parameters(model), levels=levels)
-
-
-def list_launches(make_step: Callable[[], Step]) -> list[Launch]:
-    """Return the launches of our Triton kernels in a step on a GPU, without running it."""
-    with FakeTensorMode(), simulate_cuda_step(), OperatorBodyMode(), collect_launches() as launches:
-        make_step().train(Trace(cuda=True))  # which is not active: the step only needs one
-    return launches
 
 
 class BatchExtrapolation:

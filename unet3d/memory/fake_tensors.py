@@ -15,9 +15,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unet3d.custom_ops import OPERATORS, simulate_cuda
+from unet3d.custom_ops import simulate_cuda
 from unet3d.memory.autocast import use_cuda_autocast_rules
-from unet3d.memory.cuda_libraries import follow_cudnn
 
 aten = torch.ops.aten
 
@@ -47,25 +46,6 @@ def copy_as_fake(model: nn.Module) -> nn.Module:
     mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     with FakeCopyMode(mode):
         return copy.deepcopy(model, memo)
-
-
-def run_as_on_gpu(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run an operation on fake CPU tensors, with the result that it has on a GPU."""
-    answer = evaluate_on_host(func, args, kwargs)
-    return follow_cudnn(func, args, func(*args, **kwargs)) if answer is None else answer
-
-
-class OperatorBodyMode(TorchDispatchMode):
-    """Runs the implementation of our operators, too: fake tensors need only what they return."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        out = run_as_on_gpu(func, args, kwargs or {})
-        operator = OPERATORS.get(func._schema.name)
-        if operator is not None:
-            operator.body(*args)
-        return out
 
 
 def evaluate_on_host(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -14,7 +14,6 @@ from unet3d.data.dataset import get_network_sizes
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import Precision, get_available_bytes, resolve_precision
 from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, estimate_step
-from unet3d.memory.parallel import map_in_processes
 from unet3d.memory.step.build import build_network, complete_step
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import (
@@ -160,7 +159,7 @@ def estimate_with_savings(
         changes.append({"precision": "bf16"})
     if config.network.name.startswith("naive_"):
         changes.append({"model": config.network.name.replace("naive", "unet")})
-    current, *others = map_in_processes(estimate, [{}, *changes])
+    current, *others = map(estimate, [{}, *changes])
     if isinstance(current, UsageError):
         raise current
     savings = [

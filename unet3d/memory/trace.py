@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,8 +41,6 @@ COPY_IF_STRIDED = {
     aten.max_pool3d_with_indices_backward,
 }
 """Kernels that first copy a gradient that is not dense, on CUDA and CPUs."""
-
-RECORDED = ("cuda", "blocks", "events", "calls", "phases", "graph_pool")
 
 FUSED_OPTIMIZERS = {getattr(aten, f"_fused_{n}_") for n in ("adagrad", "adam", "adamw", "sgd")}
 
@@ -110,10 +108,6 @@ class Trace(TorchDispatchMode):
         self._call, self._call_start = "", 0  # path of the module whose backward runs
         self._num_forward_nodes = 0  # later numbers are nodes that backward itself created
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what was recorded, for another process."""
-        return {name: value for name, value in vars(self).items() if name in RECORDED}
-
     # Called by the code that runs the step.
 
     def begin_phase(self, phase: str) -> None:
@@ -122,34 +116,6 @@ class Trace(TorchDispatchMode):
         self.phases.append(EventRange(self.phase, "", self.phase, self._phase_start, now))
         self.phase, self._phase_start = phase, now
         self._num_forward_nodes, self._last_path = _sequence_number(), ""
-
-    def repeat(self, start: int) -> None:
-        """Record the events from `start` on again, as a step repeats them.
-
-        Blocks that are still in use, such as the state of the optimizer, are not allocated again.
-        """
-        self.begin_phase("repeated")
-        stop, position = len(self.events), [0] * (len(self.events) - start + 1)
-        copies: dict[int, Block] = {}
-        for number in range(start, stop):
-            position[number - start] = len(self.events)
-            event = self.events[number]
-            block = self.blocks[abs(event) - 1]
-            if event < 0:
-                self._free(copies.pop(block.id))
-            elif block.freed_at is not None:
-                at, identifier = len(self.events), len(self.blocks)
-                copies[block.id] = replace(block, id=identifier, allocated_at=at, freed_at=None)
-                self.blocks.append(copies[block.id])
-                self.events.append(identifier + 1)
-        position[stop - start] = len(self.events)
-        for ranges in (self.phases, self.calls):
-            ranges += [
-                replace(r, start=position[r.start - start], stop=position[r.stop - start])
-                for r in ranges
-                if r.start >= start
-            ]
-        self._phase_start = len(self.events)
 
     def label(self, tensors: Any, kind: str) -> None:
         """Set the kind of tensors; those not seen before are allocated now."""

@@ -108,25 +108,18 @@ PROJECTS = (
 )
 
 
-class RenamedWeights(NamedTuple):
-    """Weights with the names of UNet3D, and whose they were."""
-
-    weights: dict[str, Tensor]
-    project: str | None  # None: they had these names
-
-
 def rename_weights(
     weights: Mapping[str, Tensor], own: Mapping[str, Tensor], axes: Triple = (2, 1, 0)
-) -> RenamedWeights:
+) -> tuple[dict[str, Tensor], str | None]:
     """Return another network's weights with the names that `own`, the state of a UNet3D, has.
 
-    A missing bias is zero, and inputs of decoders are reordered. `axes` are those of nnU-Net's
-    network that are our D, H and W; kernels are transposed. Weights of networks that are not known
-    keep their names.
+    Also return whose they were; None: they had these names. A missing bias is zero, and inputs of
+    decoders are reordered. `axes` are those of nnU-Net's network that are our D, H and W; kernels
+    are transposed. Weights of networks that are not known keep their names.
     """
     project = next((p for p in PROJECTS if p.key in weights and p.key not in own), None)
     if project is None:
-        return RenamedWeights(dict(weights), None)
+        return dict(weights), None
     # The number before a projection says whether there is a pooling; versions name heads otherwise.
     theirs = {
         re.sub(r"\.skip\.\d\.", ".skip.1.", name.removeprefix("deep_supervision_")): weight
@@ -147,7 +140,7 @@ def rename_weights(
             up = renamed.get(f"{name.removesuffix('convs.0.conv.weight')}up.weight")
             if up is not None:
                 renamed[name] = _swap_inputs(renamed[name], up.shape[1])
-    return RenamedWeights(renamed, project.name)
+    return renamed, project.name
 
 
 def rename_nnssl_encoder(

@@ -20,7 +20,6 @@ from unet3d.memory.estimate import (
     find_fitting_batch,
 )
 from unet3d.memory.from_config import check_step_size, estimate_configured_step
-from unet3d.memory.parallel import map_in_processes
 from unet3d.memory.step.config import StepConfig
 from unet3d.memory.step.training_step import make_step_factory
 from unet3d.memory.trace import Trace
@@ -82,9 +81,9 @@ def search_configs(
 
     chosen = [changes.get("checkpointing", config.strategy) for changes in combinations]
     strategies = list(dict.fromkeys(["none", *chosen]))
-    counts = map_in_processes(partial(count_flops, config), strategies)
+    counts = map(partial(count_flops, config), strategies)
     flops = dict(zip(strategies, counts, strict=True))
-    yield from zip(combinations, map_in_processes(evaluate, combinations), strict=True)
+    yield from zip(combinations, map(evaluate, combinations), strict=True)
 
 
 def find_largest_batch(

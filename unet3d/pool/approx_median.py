@@ -7,12 +7,11 @@ Backward recomputes it and stores only the input.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unet3d.errors import UsageError
 from unet3d.pool.median import compute_middle_values
 from unet3d.pool.operators import Pool3d
-from unet3d.pool.windows import PoolWindows
 from unet3d.types import Size
 
 
@@ -31,22 +30,11 @@ class ApproxMedianPool3d(Pool3d):
             )
         self.tau = float(tau)
 
-    def to_standard_operators(self) -> nn.Module:
-        return ApproxMedian(self.windows, self.tau)
-
     def extra_repr(self) -> str:
         return f"{self.windows}, tau={self.tau}"
 
-
-class ApproxMedian(nn.Module):
-    """ApproxMedianPool3d by minima and maxima, and soft means around both middle values."""
-
-    def __init__(self, windows: PoolWindows, tau: float):
-        super().__init__()
-        self.windows, self.tau = windows, tau
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, D, H, W) -> (B, C, D', H', W')."""
+    def pool_by_standard_operators(self, x: Tensor) -> Tensor:
+        """Take soft means around both middle values, which minima and maxima find."""
         elements = torch.stack(list(self.windows.views(x, fill=torch.inf)))  # (K, B, C, D', H', W')
         means = []
         for middle in compute_middle_values(x, self.windows):

@@ -4,7 +4,8 @@ torch stores the input and an int64 per output; this stores one byte (see argmax
 backward uses no atomics. Of equal elements the first is selected; NaN is greater than any number.
 """
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from unet3d.pool.operators import Pool3d
 
@@ -14,5 +15,5 @@ class MaxPool3d(Pool3d):
 
     pool = "max"
 
-    def to_standard_operators(self) -> nn.Module:
-        return nn.MaxPool3d(*self.windows.axes)
+    def pool_by_standard_operators(self, x: Tensor) -> Tensor:
+        return F.max_pool3d(x, *self.windows.axes)

@@ -7,10 +7,10 @@ output (two for large windows, see argmax_codes.py), not the input.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unet3d.pool.operators import Pool3d
-from unet3d.pool.sorting_network import choose_median_network
+from unet3d.pool.sorting_network import build_median_network
 from unet3d.pool.windows import PoolWindows
 
 MAX_COMPARED = 32
@@ -22,19 +22,7 @@ class MedianPool3d(Pool3d):
 
     pool = "median"
 
-    def to_standard_operators(self) -> nn.Module:
-        return Median(self.windows)
-
-
-class Median(nn.Module):
-    """MedianPool3d by standard operators."""
-
-    def __init__(self, windows: PoolWindows):
-        super().__init__()
-        self.windows = windows
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, D, H, W) -> (B, C, D', H', W')."""
+    def pool_by_standard_operators(self, x: Tensor) -> Tensor:
         low, high = compute_middle_values(x, self.windows)
         return low / 2 + high / 2
 
@@ -50,7 +38,7 @@ def compute_middle_values(x: Tensor, windows: PoolWindows) -> tuple[Tensor, Tens
             for middle in ((count - 1) // 2, count // 2)
         )
         return low, high
-    for first, second, outputs in choose_median_network(len(values), padded=False):
+    for first, second, outputs in build_median_network(len(values), padded=False):
         a, b = values[first], values[second]
         if outputs & 1:
             values[first] = torch.minimum(a, b)

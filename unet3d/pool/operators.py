@@ -29,6 +29,7 @@ class Pool3d(nn.Module):
 
     pool: ClassVar[str]
     tau = 0.0
+    exports = False  # by standard operators, not kernels
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
         super().__init__()
@@ -36,6 +37,8 @@ class Pool3d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
+        if self.exports:
+            return self.pool_by_standard_operators(x)
         return pool3d(to_supported_layout(x), self.pool, self.windows.numbers, self.tau)[0]
 
     def compute_input_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
@@ -49,11 +52,8 @@ class Pool3d(nn.Module):
         grad = grad.contiguous(memory_format=get_memory_format(last))
         return pool3d_backward(grad, choose_saved(self.pool, x, codes), x.shape, *arguments, last)
 
-    def to_standard_operators(self) -> nn.Module:
-        """Return a layer for export, of standard operators; values are equal for finite input.
-
-        It uses no kernels and no codes, so training with it would store much more.
-        """
+    def pool_by_standard_operators(self, x: Tensor) -> Tensor:
+        """Run `forward` without kernels and codes, for export; values equal for finite input."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:

@@ -67,11 +67,10 @@ def replace_pooling(model: nn.Module, pool: str | PoolFactory | None = None) -> 
 
 
 def replace_with_standard_operators(network: nn.Module) -> None:
-    """Replace our pooling layers in a network, at any depth, by layers for export."""
-    for module in list(network.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, Pool3d):
-                setattr(module, name, child.to_standard_operators())
+    """Let our pooling layers in a network compute with standard operators, for export."""
+    for module in network.modules():
+        if isinstance(module, Pool3d):
+            module.exports = True
 
 
 def _make_replacement(where: str, layer: Any, factory: PoolFactory | None) -> nn.Module:

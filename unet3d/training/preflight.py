@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from math import ceil, prod
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -25,7 +24,6 @@ from unet3d.errors import DoesNotFitError, UsageError, summarize_error
 from unet3d.files import find_existing_dir
 from unet3d.machine import (
     Precision,
-    count_usable_cores,
     describe_missing_kernels,
     get_available_bytes,
     resolve_device,
@@ -35,7 +33,6 @@ from unet3d.memory.estimate import (
     MemoryEstimate,
     UntraceableError,
     add_context_bytes,
-    list_launches,
 )
 from unet3d.memory.fake_tensors import copy_as_fake
 from unet3d.memory.from_config import (
@@ -48,7 +45,7 @@ from unet3d.memory.from_config import (
 from unet3d.memory.oom_advice import check_memory
 from unet3d.memory.report import summarize_compiled
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import find_cuda_graph_obstacle, make_step_factory
+from unet3d.memory.step.training_step import find_cuda_graph_obstacle
 from unet3d.model.weights import (
     compute_sigmoid_bias,
     compute_softmax_bias,
@@ -59,7 +56,6 @@ from unet3d.text import GIB, MIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.ranks import ProcessRank
 from unet3d.training.run_folder import Log
-from unet3d.triton_kernels import compile_kernels
 from unet3d.types import HasHeads, HasRetention
 
 if TYPE_CHECKING:
@@ -322,27 +318,6 @@ def choose_leaner(
 
 
 # The network.
-
-
-def prepare_kernels(
-    data: "VolumeDataModule", precision: Precision, network: nn.Module, log: Log
-) -> None:
-    """Compile what is not in Triton's cache, in parallel.
-
-    A network that fake tensors cannot follow compiles its kernels when it launches them.
-    """
-    config, device = data.settings.step, data.device
-    has_kernels = device.type == "cuda" and describe_missing_kernels(device.type) is None
-    if not has_kernels or config.compile or find_spec("triton") is None:
-        return
-    try:
-        launches = list_launches(make_step_factory(config, precision, cuda=True, network=network))
-    except Exception as error:
-        log(f"GPU kernels are compiled in the first step: {summarize_error(error)}")
-        return
-    if launches:
-        log("preparing GPU kernels")
-        compile_kernels(launches, device, threads=count_usable_cores())
 
 
 def initialize_head_bias(data: "VolumeDataModule", model: nn.Module) -> list[str]:

@@ -96,7 +96,7 @@ def compare_statistics(norm: nn.Module) -> None:
     merges = not isinstance(norm, nn.GroupNorm)
     for unmerged in (voxels if merges else 0, 0, None):  # None: without kernels
         kernels = None if unmerged is None else cuda
-        cuda.has_statistics_kernels = lambda _, value=kernels is not None: value  # ty: ignore[invalid-assignment]
+        norms.runs_triton = lambda *_, value=kernels is not None: value  # ty: ignore[invalid-assignment]
         operators.select_kernels = lambda *_, kernels=kernels: kernels  # ty: ignore[invalid-assignment]
         module, like, moments = copy.deepcopy(norm), torch.empty(3, 6), norms.Moments(unmerged or 0)
         groups = norms.make_stat_groups(module, 6)

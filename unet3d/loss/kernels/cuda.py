@@ -1,26 +1,22 @@
-"""Define the operators that run the Triton kernels; Triton is imported on first use."""
+"""Launch the Triton kernels; Triton is imported on first use."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unet3d.custom_ops import custom_op
-from unet3d.loss.kernels import make_dense
 from unet3d.triton_kernels import launch
 
 TILE = 1024  # elements that a program holds in registers
 PROGRAMS = 512  # approximate number of programs that sum up a batch
 
 
-@custom_op("unet3d::dice_ce_sums")
 def sum_terms(
     logits: Tensor, labels: Tensor, table: Tensor | None, gamma: float, smoothing: float
 ) -> Tensor:
     """Run dice_terms.sum_terms in one kernel."""
     from unet3d.loss.kernels.triton import sum_terms_kernel
 
-    logits = make_dense(logits)
     b, k = logits.shape[:2]
     sizes = _sizes(logits, table, gamma, smoothing)
     tiles = -(-labels[0].numel() // sizes["BV"])
@@ -33,12 +29,6 @@ def sum_terms(
     return parts.sum(0)
 
 
-@sum_terms.register_fake
-def _(logits: Tensor, *others: object) -> Tensor:
-    return logits.new_empty(5, *logits.shape[:2], dtype=torch.float32)
-
-
-@custom_op("unet3d::dice_ce_gradient")
 def compute_gradient(
     logits: Tensor,
     labels: Tensor,
@@ -50,20 +40,14 @@ def compute_gradient(
     """Run dice_terms.compute_gradient in one kernel."""
     from unet3d.loss.kernels.triton import gradient_kernel
 
-    logits = make_dense(logits)
     b, k = logits.shape[:2]
     out = torch.empty_like(logits)
     sizes = _sizes(logits, table, gamma, smoothing)
     grid = (-(-labels[0].numel() // sizes["BV"]), b)
-    tensors = (logits, labels.contiguous(), _to_bytes(logits, table), grad.contiguous(), out)
+    tensors = (logits, labels.contiguous(), _to_bytes(logits, table), grad, out)
     numbers = (labels[0].numel(), b, k, gamma, smoothing)
     launch(gradient_kernel, logits.device, grid, *tensors, *numbers, **sizes)
     return out
-
-
-@compute_gradient.register_fake
-def _(logits: Tensor, *others: object) -> Tensor:
-    return torch.empty_like(logits)
 
 
 def _sizes(logits: Tensor, table: Tensor | None, gamma: float, smoothing: float) -> dict[str, Any]:

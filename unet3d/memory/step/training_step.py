@@ -25,13 +25,6 @@ from unet3d.memory.step.config import StepConfig
 from unet3d.model.weights import WeightAverage, cast_to_half
 from unet3d.peak_memory import MemoryRecord, PeakMeter
 
-REPEATING_OPTIMIZERS = tuple(
-    getattr(torch.optim, name)
-    for name in """Adadelta Adafactor Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop
-    SGD""".split()
-)
-"""Optimizers whose steps allocate the same, but for the state that the first one creates."""
-
 
 class NullListener:
     """Ignores the phases of a step, so that only the step is timed."""
@@ -89,13 +82,6 @@ class TrainingStep:
     average: WeightAverage | None = field(default=None, init=False)
     recorded_batch: tuple[Tensor, ...] | None = field(default=None, init=False)
     """What CUDA graphs read."""
-
-    @property
-    def repeats(self) -> bool:
-        """Return whether all steps are like the first, but for what the first one keeps."""
-        model, optimizer = type(self.model), type(self.optimizer)
-        is_known = model.__module__.startswith("unet3d.") and optimizer in REPEATING_OPTIMIZERS
-        return is_known and not (self.cuda_graph or self.several_processes)
 
     def train(self, trace: Any) -> None:
         """Run one optimizer step; with CUDA graphs, the first step runs without them."""

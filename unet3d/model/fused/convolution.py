@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,31 +14,10 @@ from unet3d.model.fused.conv_ops import (
     convolve,
 )
 from unet3d.model.fused.norms import FoldedNorm, Moments, NormGradient
-from unet3d.model.fused.tiling import MIN_ROWS, MapLayout
+from unet3d.model.fused.tiling import MIN_ROWS
 
 GradientSink = Callable[[Tensor, int, int], Tensor]
 """Receives rows [start, stop) of a source's gradient; returns these rows of the whole gradient."""
-
-
-class FeatureMapSource(Protocol):
-    """A map that a convolution reads."""
-
-    channels: int
-    layout: MapLayout
-
-    @property
-    def whole(self) -> Tensor | None:
-        """Return the map, if it is in memory as a convolution reads it."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """Return the number of channels in memory at a time for a row that is read."""
-        ...
-
-    def fill(self, out: Tensor, start: int, stop: int) -> Tensor | None:
-        """Write rows [start, stop) to `out`; return the raw rows that they come from, if any."""
-        ...
 
 
 class Convolution:
@@ -48,7 +27,7 @@ class Convolution:
     beyond a multiple of it are not read.
     """
 
-    def __init__(self, module: nn.Conv3d, sources: Sequence[FeatureMapSource]):
+    def __init__(self, module: nn.Conv3d, sources: Sequence[Any]):
         self.module, self.sources, self.source_layout = module, list(sources), sources[0].layout
         self.stride = tuple(module.stride)
         self.is_strided = max(self.stride) > 1

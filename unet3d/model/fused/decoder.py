@@ -219,7 +219,7 @@ class FusedDecoderLevel(FusedBlock):
                 self.up.begin_gradient()
             return self._order(to_skip, self.up.gradient)
 
-        n = len(self.layers.layers) - 1
+        n = len(self.layers.outputs) - 1
         g, sums = self.layers.backward_conv(n, self._backward_head(g, to_logits), make_sinks)
         self.layers.backward(n, g, sums, make_sinks)
         for p, gradient in zip(self.up.module.parameters(), self.up.gradients, strict=False):
@@ -279,17 +279,18 @@ class FusedDecoderLevel(FusedBlock):
 
     def _backward_head(self, g: Tensor | None, to_logits: Tensor | None) -> Tensor:
         """Return the gradient of the last raw output, in the memory of `g` or of that output."""
-        last = self.layers.layers[-1]
+        n = len(self.layers.outputs) - 1
+        last = self.layers.outputs[n]
         y, sums = last.raw.stored, None
         assert y is not None
         tiles = list(self.layout.tiles(self.output.channels))
         for start, stop in tiles:
             rows = self._activation_gradient(g, to_logits, start, stop, update=True)
             raw = self.layout.narrow_rows(y, start, stop)
-            sums = last.output.norm.add_gradient_sums(rows, raw, sums)
+            sums = last.norm.add_gradient_sums(rows, raw, sums)
             del rows
         assert sums is not None
-        gradient = self.layers.backward_norm(last, sums)
+        gradient = self.layers.backward_norm(n, sums)
         out = y if g is None else g
         for start, stop in tiles:
             raw = self.layout.narrow_rows(y, start, stop)

@@ -297,7 +297,7 @@ class _Block:
 
     def backward_to_source(self, g: Tensor, sums: Tensor, *, is_needed: bool) -> Tensor | None:
         """Return the gradient of the level's input, given that of the sum."""
-        convolution, is_strided = self.layers.layers[0].convolution, self.layers.is_strided
+        convolution, is_strided = self.layers.outputs[0].raw.convolution, self.layers.is_strided
         if not is_strided and self.projection is None:
             self.backward(g, sums)
             return g if is_needed else None
@@ -320,17 +320,17 @@ class _Block:
 
         With a projection, turn `g` into the gradient of its raw output.
         """
-        second, output = self.layers.layers[1], self.output
-        gradient = self.layers.backward_norm(second, sums, output.factors)
+        output = self.output
+        gradient = self.layers.backward_norm(1, sums, output.factors)
         y = output.raw.stored
         assert y is not None
         gradient.apply(g, y, out=y)
         output.raw.stored = None
         if self.projection is not None:
-            layer = self.projection.layers[0]
-            assert layer.raw.stored is not None
-            sums = layer.output.norm.add_gradient_sums(g, layer.raw.stored, None)
-            self.projection.backward_norm_in_place(layer, g, sums)
+            projected = self.projection.output
+            assert projected.raw.stored is not None
+            sums = projected.norm.add_gradient_sums(g, projected.raw.stored, None)
+            self.projection.backward_norm_in_place(0, g, sums)
         return y
 
     def _backward_skip(self, g: Tensor, windows: Tensor, start: int, stop: int) -> Tensor:
@@ -338,7 +338,7 @@ class _Block:
 
         `g` is the gradient of the projection's raw output, or else of the pooled map.
         """
-        convolution, pool = self.layers.layers[0].convolution, self.module.skip_pool
+        convolution, pool = self.layers.outputs[0].raw.convolution, self.module.skip_pool
         rows = convolution.layout.narrow_rows(g, start, stop)
         if self.projection is not None:
             conv, none = self.module.projection.conv, [0, 0, 0]

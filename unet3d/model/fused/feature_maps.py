@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from unet3d.model.fused import operators
 from unet3d.model.fused.convolution import Convolution
 from unet3d.model.fused.norms import FoldedNorm
 from unet3d.model.fused.tiling import MapLayout
-from unet3d.types import HasInputGradient, Triple
+from unet3d.types import Triple
 
 CHUNK_BYTES = 4 * 2**20
 """Size of a copy for one volume: enough to saturate the bus, small next to a map."""
@@ -345,8 +345,8 @@ def pool_volumes(pool: nn.Module, x: Tensor, out: Tensor, *, at_once: bool) -> N
 
 def compute_input_gradient(layer: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
     """Return the gradient of a layer's input, given that of its output."""
-    if isinstance(layer, HasInputGradient):
-        return layer.compute_input_gradient(x, grad)
+    if hasattr(layer, "compute_input_gradient"):  # without an autograd graph
+        return cast(Any, layer).compute_input_gradient(x, grad)
     with torch.enable_grad():
         y = layer.forward(x.requires_grad_())
     y.backward(grad)

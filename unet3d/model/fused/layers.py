@@ -6,11 +6,11 @@ gradient stays in one buffer from the last layer to the first.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
-from unet3d.model.fused.convolution import Convolution, FeatureMapSource, GradientSink
+from unet3d.model.fused.convolution import Convolution, GradientSink
 from unet3d.model.fused.feature_maps import ConvOutput, LazyActivation
 from unet3d.model.fused.norms import (
     FoldedNorm,
@@ -81,44 +81,31 @@ class GradientSum:
         return target.add_(rows)
 
 
-class ConvCall(NamedTuple):
-    """A convolution with its norm and activation, for the duration of a step."""
-
-    module: Any  # a ConvNormAct
-    convolution: Convolution
-    output: LazyActivation
-
-    @property
-    def raw(self) -> ConvOutput:
-        """Return the convolution's output."""
-        return self.output.raw
-
-
 class ConvChain:
     """Consecutive layers; the first reads `sources`."""
 
     def __init__(
         self,
         modules: Sequence[Any],
-        sources: Sequence[FeatureMapSource],
+        sources: Sequence[Any],
         gradients: ParameterGradients,
         *,
         stream: bool = False,
     ):
         self.modules, self.sources, self.gradients = list(modules), list(sources), gradients
         self.is_streamed = stream  # outputs before the last are never stored as a whole
-        self.layers: list[ConvCall] = []
+        self.outputs: list[LazyActivation] = []  # of layers that have run
         self.copies = 1  # of size-preserving convolutions
 
     @property
     def output(self) -> LazyActivation:
         """Return the last layer's output."""
-        return self.layers[-1].output
+        return self.outputs[-1]
 
     @property
     def is_strided(self) -> bool:
         """Return whether the first layer has a stride."""
-        return self.layers[0].convolution.is_strided
+        return self.outputs[0].raw.convolution.is_strided
 
     def convolve(
         self, *, store_inner: bool, on_sources_read: Callable[[], None] | None = None
@@ -145,8 +132,8 @@ class ConvChain:
         `on_input` is called with what a strided layer reads, tile by tile. `residual` are options
         of LazyActivation.
         """
-        module = self.modules[len(self.layers)]
-        convolution = Convolution(module.conv, [self.output] if self.layers else self.sources)
+        module = self.modules[len(self.outputs)]
+        convolution = Convolution(module.conv, [self.output] if self.outputs else self.sources)
         convolution.copies = max(self.copies, convolution.copies)
         groups = make_stat_groups(module.norm, module.conv.out_channels)
         moments = make_moments(module.norm, groups, convolution.layout)
@@ -155,12 +142,12 @@ class ConvChain:
             raw.stored = convolution.forward(store=store, moments=moments, on_input=on_input)
         like = convolution.layout.empty_numbers(module.conv.out_channels)
         norm = fold_norm(module.norm, module.act, module.conv.bias, groups, moments, like)
-        self.layers.append(ConvCall(module, convolution, LazyActivation(raw, norm, **residual)))
+        self.outputs.append(LazyActivation(raw, norm, **residual))
 
     def free_inner(self) -> None:
         """Free the raw outputs before the last one."""
-        for layer in self.layers[:-1]:
-            layer.raw.stored = None
+        for output in self.outputs[:-1]:
+            output.raw.stored = None
 
     def backward(
         self,
@@ -176,34 +163,32 @@ class ConvChain:
         With a `source`, the norm of the only one, return the sums that it needs.
         """
         for n in reversed(range(layers)):
-            layer = self.layers[n]
-            if layer.convolution.is_strided:
-                self.backward_norm_in_place(layer, g, sums)
+            raw = self.outputs[n].raw
+            if raw.convolution.is_strided:
+                self.backward_norm_in_place(n, g, sums)
                 return self.backward_conv(n, g, make_sinks)[1]
-            activation = self.backward_norm(layer, sums)
-            if layer.raw.stored is not None:
-                activation.apply(g, layer.raw.stored, out=g)
-                layer.raw.stored = activation = None
+            activation = self.backward_norm(n, sums)
+            if raw.stored is not None:
+                activation.apply(g, raw.stored, out=g)
+                raw.stored = activation = None
             g, sums = self.backward_conv(n, g, make_sinks, activation, source)
         return sums
 
-    def backward_norm_in_place(self, layer: ConvCall, g: Tensor, sums: Tensor) -> None:
-        """Turn the gradient of a layer's activation into that of its raw output, and free that."""
-        layer.raw.restore()
-        assert layer.raw.stored is not None
-        gradient = self.backward_norm(layer, sums)
-        gradient.apply(g, layer.raw.stored, out=g)
-        layer.raw.stored = None
+    def backward_norm_in_place(self, n: int, g: Tensor, sums: Tensor) -> None:
+        """Turn the gradient of an activation into that of the raw output, and free that."""
+        raw = self.outputs[n].raw
+        raw.restore()
+        assert raw.stored is not None
+        self.backward_norm(n, sums).apply(g, raw.stored, out=g)
+        raw.stored = None
 
-    def backward_norm(
-        self, layer: ConvCall, sums: Tensor, factors: Tensor | None = None
-    ) -> NormGradient:
+    def backward_norm(self, n: int, sums: Tensor, factors: Tensor | None = None) -> NormGradient:
         """Return the norm's gradient, and add those of its parameters.
 
         `factors`, one per volume, scale the norm's output.
         """
-        gradient = layer.output.norm.gradient(sums if factors is None else sums * factors)
-        conv, norm = layer.module.conv, layer.module.norm
+        gradient = self.outputs[n].norm.gradient(sums if factors is None else sums * factors)
+        conv, norm = self.modules[n].conv, self.modules[n].norm
         if conv.bias is not None:
             self.gradients.add(conv.bias, gradient.bias)
         if getattr(norm, "weight", None) is not None:
@@ -224,8 +209,7 @@ class ConvChain:
         The first layer's input gradient goes to the sinks instead; the sums are those that `source`
         needs, if that is given.
         """
-        layer = self.layers[n]
-        weight, convolution = layer.module.conv.weight, layer.convolution
+        weight, convolution = self.modules[n].conv.weight, self.outputs[n].raw.convolution
         if convolution.is_strided:  # the first layer
             self.gradients.add(weight, convolution.backward_strided(g, make_sinks(g)[0]))
             return g, None
@@ -233,15 +217,14 @@ class ConvChain:
             weight_gradient, sums = convolution.backward(g, make_sinks(g), activation, source)
             self.gradients.add(weight, weight_gradient)
             return g, sums
-        previous = self.layers[n - 1]
-        if not self.is_streamed or previous.convolution.is_strided:
-            previous.raw.restore()
-        norm, is_stored = previous.output.norm, previous.raw.stored is not None
+        norm, raw = self.outputs[n - 1].norm, self.outputs[n - 1].raw
+        if not self.is_streamed or raw.convolution.is_strided:
+            raw.restore()
         buffer = GradientBuffer(g, convolution.module.in_channels, convolution.layout)
-        read = None if is_stored else norm
+        read = norm if raw.stored is None else None
         weight_gradient, sums = convolution.backward(g, [buffer], activation, read)
         self.gradients.add(weight, weight_gradient)
-        if previous.raw.stored is not None:
-            sums = norm.add_gradient_sums(buffer.tensor, previous.raw.stored, None)
+        if raw.stored is not None:
+            sums = norm.add_gradient_sums(buffer.tensor, raw.stored, None)
         assert sums is not None
         return buffer.tensor, sums

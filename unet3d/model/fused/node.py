@@ -12,7 +12,11 @@ from unet3d.model.fused.tiling import MapLayout
 
 
 class FusedBlock:
-    """A part of the network; its backward gives gradients of its input maps and its parameters."""
+    """A part of the network; subclasses have its forward and backward.
+
+    `forward` returns the edges of output maps, and tensors; `backward` the gradients of the input
+    maps, then those of the parameters.
+    """
 
     output: Any  # a LazyActivation, or a StoredFeatureMap
 
@@ -23,16 +27,6 @@ class FusedBlock:
     def layout(self) -> MapLayout:
         """Return the layout of the output."""
         return self.output.layout
-
-    def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
-        """Return the edges of output maps, and tensors."""
-        raise NotImplementedError
-
-    def backward(
-        self, gradients: list[Tensor | None], needs_grad: Sequence[bool]
-    ) -> list[Tensor | None]:
-        """Return the gradients of the input maps, then those of the parameters."""
-        raise NotImplementedError
 
     def placeholder(self) -> Tensor:
         """Return a tensor for autograd's graph: the map's shape, with the memory of one element."""
@@ -46,7 +40,7 @@ class FusedBlock:
 
 class _Node(Function):
     @staticmethod
-    def forward(ctx: Any, block: FusedBlock, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, block: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.block = block
         with torch.autocast(block.device.type, enabled=False):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from unet3d.model.fused import operators
 from unet3d.model.fused.kernels import cuda
 from unet3d.model.fused.tiling import MapLayout
+from unet3d.triton_kernels import runs_triton
 
 
 class Moments:
@@ -80,7 +81,7 @@ class FoldedNorm:
             bias = (self.scale * sums[0]).sum(0)
             return NormGradient(self, self.scale, zero, zero, weight=weight, shift=shift, bias=bias)
         groups, count = self.stat_groups, self.moments.count
-        if groups.world_size == 1 and cuda.has_statistics_kernels(sums):
+        if groups.world_size == 1 and runs_triton(sums, "fused-block"):
             (constant, linear), (shift, weight, bias) = cuda.fold_gradient(
                 *(sums, self.scale, self.mean, self.rstd, self.moments.total),
                 *(count, groups.groups, groups.over_batch),
@@ -199,7 +200,7 @@ def fold_norm(
     updates = is_batch_norm and norm.training and norm.running_mean is not None
     momentum = getattr(norm, "momentum", 0.0)  # None: a cumulative average
     fold_at_once = groups.world_size == 1 and momentum is not None
-    if fold_at_once and cuda.has_statistics_kernels(like):
+    if fold_at_once and runs_triton(like, "fused-block"):
         running = (None, None, None)
         if updates:
             running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)

@@ -18,6 +18,7 @@ from torch import Tensor
 from unet3d.custom_ops import custom_op, get_device_type, upcast
 from unet3d.model.fused.kernels import cpu, cuda
 from unet3d.model.fused.tiling import merge_moments
+from unet3d.triton_kernels import runs_triton
 
 MAX_TERMS = cuda.MAX_TERMS
 """Maps that are added up at once, if all of them are stored."""
@@ -31,7 +32,7 @@ def select_kernels(*maps: Tensor) -> ModuleType | None:
     if any(x.stride(1) != 1 and x.shape[1] > 1 for x in maps):
         return None  # not channels-last
     if get_device_type(maps[0]) == "cuda":
-        return cuda if cuda.supports(maps[0]) else None
+        return cuda if runs_triton(maps[0], "fused-block") else None
     return cpu if cpu.kernels.supports(maps[0]) else None
 
 

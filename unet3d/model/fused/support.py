@@ -7,7 +7,6 @@ This is done in every forward, because hooks and modules may change at any time.
 from `_modules`: attributes of nn.Module are slow, and a deep network has hundreds.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -25,21 +24,25 @@ from unet3d.types import Triple
 
 ONE = (1, 1, 1)
 
-Check = tuple[nn.Module, bool]
-"""A module, and whether fused blocks compute it."""
+SUPPORTED = (
+    *(nn.ModuleList, ConvBlock, ResidualLevel, ResidualBlock, StochasticDepth, Interpolate),
+    *(nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.Identity, nn.ReLU),
+)
 
 
 def find_unsupported(network: nn.Module) -> str | None:
     """Return what fused blocks would ignore of a UNet3D, or None."""
     if network._backward_hooks or network._backward_pre_hooks:
         return "the network has a backward hook"
-    parts = network._modules
+    parts: Any = network._modules
     for part in ("encoder", "decoder", "heads"):
         if (module := find_hook(parts[part])) is not None:
             return f"{_find_name(network, module)} has a hook or another forward"
-    for module, is_supported in _check_network(parts):
-        if not is_supported:
+        if (module := _find_unknown(parts[part])) is not None:
             return f"{_find_name(network, module)} is not a module that UNet3D builds"
+    for head in parts["heads"]:
+        if head.kernel_size != ONE:
+            return f"{_find_name(network, head)} is not a module that UNet3D builds"
     return None
 
 
@@ -61,78 +64,38 @@ def _find_name(network: nn.Module, module: nn.Module) -> str:
     return f"{name} ({type(module).__name__})"
 
 
-def _check_network(parts: Any) -> Iterator[Check]:
-    stride = ONE
-    for level in parts["encoder"]:
-        pool = level.pool
-        yield from _check_convs(level._modules["convs"], stride)
-        stride = level.pool_kernel if type(pool) is Strided else ONE
-        if pool is not None:
-            yield pool, _is_pooling(pool, level.pool_kernel)
-    for level in parts["decoder"]:
-        yield level.up, _is_upsampling(level.up)
-        yield from _check_convs(level._modules["convs"], ONE)
-    for head in parts["heads"]:
-        yield head, _is_conv(head, ONE) and head.kernel_size == ONE
-
-
-def _check_convs(convs: Any, stride: Triple) -> Iterator[Check]:
-    yield convs, type(convs) in (ConvBlock, ResidualLevel)
-    for module in convs._modules.values():
-        if type(module) is ResidualBlock:
-            parts = module._modules
-            layers = [(parts["conv1"], stride), (parts["conv2"], ONE)]
-            if (projection := parts.get("projection")) is not None:
-                layers.append((projection, ONE))
-            yield module, type(parts["drop_path"]) is StochasticDepth
-            yield parts["act"], _is_activation(parts["act"])
-            if (pool := parts.get("skip_pool")) is not None:
-                yield pool, _is_pooling(pool, stride)
+def _find_unknown(module: Any) -> nn.Module | None:
+    """Return the first of the module and its submodules that fused blocks do not compute."""
+    if not _is_supported(module):
+        return module
+    for name, child in module._modules.items():
+        if name in ("pool", "skip_pool") and child is not None:
+            size = module.pool_kernel if name == "pool" else module._modules["conv1"].stride
+            found = None if _is_pooling(child, size) else child
         else:
-            layers = [(module, stride)]
-        for layer, layer_stride in layers:
-            yield from _check_layer(layer, layer_stride)
-        stride = ONE
+            found = None if child is None else _find_unknown(child)
+        if found is not None:
+            return found
+    return None
 
 
-def _check_layer(layer: Any, stride: Triple) -> Iterator[Check]:
-    parts = layer._modules
-    has_parts = type(layer) is ConvNormAct and [*parts] == ["conv", "norm", "act"]
-    yield layer, has_parts
-    if has_parts:
-        yield parts["conv"], _is_conv(parts["conv"], stride)
-        yield parts["norm"], _is_norm(parts["norm"])
-        yield parts["act"], _is_activation(parts["act"])
-
-
-def _is_conv(module: Any, stride: Triple) -> bool:
-    return (
-        type(module) is nn.Conv3d
-        and module.stride == stride
-        and module.padding == tuple(k // 2 if k % 2 else None for k in module.kernel_size)
-        and module.dilation == ONE
-        and module.groups == 1
-        and module.padding_mode == "zeros"
-    )
-
-
-def _is_norm(module: Any) -> bool:
-    if type(module) is nn.InstanceNorm3d:
+def _is_supported(module: Any) -> bool:
+    kind = type(module)
+    if kind is nn.Conv3d:
+        has_padding = module.padding == tuple(k // 2 if k % 2 else None for k in module.kernel_size)
+        is_plain = module.dilation == ONE and module.groups == 1 and module.padding_mode == "zeros"
+        return has_padding and is_plain
+    if kind is nn.ConvTranspose3d:
+        is_tiling = module.kernel_size == module.stride and module.dilation == ONE
+        no_padding = module.padding == module.output_padding == (0, 0, 0)
+        return is_tiling and module.groups == 1 and no_padding
+    if kind is nn.InstanceNorm3d:
         return module._buffers.get("running_mean") is None
-    return type(module) in (nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.Identity)
-
-
-def _is_activation(module: Any) -> bool:
-    if type(module) is nn.LeakyReLU:
+    if kind is nn.LeakyReLU:
         return module.negative_slope >= 0
-    return type(module) in (nn.ReLU, nn.Identity)
-
-
-def _is_upsampling(module: Any) -> bool:
-    if type(module) is not nn.ConvTranspose3d:
-        return type(module) is Interpolate
-    is_tiling = module.kernel_size == module.stride and module.dilation == ONE
-    return is_tiling and module.groups == 1 and module.padding == module.output_padding == (0, 0, 0)
+    if kind is ConvNormAct:
+        return [*module._modules] == ["conv", "norm", "act"]
+    return kind in SUPPORTED or hasattr(module, "pool_kernel") or hasattr(module, "skip_first")
 
 
 def _is_pooling(module: Any, kernel_size: Triple) -> bool:

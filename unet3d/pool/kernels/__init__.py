@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unet3d.custom_ops import get_device_type
 from unet3d.pool.kernels import cpu, plain
+from unet3d.triton_kernels import runs_triton
 
 
 def select_kernels(x: Tensor) -> ModuleType:
@@ -17,5 +18,5 @@ def select_kernels(x: Tensor) -> ModuleType:
     if get_device_type(x) == "cuda":
         from unet3d.pool.kernels import cuda
 
-        return cuda if cuda.supports(x) else plain
+        return cuda if runs_triton(x, "pooling") else plain
     return cpu if cpu.kernels.supports(x) else plain

@@ -4,16 +4,14 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from unet3d.cpp_kernels import CppKernels, get_data_ptr
+from unet3d.cpp_kernels import CppKernels, count_threads, get_data_ptr
 from unet3d.pool.argmax_codes import choose_code
 from unet3d.pool.sorting_network import build_median_network
 from unet3d.pool.windows import PoolWindows, is_channels_last
 
 POOLS = ("median", "max", "avg", "approx_median")  # in the order of cpp/grid.h
-MIN_PARALLEL_ELEMENTS = 1 << 14  # a smaller tensor runs on one thread
 
 kernels = CppKernels(Path(__file__).parent / "cpp" / "pool.cpp", "pooling")
 
@@ -57,7 +55,7 @@ def _make_job(x: Tensor, pool: str, windows: PoolWindows, tau: float) -> _Job:
         grid=(ctypes.c_int64 * 17)(*grid),
         pool=POOLS.index(pool),
         code=choose_code(pool, windows),
-        threads=torch.get_num_threads() if x.numel() >= MIN_PARALLEL_ELEMENTS else 1,
+        threads=count_threads(x),
         comparators=comparators,
         network=ctypes.cast(network, ctypes.c_void_p),
         tau=tau,
@@ -66,6 +64,6 @@ def _make_job(x: Tensor, pool: str, windows: PoolWindows, tau: float) -> _Job:
 
 @cache
 def _get_network(elements: int, padded: bool) -> tuple[ctypes.Array, int]:
-    network = build_median_network(elements, pair=padded or elements % 2 == 0)
+    network = build_median_network(elements, padded=padded)
     flat = [number for comparator in network for number in comparator]
     return (ctypes.c_int32 * len(flat))(*flat), len(network)

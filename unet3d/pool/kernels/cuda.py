@@ -7,9 +7,9 @@ from torch import Tensor
 
 from unet3d.pool.argmax_codes import choose_code
 from unet3d.pool.kernels import plain
-from unet3d.pool.sorting_network import choose_median_network
+from unet3d.pool.sorting_network import build_median_network
 from unet3d.pool.windows import PoolWindows, is_channels_last
-from unet3d.triton_kernels import get_address, has_triton, launch
+from unet3d.triton_kernels import launch
 
 HALVES = (torch.float16, torch.bfloat16)
 PAIR_TYPES = {  # kernels tell bfloat16 and float16 apart by signed and unsigned integers
@@ -17,11 +17,6 @@ PAIR_TYPES = {  # kernels tell bfloat16 and float16 apart by signed and unsigned
     torch.float16: torch.uint32,
     torch.float32: torch.int64,
 }
-
-
-def supports(x: Tensor) -> bool:
-    """Return whether the kernels take x."""
-    return x.dtype in PAIR_TYPES and has_triton("pooling")
 
 
 def forward(
@@ -126,7 +121,7 @@ def _launch(
 
 
 def _network(windows: PoolWindows) -> tuple[tuple[int, int, int], ...]:
-    return choose_median_network(windows.elements, padded=any(windows.padding))
+    return build_median_network(windows.elements, padded=any(windows.padding))
 
 
 def _constants(windows: PoolWindows, kinds: str) -> dict[str, int]:
@@ -138,7 +133,7 @@ def _constants(windows: PoolWindows, kinds: str) -> dict[str, int]:
 def _in_pairs(x: Tensor, windows: PoolWindows) -> bool:
     """Return whether one aligned load reads a row of a window: two elements."""
     row = (windows.size[2], windows.stride[2], windows.padding) == (2, 2, (0, 0, 0))
-    return row and x.shape[-1] % 2 == 0 and get_address(x) % (2 * x.element_size()) == 0
+    return row and x.shape[-1] % 2 == 0 and x.data_ptr() % (2 * x.element_size()) == 0
 
 
 def _view_pairs(x: Tensor) -> Tensor:

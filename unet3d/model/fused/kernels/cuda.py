@@ -8,18 +8,12 @@ import torch
 from torch import Tensor
 
 from unet3d.custom_ops import custom_op
-from unet3d.triton_kernels import has_triton, launch, runs_triton
+from unet3d.triton_kernels import launch
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 2048  # elements that a program holds in registers
 PROGRAMS = 1024  # approximate number of programs that sum up a map
 MAX_TERMS = 6  # maps that the kernel of normalize takes
 PART_BLOCK = {"BP": 256, "BN": 8}  # parts and columns that a program adds at a time
-
-
-def supports(x: Tensor) -> bool:
-    """Return whether the kernels take x."""
-    return x.dtype in TYPES and has_triton("fused-block")
 
 
 def _kernels() -> Any:
@@ -74,14 +68,9 @@ def activation_gradient(a: Tensor, slope: float, g: Tensor) -> None:
     launch(_kernels().activation_gradient_kernel, a.device, grid, *arguments, **sizes)
 
 
-def has_statistics_kernels(sums: Tensor) -> bool:
-    """Return whether fold_statistics and fold_gradient take sums like these.
-
-    Each replaces some twenty operations on (B, C) tensors, whose launches would take longer than
-    their work. norms.py has the same in plain PyTorch, for CPUs and for statistics of several
-    ranks.
-    """
-    return sums.dtype == torch.float32 and runs_triton(sums, "fused-block")
+# fold_statistics and fold_gradient each replace some twenty operations on (B, C) tensors, whose
+# launches would take longer than their work. norms.py has the same in plain PyTorch, for CPUs and
+# for statistics of several ranks.
 
 
 @custom_op("unet3d::fold_statistics", mutates_args=("running_mean", "running_var", "batches"))
