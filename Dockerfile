@@ -52,6 +52,7 @@ ENV HOME=/cache \
     USER=unet3d \
     XDG_CACHE_HOME=/cache \
     MPLCONFIGDIR=/cache/matplotlib \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
     PYTHONUNBUFFERED=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -12,7 +12,6 @@ from unet3d.files import (
     add_path_to_errors,
     atomic_write,
     create_kernel_folder,
-    set_compiler_caches,
     write_text,
 )
 
@@ -53,10 +52,8 @@ def test_a_text_replaces_a_file_and_is_written_to_a_device_or_a_link(tmp_path):
 
 def test_kernels_lie_in_a_closed_folder_of_their_user(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    environ = {"TRITON_CACHE_DIR": "/mine"}
-    set_compiler_caches(environ)
-    inductor = tmp_path / "unet3d" / "inductor"
-    assert environ == {"TRITON_CACHE_DIR": "/mine", "TORCHINDUCTOR_CACHE_DIR": str(inductor)}
-    assert stat.S_IMODE(inductor.stat().st_mode) == 0o700
+    folder = create_kernel_folder("cpp")
+    assert folder == tmp_path / "unet3d" / "cpp"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     assert create_kernel_folder("cpp") == tmp_path / f"unet3d-{os.geteuid()}" / "cpp"

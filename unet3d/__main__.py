@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 from unet3d import __version__
 from unet3d.errors import Interrupted, SignalListener
-from unet3d.files import discard_output, write_output
+from unet3d.files import write_output
 
 COMMANDS = {
     "download": "download a task of the Medical Segmentation Decathlon",
@@ -37,15 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with SignalListener().listening() if arguments is None else nullcontext():
-            code = handle_arguments(args)
-            sys.stdout.flush()
-            return code
+            return handle_arguments(args)
     except Interrupted as stop:  # while a module is imported
         print(f"unet3d: interrupted by {stop}", file=sys.stderr)
         return stop.exit_code
-    except BrokenPipeError:  # as in `unet3d train --help | true`
-        discard_output()
-        return 1
 
 
 def handle_arguments(args: Sequence[str]) -> int:

@@ -52,7 +52,7 @@ def train(
     if any(".json" in text for text in given if text.startswith("experiment=")):
         given = expand_plans(given, log)
     directory = None if config_dir is None else Path(config_dir).expanduser()
-    composed, run_folder = compose_api_config("train", given, directory)
+    composed = compose_api_config("train", given, directory)
     settings = parse_train_config(composed)
     select_gpu(settings.step.accelerator)
     process = read_process_rank(settings.trainer.launch)
@@ -63,9 +63,9 @@ def train(
         )
     with (
         redirect_stdout(LineWriter(log)),
-        join_run(settings, run_folder, process, log=print) as (own, signals),
+        join_run(settings, composed.composition.folder, process, log=print) as signals,
     ):
-        return run_training(settings, own, signals, process, log=print)
+        return run_training(settings, composed.composition.folder, signals, process, log=print)
 
 
 def evaluate(
@@ -115,7 +115,7 @@ def evaluate(
     values = json.loads(json.dumps(given, default=str))  # as a config holds them: paths are text
     chosen = [f"metrics=[{','.join(metrics)}]"] if metrics else []
     required = ["predictions=null", "references=null", "output=null"]
-    composed, _ = compose_api_config("evaluate", [*required, *chosen])
+    composed = compose_api_config("evaluate", [*required, *chosen])
     settings = read_config(replace_values(composed, values))
     words = [f"{k}={to_yaml_literal(v)}" for k, v in values.items() if v is not None and v != []]
     command = replace(composed.composition, overrides=(*words, *chosen)).format_command()

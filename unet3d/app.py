@@ -7,7 +7,7 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -18,15 +18,12 @@ from typing import Any, NoReturn
 import hydra
 from hydra._internal.utils import get_args_parser  # Hydra 1.3.8; the only list of its flags
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from unet3d.config.compose import (
     ComposedConfig,
     Composition,
-    compose_with_hydra,
     find_user_config_dirs,
-    format_records,
     get_config_dir,
     has_current_time,
     quote,
@@ -116,22 +113,6 @@ def collect_files(command: str, words: Sequence[str]) -> list[str]:
     return [*others, f"image={quoted[0]}", *labels]
 
 
-@contextmanager
-def lock_sweep(args: Sequence[str], config_dirs: Sequence[Path]) -> Generator[list[str]]:
-    """Hold the lock of a sweep's folder; yield the arguments with the folder that it has got."""
-    from unet3d.training.run_folder import SWEEP_MARKERS, create_locked_folder
-
-    words = [arg for arg in args if "=" in arg and not arg.startswith("-")]
-    parsed = OverridesParser.create().parse_overrides(words)
-    fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
-    config = compose_with_hydra(fixed, "train", config_dirs)
-    folder, has_time = Path(config.hydra.sweep.dir), has_current_time(config.hydra, "sweep")
-    markers = () if "resume=auto" in args else SWEEP_MARKERS
-    with create_locked_folder(folder, markers=markers, has_time=has_time, log=print) as found:
-        name = quote_override(f"hydra.sweep.dir={found}", sweep=True)
-        yield [*args, name] if has_time else [*args]
-
-
 class _Jobs:
     """The jobs that Hydra starts: one, or those of a sweep."""
 
@@ -158,20 +139,18 @@ class _Jobs:
         given += [quote_override(word, sweep=self.sweeping) for word in words]
         if self.config_dirs and flags.config_dir is None:
             given = ["--config-dir", str(self.config_dirs[0]), *given]
-        is_sweep = self.sweeping and self.command == "train"
-        with lock_sweep(given, self.config_dirs) if is_sweep else nullcontext(given) as prepared:
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
-            own, sys.argv = sys.argv, [f"unet3d {self.command}", *prepared]  # which Hydra reads
-            folder = str(get_config_dir())
-            main = hydra.main(version_base="1.3", config_path=folder, config_name=self.command)
-            try:
-                main(self.run)()
-            except UsageError:
-                raise
-            except (TypeError, ValueError) as error:  # such as flags that need another one
-                raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
-            finally:
-                sys.argv = own
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
+        own, sys.argv = sys.argv, [f"unet3d {self.command}", *given]  # which Hydra reads
+        folder = str(get_config_dir())
+        main = hydra.main(version_base="1.3", config_path=folder, config_name=self.command)
+        try:
+            main(self.run)()
+        except UsageError:
+            raise
+        except (TypeError, ValueError) as error:  # such as flags that need another one
+            raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
+        finally:
+            sys.argv = own
 
     def run(self, config: DictConfig) -> None:
         """Run one job; Hydra calls this with its config."""
@@ -185,8 +164,7 @@ class _Jobs:
             choices=read_choices(own.runtime.choices, overrides),
             overrides=tuple(overrides),
             sweeping=self.sweeping,
-            folder_has_time=not self.sweeping and has_current_time(own, "run"),
-            records=format_records(config, own) if own.output_subdir is None else {},
+            folder_has_time=not self.sweeping and has_current_time(own),
         )
         composed = ComposedConfig(config=config, composition=composition)
         try:

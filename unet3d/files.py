@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Generator, MutableMapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,6 @@ from uuid import uuid4
 
 TRAINING_FILES = ("report.json", "curves.json")
 """What training writes, and no evaluation."""
-
-CACHE_VARIABLES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-"""Variables of compilers and their folders in ours."""
 
 
 def find_existing_dir(folder: Path) -> Path:
@@ -94,19 +91,14 @@ def write_output(text: str, path: Path | None) -> None:
         return
     try:
         print(text, flush=True)
-    except BrokenPipeError:
-        discard_output()
+    except BrokenPipeError:  # let the interpreter's last flush succeed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_figure(figure: Any, path: Path, *, dpi: int = 110) -> None:
     """Write a figure of matplotlib as PNG."""
     with atomic_write(path) as draft:
         figure.savefig(draft, dpi=dpi, format="png")
-
-
-def discard_output() -> None:
-    """Discard what is still to be printed, so that the interpreter's last flush succeeds."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -168,10 +160,3 @@ def create_kernel_folder(name: str) -> Path:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
-
-
-def set_compiler_caches(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let Triton and Inductor keep their code in our folder, unless variables name others."""
-    for variable, name in CACHE_VARIABLES.items():
-        if not environ.get(variable):
-            environ[variable] = str(create_kernel_folder(name))

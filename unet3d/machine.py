@@ -139,11 +139,6 @@ def get_available_bytes(device: torch.device) -> int | None:
     return min(known, default=None)
 
 
-def get_memory_limit() -> int | None:
-    """Return the memory limit of the container or batch job; None if there is none."""
-    return min((limit for limit, _ in read_cgroups()), default=None)
-
-
 def read_meminfo(file: Path = MEMINFO) -> dict[str, int]:
     """Return the fields of /proc/meminfo in bytes; empty where it does not exist."""
     fields = [line.split() for line in read_lines(file)]
@@ -194,22 +189,13 @@ def summarize_machine() -> dict[str, str]:
     """Return system, processor, memory and GPUs for people to read; no names of users or hosts."""
     memory = read_meminfo().get("MemTotal")
     facts = {
-        "system": get_os_name(),
+        "system": platform.platform(),
         "processor": f"{get_cpu_model() or 'unknown'}, {count_usable_cores()} usable cores",
         "memory": None if memory is None else format_bytes(memory),
         "GPU": ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count()))),
         "CUDA": torch.version.cuda,
     }
     return {name: fact for name, fact in facts.items() if fact}
-
-
-def get_os_name() -> str:
-    """Return the operating system, its kernel and the machine type."""
-    try:
-        release = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):  # not Linux, or one without os-release
-        release = platform.platform(terse=True)
-    return f"{release}, {platform.system()} {platform.release()} {platform.machine()}"
 
 
 def get_cpu_model() -> str | None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from unet3d.custom_ops import get_device_type
-from unet3d.files import set_compiler_caches
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ def has_triton(kernels: str) -> bool:
             kernels,
         )
         return False
-    set_compiler_caches()
     return True
 
 

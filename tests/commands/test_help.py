@@ -29,7 +29,7 @@ def test_help_and_missing_keys_are_answered_without_heavy_imports(tmp_path):
 def test_keys_are_shown_with_their_comments_and_required_ones_first(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["train", "data=pairs", "optimizer.lr=0.5", "--help"]) == 0
-    keys = capsys.readouterr().out.partition("\nkeys: key=value (... = required)\n")[2]
+    keys = capsys.readouterr().out.partition("\nkeys: key=value (... = required):\n")[2]
     assert keys.startswith("  data.root=... ")
     lines = {line.split()[0]: line for line in keys.splitlines() if "=" in line}
     assert lines["compile=false"].endswith("turns fused blocks off, takes more")

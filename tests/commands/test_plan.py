@@ -67,7 +67,7 @@ def test_axes_along_which_classes_are_ordered_are_not_flipped(tmp_path, monkeypa
 
 def test_a_plan_is_estimated_to_fit_the_budget(plan, tmp_path):
     assert plan("budget_gib=0.611", "data.spacing_mm=[0.5,0.5,1]") == 0
-    planned, _ = compose_api_config("train", ["experiment=planned"])
+    planned = compose_api_config("train", ["experiment=planned"])
     peak = estimate_configured_step(parse_train_config(planned).step).peak
     assert 0 < peak.reserved <= 0.611 * GIB - CUDA_CONTEXT_BYTES
     assert prod(experiment(tmp_path)["data"]["patch_size"]) < 32**3

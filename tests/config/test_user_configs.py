@@ -15,9 +15,7 @@ def compose(tmp_path):
         path = tmp_path / "conf" / "experiment" / "x.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# @package _global_\n{text}\n")
-        return compose_api_config("train", ["experiment=x", *overrides], tmp_path / "conf")[
-            0
-        ].config
+        return compose_api_config("train", ["experiment=x", *overrides], tmp_path / "conf").config
 
     return write_and_compose
 
@@ -35,8 +33,8 @@ def test_an_option_may_configure_hydra_loggers_and_the_trainer(compose, tmp_path
     config = compose(text)
     assert config.logger.mlflow.tracking_uri == "http://server:5000"
     assert config.data.root == "/scans"
-    composed, folder = compose_api_config("train", ["experiment=x"], tmp_path / "conf")
-    assert folder == tmp_path / "runs"
+    composed = compose_api_config("train", ["experiment=x"], tmp_path / "conf")
+    assert composed.composition.folder == tmp_path / "runs"
     assert parse_train_config(composed).trainer.factory.arguments["profiler"] == "simple"
 
 

@@ -84,7 +84,7 @@ def test_a_certain_voxel_has_a_finite_focal_gradient(gamma):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("batch_dice", [True, False])
 def test_compiled_kernels_equal_the_reference(dtype, layout, batch_dice):
-    assert cpu.kernels.library(dtype)  # from now on, small tensors take the kernels
+    assert cpu.kernels.library(dtype)
     logits, labels = make_sample(dtype)
     logits = (8 * logits.detach()).contiguous(memory_format=layout).requires_grad_()
     exact = logits.detach().double().requires_grad_()

@@ -1,6 +1,7 @@
 """What a run checks before it reads its data."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from unet3d.training.preflight import (
 def test_what_cannot_run_ends_before_data_is_read(
     composed, tmp_path, monkeypatch, word, error, message
 ):
-    monkeypatch.setattr(preflight, "get_free_shm", lambda: 4096)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
     with pytest.raises(error, match=message):
         build_training(composed(word, f"data.cache={tmp_path / 'cache'}"), tmp_path)
     assert not (tmp_path / "cache").exists()

@@ -1,10 +1,9 @@
 """A folder belongs to one run: at a time, and at all times."""
 
 import pytest
-import yaml
 
 from unet3d.__main__ import main
-from unet3d.training.run_folder import LOCK, lock_folder
+from unet3d.training.run_folder import LOCK
 
 
 def read_all(folder):
@@ -29,18 +28,6 @@ def test_a_link_to_a_folder_leads_to_the_latest_run(small, tmp_path, monkeypatch
     assert {path.name for path in (tmp_path / "disk").iterdir()} == {"a", "a.1"}
     assert (tmp_path / "run").is_symlink()
     assert not list(tmp_path.rglob(LOCK))
-    records = {path.name: path for path in (tmp_path / "run" / ".hydra").iterdir()}
-    assert records.keys() == {"config.yaml", "hydra.yaml", "overrides.yaml"}
-    assert yaml.safe_load(records["hydra.yaml"].read_text())["hydra"]["job"]["name"]
-    assert "logger=csv" in yaml.safe_load(records["overrides.yaml"].read_text())
-
-
-def test_a_run_that_is_refused_leaves_the_earlier_one_in_its_folder(unet3d, used):
-    before = read_all(used)
-    for word in ("resume=atuo", f"init_from={used / 'checkpoints/last.ckpt'}", "freeze=[nope]"):
-        assert unet3d(word) == 2
-        assert read_all(used) == before
-    assert not used.with_name("run.1").exists()
 
 
 def test_a_search_in_the_folder_of_a_run_is_refused(small, used, capsys):
@@ -48,32 +35,3 @@ def test_a_search_in_the_folder_of_a_run_is_refused(small, used, capsys):
     assert main(["search", *small, "space={pool:[max,avg]}", f"hydra.run.dir={used}"]) == 2
     assert "holds a run, not a search" in capsys.readouterr().err
     assert read_all(used) == before
-
-
-def test_two_runs_of_the_same_second_get_two_folders(small, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = [*small, "logger=csv", "hydra.run.dir=outputs/${now:%Y}"]
-    assert main(["train", *words]) == 0
-    (first,) = (tmp_path / "outputs").iterdir()
-    before = read_all(first)
-    with lock_folder(first):
-        assert main(["train", *words]) == 0
-    assert main(["train", *words]) == 0
-    names = {path.name for path in (tmp_path / "outputs").iterdir()}
-    assert names == {first.name, f"{first.name}-1", f"{first.name}-2"}
-    assert read_all(first) == before
-
-
-def test_a_sweep_belongs_to_one_command(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ["train", "-m", *small, "seed=0", "logger=csv", "hydra.sweep.dir=sweep"]
-    assert main(words) == 0
-    before = read_all(tmp_path / "sweep")
-    with lock_folder(tmp_path / "sweep"):
-        for resume in ("resume=null", "resume=auto"):
-            assert main([*words, resume]) == 2
-            assert "is in use by process" in capsys.readouterr().err
-    assert main([*words, "resume=auto"]) == 0
-    assert not (tmp_path / "sweep.1").exists()
-    assert main(words) == 0
-    assert read_all(tmp_path / "sweep.1").keys() == before.keys()

@@ -28,8 +28,6 @@ from unet3d.machine import (
     describe_missing_kernels,
     get_available_bytes,
     get_cpu_model,
-    get_memory_limit,
-    get_os_name,
     has_fast_bf16,
     read_meminfo,
     resolve_device,
@@ -41,7 +39,7 @@ from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_configured_step
 from unet3d.memory.oom_advice import format_oom_warning
 from unet3d.memory.step.build import complete_step
 from unet3d.planning.suggest import find_largest_batch
-from unet3d.text import GIB, MIB, format_bytes
+from unet3d.text import MIB, format_bytes
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.preflight import (
     SHM,
@@ -161,14 +159,13 @@ def get_disk_space(folder: Path) -> dict[str, Any]:
 def describe_system() -> dict[str, Any]:
     """Return resources of this machine, in bytes unless they are counts; None: unknown."""
     return {
-        "name": get_os_name(),
+        "name": platform.platform(),
         "cpu_model": get_cpu_model(),
         "cores": count_usable_cores(),  # that this process may use
         "threads": torch.get_num_threads(),
         "fast_bf16": has_fast_bf16(),
         "ram": read_meminfo().get("MemTotal"),
         "ram_free": get_available_bytes(torch.device("cpu")),
-        "ram_limit": get_memory_limit(),  # of a container or batch job
         "shm": get_disk_space(SHM) if SHM.is_dir() else None,
     }
 
@@ -203,16 +200,12 @@ def format_cudnn_version() -> str | None:
 
 
 def list_gpus() -> list[dict[str, Any]]:
-    """Return the GPUs that torch finds; none if their driver is broken.
-
-    Memory in use belongs to other processes, apart from a little for the driver and a display.
-    """
+    """Return the GPUs that torch finds; none if their driver is broken."""
     gpus = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
         gpu = {"index": index, "name": properties.name, "total": total, "free": free}
-        gpu["held_by_others"] = total - free if total - free > GIB else 0
         gpus.append({**gpu, "capability": (properties.major, properties.minor)})
     return gpus
 
@@ -250,9 +243,9 @@ def inspect_run(
         overrides=list(settings.composition.overrides), batch_size=settings.data.batch_size
     )
     problems = list[Problem]()
-    step, requested = settings.step, settings.step.accelerator
+    step = settings.step
     with collect_errors(problems):
-        run.device = resolve_device(requested)
+        run.device = resolve_device(step.accelerator)
         run.precision = resolve_precision(step.precision, run.device)
     with collect_errors(problems):
         read_process_rank(settings.trainer.launch)
@@ -260,11 +253,7 @@ def inspect_run(
     device, precision = run.device, run.precision
     if device is not None and precision is not None:
         cuda = device == "cuda"
-        first = int(requested.partition(":")[2] or 0)  # of cuda:N
         run.available = get_available_bytes(torch.device(device))
-        for gpu in machine["gpus"][first:][: run.processes] if cuda else []:
-            if gpu["held_by_others"] and run.available is not None:
-                run.available = min(run.available, gpu["free"])
         with collect_errors(problems):
             # auto is estimated for a GPU
             step = complete_step(replace(step, accelerator=device))
@@ -317,15 +306,6 @@ def find_performance_problems(
             )
     if device == "cuda":
         messages.append(describe_missing_triton(software))
-        for gpu in machine["gpus"]:
-            held, total, free = map(
-                format_bytes, (gpu[k] for k in ("held_by_others", "total", "free"))
-            )
-            if gpu["held_by_others"]:
-                messages.append(
-                    f"other processes hold {held} of GPU {gpu['index']}'s {total}: {free} are free "
-                    "(nvidia-smi lists them)"
-                )
     if precision.used != precision.requested:
         messages.append(
             f"precision={precision.requested} runs as {precision.used}: {precision.reason}"

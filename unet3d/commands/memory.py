@@ -99,14 +99,6 @@ def print_estimate(settings: MemoryConfig) -> None:
     summary = summarize_estimate(estimate, savings)
     if step.compile:
         summary = f"{summarize_compiled(estimate)} {summary}"
-    elif (
-        step.accelerator != "cpu"
-        and resolve_fused(step).checkpointing.arguments.get("tile_mib") == "auto"
-    ):
-        summary += (
-            " On a GPU with free memory, training uses larger tiles, which are faster: "
-            "checkpointing.tile_mib=2048 shows their memory."
-        )
     if settings.format == "table":
         tables = [(format_peaks if settings.view == "peak" else format_layers)(estimate)]
         tables += [] if measured is None else [format_measured(estimate, measured)]

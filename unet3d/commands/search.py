@@ -37,7 +37,7 @@ from unet3d.report.run_report import write_report
 from unet3d.text import GIB, format_bytes, format_columns, pluralize
 from unet3d.training.callbacks.trials import PrunedTrialError, PruningCallback
 from unet3d.training.config import TrainConfig, parse_train_config
-from unet3d.training.run_folder import TRAINING_MARKERS, open_run_folder, write_records
+from unet3d.training.run_folder import TRAINING_MARKERS, open_run_folder
 
 OWN_KEYS = "space trials startup budget_gib monitor mode prune prune_after".split()
 """Keys that `unet3d train` does not have."""
@@ -134,25 +134,24 @@ def make_distribution(values: Any) -> Any:
 
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Train trial after trial, print and write what they reached, and compare their runs."""
-    settings, composition = read_config(composed), composed.composition
+    settings = read_config(composed)
     # A search goes on with what its folder holds.
-    with open_run_folder(folder, resume="auto", composition=composition, log=print) as locked:
-        if any(any(locked.glob(name)) for name in TRAINING_MARKERS):
-            raise UsageError(f"{locked} holds a run, not a search: set another hydra.run.dir=")
-        write_records(locked, composition.records)
-        trials = run_trials(settings, locked)
+    with open_run_folder(folder, resume="auto", log=print):
+        if any(any(folder.glob(name)) for name in TRAINING_MARKERS):
+            raise UsageError(f"{folder} holds a run, not a search: set another hydra.run.dir=")
+        trials = run_trials(settings, folder)
         best = settings.choose(
             (trial for trial in trials if trial["state"] == "complete"),
             key=lambda trial: trial["value"],
             default=None,
         )
-        write_report({"best": best, "trials": trials}, locked / "search.json")
+        write_report({"best": best, "trials": trials}, folder / "search.json")
         print("\n" + format_columns(make_rows(settings, trials), left=2 + len(settings.space)))
         if best is not None:
             overrides = format_overrides(best["values"])
             reached = f"{best['value']:.4f}, trial {best['trial']}"
             print(f"\nbest {settings.monitor}: {reached}: {overrides}")
-        print_sweep_summary(locked)
+        print_sweep_summary(folder)
     return 1 if any(trial["state"] == "fail" for trial in trials) else 0
 
 

@@ -14,7 +14,7 @@ import torch
 from unet3d.checkpoint_file import has_checkpoint
 from unet3d.config.compose import ComposedConfig
 from unet3d.data.dataset import build_layout, resolve_dataset
-from unet3d.errors import DoesNotFitError, RunError, SignalListener, UsageError
+from unet3d.errors import DoesNotFitError, RunError, SignalListener
 from unet3d.machine import resolve_precision
 from unet3d.memory.step.build import build_network
 from unet3d.report.run_report import format_report_table
@@ -66,18 +66,12 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     """Train in one process or several."""
     settings, composition = parse_train_config(composed), composed.composition
     process = read_process_rank(settings.trainer.launch)
-    if process.world_size > 1 and composition.folder_has_time:
-        raise UsageError(
-            f"{settings.trainer.launch} starts several processes, and each would create its own "
-            "time-stamped run folder: set hydra.run.dir=... (and resume=auto to resume after an "
-            "interruption)"
-        )
     processes = count_local_processes(settings, process)
     if processes > 1:
         extra = ["memory.if_too_large=error"] if composition.sweeping else []
         return launch_ranks([*composition.overrides, *extra], folder, processes)
-    with join_run(settings, folder, process, log=print) as (run_folder, signals):
-        result = train(settings, run_folder, signals, process, log=print)
+    with join_run(settings, folder, process, log=print) as signals:
+        result = train(settings, folder, signals, process, log=print)
     return 1 if result.report.get("evaluation", {}).get("errors") else 0
 
 

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,8 @@ class Composition:
     choices: Mapping[str, str]  # the selected option of each group
     overrides: tuple[str, ...] = ()  # as typed
     sweeping: bool = False  # whether this is one job of a sweep
+    folder: Path = Path()  # of the run
     folder_has_time: bool = False  # whether the name of the run's folder is the time of its start
-    records: Mapping[str, str] = field(default_factory=dict)  # Hydra's files, for the run's folder
 
     def is_overridden(self, key: str) -> bool:
         """Return whether the command line sets this key or a key below it."""
@@ -92,53 +92,32 @@ def list_options(group: str) -> list[str]:
     return sorted(p.stem for p in (get_config_dir() / group).glob("[!_]*.yaml"))
 
 
-def compose_with_hydra(
-    overrides: Sequence[str], command: str, user_dirs: Sequence[Path] = ()
-) -> DictConfig:
-    """Compose a command's config and Hydra's own, within a running Hydra or without one."""
-    urls = [f"hydra.searchpath=[{quote(f'file://{path.resolve()}')}]" for path in user_dirs]
-    words = [*urls, *overrides]
-    running, folder = GlobalHydra.instance().is_initialized(), str(get_config_dir())
-    with nullcontext() if running else initialize_config_dir(folder, version_base="1.3"):
-        return compose(command, overrides=words, return_hydra_config=True)
-
-
 def compose_config(
     overrides: Sequence[str], command: str, user_dirs: Sequence[Path] = ()
 ) -> ComposedConfig:
-    """Compose a command's config; `user_dirs` has a folder with the user's options, or nothing."""
-    return compose_with_folder(overrides, command, user_dirs)[0]
+    """Compose a command's config, within a running Hydra or without one.
 
-
-def compose_with_folder(
-    overrides: Sequence[str], command: str, user_dirs: Sequence[Path] = ()
-) -> tuple[ComposedConfig, Path]:
-    """Compose a command's config; also return the folder of the run."""
-    config = compose_with_hydra(overrides, command, user_dirs)
+    `user_dirs` has a folder with the user's options, or nothing.
+    """
+    urls = [f"hydra.searchpath=[{quote(f'file://{path.resolve()}')}]" for path in user_dirs]
+    running, folder = GlobalHydra.instance().is_initialized(), str(get_config_dir())
+    with nullcontext() if running else initialize_config_dir(folder, version_base="1.3"):
+        config = compose(command, overrides=[*urls, *overrides], return_hydra_config=True)
     composition = Composition(
         command=command,
         choices=read_choices(config.hydra.runtime.choices, overrides),
         overrides=tuple(overrides),
-        folder_has_time=has_current_time(config.hydra, "run"),
+        folder=Path(str(OmegaConf.select(config, "hydra.run.dir"))),
+        folder_has_time=has_current_time(config.hydra),
     )
-    folder = Path(str(OmegaConf.select(config, "hydra.run.dir")))
     with open_dict(config):
         del config["hydra"]
-    return ComposedConfig(config=config, composition=composition), folder
+    return ComposedConfig(config=config, composition=composition)
 
 
-def has_current_time(hydra: Any, kind: str) -> bool:
-    """Return whether the name of the folder of a `run` or `sweep` is made from the time."""
-    return "${now:" in OmegaConf.to_yaml(hydra[kind])
-
-
-def format_records(config: DictConfig, hydra: Any) -> dict[str, str]:
-    """Return the files that Hydra writes to .hydra/ before it is known whether a run may start."""
-    return {
-        "config.yaml": OmegaConf.to_yaml(config),
-        "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": OmegaConf.to_container(hydra)})),
-        "overrides.yaml": OmegaConf.to_yaml(hydra.overrides.task),
-    }
+def has_current_time(hydra: Any) -> bool:
+    """Return whether the name of the run's folder is made from the time."""
+    return "${now:" in OmegaConf.to_yaml(hydra.run)
 
 
 def read_choices(choices: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:

@@ -4,10 +4,10 @@ Keys that nothing reads, values of the wrong type and missing values are refused
 """
 
 import re
-import shutil
-import textwrap
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ from unet3d.config.compose import (
     ComposedConfig,
     Composition,
     compose_config,
-    compose_with_folder,
     find_user_config_dirs,
     get_config_dir,
     list_config_groups,
@@ -123,8 +122,8 @@ def _read_defaults(path: Path) -> list[str]:
 
 def compose_api_config(
     command: str, overrides: Sequence[str], config_dir: Path | None = None
-) -> tuple[ComposedConfig, Path]:
-    """Return the checked config and the folder of the run; an error is a UsageError.
+) -> ComposedConfig:
+    """Return the checked config; an error is a UsageError.
 
     `config_dir` holds options of the user's, by default those in conf/ in the working folder.
     """
@@ -133,11 +132,11 @@ def compose_api_config(
         raise UsageError(f"config_dir: no folder {config_dir.absolute()}")
     user_dirs = find_user_config_dirs(config_dir)
     try:
-        composed, folder = compose_with_folder(args, command, user_dirs)
+        composed = compose_config(args, command, user_dirs)
         check_config(composed, user_dirs)
     except CONFIG_ERRORS as error:
         raise UsageError(format_config_error(error, command, args)) from error
-    return composed, folder
+    return composed
 
 
 def check_config(composed: ComposedConfig, user_dirs: Sequence[Path]) -> None:
@@ -229,26 +228,15 @@ def find_option_with(key: str) -> str | None:
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """Return the known names that were probably meant, as the end of a sentence.
-
-    Of keys with dots, the last parts are compared, since that is what people remember: they are
-    the same, or have all words of the name, or differ from it by a typing error.
+    """Return the known name that was probably meant, as the end of a sentence.
 
     >>> suggest_name("lr", ["logger", "optimizer.lr", "model.layers"])
     '; did you mean optimizer.lr?'
     """
-    group, _, last = name.rpartition(".")
-    names = list(dict.fromkeys(known))
-    for candidates in ([k for k in names if group and k.startswith(f"{group}.")], names):
-        parts = {candidate: candidate.rpartition(".")[2] for candidate in candidates}
-        longer = [p for p in parts.values() if set(last.split("_")) <= set(p.split("_"))]
-        near = [last] if last in longer else get_close_matches(last, longer, cutoff=0)
-        near = near or get_close_matches(last, parts.values(), cutoff=0.75)
-        ranks = {k: (k.count("."), near.index(p)) for k, p in parts.items() if p in near}
-        if ranks:
-            meant = [key for key, rank in ranks.items() if rank == min(ranks.values())]
-            return f"; did you mean {' or '.join(meant)}?"
-    return "."
+    names, last = list(known), name.rpartition(".")[2]
+    same = [key for key in names if key.rpartition(".")[2] == last]
+    near = same or get_close_matches(name, names, n=1, cutoff=0.65)
+    return f"; did you mean {near[0]}?" if near else "."
 
 
 def collect_values(config: DictConfig | dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -318,39 +306,31 @@ def format_command_help(
     known, groups = collect_keys(composed.composition, config_dirs), list_config_groups()
     choices = {g: o for g, o in sorted(composed.composition.choices.items()) if g in groups}
     own = yaml.safe_load((get_config_dir() / f"{command}.yaml").read_text("utf-8"))
-    width = min(shutil.get_terminal_size((100, 0)).columns, 120)
 
     required = [f"{key}=..." for key, value in own.items() if value == "???"]
-    words = ["usage: unet3d", command, *POSITIONAL.get(command, required), "[key=value ...]"]
+    words = ["unet3d", command, *POSITIONAL.get(command, required), "[key=value ...]"]
     shown = composed.config if command == "train" else own
     keys = [pair for pair in list_key_values(composed.config) if pair[0].split(".")[0] in shown]
     keys.sort(key=lambda pair: (pair[1] != "...", pair[0].split(".")[0] not in own))
-    rows = [(f"{k}={v}", known[k].comment if k in known else "") for k, v in keys]
-    key_table = f"keys: key=value (... = required)\n{wrap_two_columns(rows, width)}"
+    sections = {}
     if command == "train":
-        rows = [row for g, o in choices.items() for row in list_option_help(g, o, config_dirs)]
-        options = f"config groups: group=option (* = selected)\n{wrap_two_columns(rows, width)}"
-        return "\n\n".join([" ".join(words), about, options, key_table, f"{RUN_FOOTER}\n{FOOTER}"])
-    parts = [" ".join(words), about, key_table]
-    if "train" in own["defaults"]:
+        about = f"{about}\n\n{RUN_FOOTER}"
+        options = [row for g, o in choices.items() for row in list_option_help(g, o, config_dirs)]
+        sections["config groups: group=option (* = selected)"] = options
+    elif "train" in own["defaults"]:
         selected = " ".join(f"{group}={option}" for group, option in choices.items())
-        parts.append(
-            "every option and key of unet3d train is accepted, too (unet3d train --help)\n"
-            + textwrap.fill(f"config groups: {selected}", width, break_on_hyphens=False)
-        )
-    return "\n\n".join([*parts, FOOTER])
-
-
-def wrap_two_columns(rows: Sequence[tuple[str, str]], width: int) -> str:
-    """Format two columns and wrap the second; a long name gets a line of its own."""
-    left = min(max(len(name) for name, _ in rows), 38)
-    width, indent = max(width, left + 34), " " * (left + 4)
-    lines = []
-    for name, text in rows:
-        label = f"  {name:{left}}  "
-        if len(name) > left:
-            lines.append(f"  {name}")
-            label = indent
-        wrapped = textwrap.wrap(text, width, initial_indent=label, subsequent_indent=indent)
-        lines += wrapped or [label.rstrip()]
-    return "\n".join(filter(None, lines))
+        about = f"{about}\n\nalso accepted: all options and keys of unet3d train; here {selected}"
+    rows = [(f"{k}={v}", known[k].comment if k in known else "") for k, v in keys]
+    sections["keys: key=value (... = required)"] = rows
+    parser = ArgumentParser(
+        usage=" ".join(words),
+        description=about,
+        epilog=FOOTER,
+        add_help=False,
+        formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=42),
+    )
+    for title, rows in sections.items():
+        section = parser.add_argument_group(title)
+        for name, text in rows:
+            section.add_argument(name, help=text.replace("%", "%%"))
+    return parser.format_help()

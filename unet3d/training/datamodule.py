@@ -89,7 +89,7 @@ class VolumeDataModule(pl.LightningDataModule):
         self.preprocessing = usable.run_on_valid_cases(
             lambda cases: build_preprocessing(settings.data, dataset, cases)
         )
-        with rank_zero_first(self.process):
+        with rank_zero_first(self.process, "volumes"):
             volumes = usable.preprocess(parts, self.preprocessing)
         if not volumes[0]:
             raise UsageError(

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -240,37 +240,17 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 @contextmanager
-def rank_zero_first(process: ProcessRank) -> Generator[None]:
-    """Run the body on rank 0 first; the other ranks run it once rank 0 is done."""
-    if process.rank > 0:
-        wait_for_rank_zero("is prepared")
-    yield
-    if process.rank == 0 and process.world_size > 1:
-        get_store().set("is prepared", "")
-
-
-def run_on_rank_zero(process: ProcessRank, action: Callable[[], str]) -> str:
-    """Return on every rank what `action` returns on rank 0."""
-    if process.rank > 0:
-        return os.fsdecode(wait_for_rank_zero("result"))
-    result = action()
-    if process.world_size > 1:
-        value: Any = os.fsencode(result)  # a path may be any bytes
-        get_store().set("result", value)
-    return result
-
-
-def wait_for_rank_zero(key: str) -> bytes:
-    """Return what rank 0 stores, maybe hours later; Store.wait would not handle signals."""
-    store = get_store()
-    while not store.check([key]):
+def rank_zero_first(process: ProcessRank, what: str) -> Generator[None]:
+    """Run the body on rank 0 first; the other ranks run it once rank 0 is done, hours later."""
+    if process.world_size == 1:
+        yield
+        return
+    store = dist.distributed_c10d._get_default_store()
+    while process.rank > 0 and not store.check([what]):  # Store.wait would not handle signals
         time.sleep(POLL_SECONDS)
-    return store.get(key)
-
-
-def get_store() -> dist.Store:
-    """Return the key-value store of the process group."""
-    return dist.distributed_c10d._get_default_store()
+    yield
+    if process.rank == 0:
+        store.set(what, "")
 
 
 def gather_in_case_order(trainer: Trainer, results: list[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard.writer import SummaryWriter
 
 
@@ -92,11 +92,6 @@ def has_writer(logger: TensorBoardLogger) -> bool:
 def set_purge_step(logger: TensorBoardLogger, step: int) -> None:
     """Hide events of earlier runs from `step` on; call it before the writer is created."""
     logger._kwargs["purge_step"] = step
-
-
-def drop_anonymous(logger: WandbLogger) -> None:
-    """Do not pass W&B an argument of which it warns that it will be removed."""
-    logger._wandb_init.pop("anonymous", None)
 
 
 def catch_write_errors(writer: SummaryWriter, report: Callable[[OSError], None]) -> None:

@@ -1,8 +1,9 @@
 """Lightning's loggers, for runs that are killed and resumed, and for disks that fill up."""
 
 import csv
+import os
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,6 @@ import numpy as np
 import torch
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import (
     CSVLogger,
     Logger,
@@ -30,10 +30,9 @@ from unet3d.errors import (
     explain_missing_packages,
     summarize_error,
 )
-from unet3d.files import atomic_write, write_text
+from unet3d.files import write_text
 from unet3d.training.lightning_internals import (
     catch_write_errors,
-    drop_anonymous,
     has_writer,
     set_purge_step,
 )
@@ -78,80 +77,36 @@ class ResumableTensorBoardLogger(TensorBoardLogger):
 
 
 class ResumableCSVLogger(CSVLogger):
-    """Write metrics.csv with one row per step, which a resumed run continues.
+    """Continue metrics.csv when training is resumed, and drop rows while the disk is full.
 
-    Lightning's logger deletes the table of an earlier process, and writes a row per call. Here the
-    last row is replaced until its step is over. While the disk is full, rows are dropped.
+    Lightning's logger deletes the table of an earlier process.
     """
 
     def __init__(self, save_dir: Path, name: str = "csv"):
         super().__init__(save_dir, name, version="")
         self.path = Path(self.log_dir, "metrics.csv")
-        self.columns: list[str] = []
-        self.row: dict[str, Any] = {}  # of the current step
-        self.start = self.end = 0  # bytes before and after its row in the file
-
-    @property
-    def experiment(self) -> None:
-        """Return nothing: Lightning's writer would delete the table."""
 
     @rank_zero_only
     def purge(self, step: int) -> None:
-        """Delete the rows from `step` on; the last one before it may still get values."""
-        for row in self._read_rows():
-            if int(row["step"]) < step:
-                self.columns, self.row = list(row), {**row, "step": int(row["step"])}
-        if self.row:
-            self._rewrite(self.columns)
-            self.save()
-        else:
-            self.path.unlink(missing_ok=True)
-
-    @rank_zero_only
-    def log_hyperparams(self, params: Any = None) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        save_hparams_to_yaml(self.path.with_name("hparams.yaml"), dict(params))
-
-    @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add values to the row of a step."""
-        if step != self.row.get("step"):
-            self.save()
-            self.row, self.start = dict[str, Any](step=step), self.end
-        self.row |= {name: float(value) for name, value in metrics.items()}
+        """Delete the rows from `step` on."""
+        rows = []
+        if self.path.exists():
+            with self.path.open(newline="", encoding="utf-8") as file:
+                rows = [row for row in csv.DictReader(file) if int(row["step"]) < step]
+        self.experiment.metrics = rows  # Lightning has deleted the file by now
+        self.save()
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the row of the current step over what it was before."""
-        if not self.row:
-            return
-        with suppress_logging_errors(self, OSError):
-            if new := [name for name in self.row if name not in self.columns]:
-                self._rewrite([*self.columns, *new])
-            with self.path.open("r+", newline="", encoding="utf-8") as file:
-                file.seek(self.start)
-                csv.DictWriter(file, self.columns, lineterminator="\n").writerow(self.row)
-                file.truncate()
-                self.end = file.tell()
-
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        self.save()
-
-    def _read_rows(self) -> Iterator[dict[str, str]]:
-        if self.path.exists():
-            with self.path.open(newline="", encoding="utf-8") as file:
-                yield from csv.DictReader(file)
-
-    def _rewrite(self, columns: list[str]) -> None:
-        """Replace the table by the rows before the current one, with these columns."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(self.path) as path, path.open("w", newline="", encoding="utf-8") as f:
-            writer = csv.DictWriter(f, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(r for r in self._read_rows() if int(r["step"]) < self.row["step"])
-        self.columns = columns
-        self.start = self.end = self.path.stat().st_size
+        """Append the rows since the last time."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        columns = list(self.experiment.metrics_keys)
+        try:
+            super().save()
+        except OSError as error:
+            self.experiment.metrics_keys = columns  # the table does not have new ones
+            os.truncate(self.path, min(size, self.path.stat().st_size))  # no part of a row
+            report_error(self, error)
 
 
 class ResumableWandbLogger(WandbLogger):
@@ -178,7 +133,6 @@ class ResumableWandbLogger(WandbLogger):
             entity=entity,
             settings=Settings(silent=True, console="off"),
         )
-        drop_anonymous(self)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:

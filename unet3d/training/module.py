@@ -10,14 +10,13 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from unet3d.checkpoint_file import FORMAT_VERSION
 from unet3d.cuda_graphs import CudaGraphs, GraphedPass
 from unet3d.data.dataset import get_network_sizes
 from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.evaluation.options import build_metrics
-from unet3d.files import set_compiler_caches
 from unet3d.inference.sliding_window import SlidingWindow, choose_label_function
 from unet3d.loss.build import check_loss
 from unet3d.machine import Precision
@@ -31,7 +30,7 @@ from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import gather_in_case_order
 from unet3d.training.loggers import get_metric, log_values
 from unet3d.training.nonfinite import NonFiniteGuard
-from unet3d.training.schedules import RunSchedule, build_scheduler, get_rate
+from unet3d.training.schedules import build_scheduler, get_rate
 from unet3d.types import Sample
 
 
@@ -56,7 +55,6 @@ class SegmentationModule(LightningModule):
         settings, dataset, step = data.settings, data.dataset, data.settings.step
         step.checkpointing().apply(network)
         if step.compile:
-            set_compiler_caches()
             network.compile()  # in place: names and checkpoints do not change
         self.model, self.loss = network, step.build_loss()
         check_loss(self.loss, dataset.num_outputs)
@@ -102,8 +100,9 @@ class SegmentationModule(LightningModule):
 
     def on_train_start(self) -> None:
         schedule = self.lr_schedulers()
-        if isinstance(schedule, RunSchedule):
-            schedule.refresh()
+        if isinstance(schedule, LambdaLR):  # the limits of a resumed run may have changed
+            for group, rate in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
+                group["lr"] = rate * schedule.lr_lambdas[0](0)
 
     def on_train_batch_start(self, batch: Sample, batch_idx: int) -> None:
         log_values(self, {"train/lr": get_rate(self.trainer.optimizers[0])})

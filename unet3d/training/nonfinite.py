@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -186,33 +187,19 @@ def locate_nonfinite(model: nn.Module, image: Tensor, outputs: Any) -> str:
 
 @torch.no_grad()
 def find_first_nonfinite_module(model: nn.Module, image: Tensor) -> str | None:
-    """Return the first module with a non-finite output; the model is left unchanged."""
+    """Return the first module with a non-finite output, found in a copy of the model."""
     names: list[str] = []
-    hooks = [
+    copy = deepcopy(model)
+    if isinstance(copy, HasRetention):
+        copy.retention = None  # plain modules, which call hooks
+    for name, module in copy.named_modules():
         module.register_forward_hook(
             lambda module, args, output, name=name: (
                 None if are_all_finite(output) else names.append(name)
             )
         )
-        for name, module in model.named_modules()
-    ]
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    fused = model if isinstance(model, HasRetention) else None
-    retention = None if fused is None else fused.retention
-    devices = [image.device] if image.device.type == "cuda" else []
-    try:
-        if fused is not None:
-            fused.retention = None  # plain modules, which call hooks
-        with torch.random.fork_rng(devices):
-            if not are_all_finite(model.forward(image)):
-                names.append("")
-    finally:
-        if fused is not None:
-            fused.retention = retention
-        for hook in hooks:
-            hook.remove()
-        for buffer, value in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(value)
+    with torch.random.fork_rng([image.device] if image.device.type == "cuda" else []):
+        copy(image)
     return names[0] if names else None
 
 

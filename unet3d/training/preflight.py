@@ -5,7 +5,6 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
@@ -162,17 +161,10 @@ def check_torch_build(devices: Sequence[Path]) -> Problem | None:
     )
 
 
-def get_free_shm() -> int | None:
-    """Return the free bytes of shared memory; None on systems that need no folder for it."""
-    if SHM.is_dir():
-        return shutil.disk_usage(SHM).free
-    return 0 if sys.platform == "linux" else None
-
-
 def check_shm(*, workers: int, batch: int) -> Problem | None:
     """Check shared memory for the workers' batches; too little kills workers with SIGBUS."""
-    needed, free = workers * PREFETCH * batch, get_free_shm()
-    if free is None or needed <= free:
+    needed = workers * PREFETCH * batch
+    if not SHM.is_dir() or needed <= (free := shutil.disk_usage(SHM).free):
         return None
     return Problem(
         f"{SHM} has {format_bytes(free)} left, but the batches of {workers} workers need "

@@ -40,15 +40,12 @@ def read_process_rank(launch: str, environ: Mapping[str, str] = os.environ) -> P
             f"{detected} started {environ.get('WORLD_SIZE') or environ['SLURM_STEP_NUM_TASKS']} "
             f"processes, which would each train alone: add trainer={detected}"
         )
-    if launch == "slurm" and "SLURM_STEP_NUM_TASKS" not in environ:  # a job script has the others
+    needed = {"slurm": "SLURM_STEP_NUM_TASKS", "torchrun": "RANK"}  # a job script has the others
+    if launch in needed and needed[launch] not in environ:
+        program = "srun" if launch == "slurm" else "torchrun"
         raise UsageError(
-            "trainer=slurm needs processes started by srun: in a job, run srun unet3d train "
-            "trainer=slurm hydra.run.dir=..., with one task per GPU"
-        )
-    if launch == "torchrun" and "RANK" not in environ:
-        raise UsageError(
-            "trainer=torchrun needs processes started by torchrun: run torchrun --nproc-per-node=2 "
-            "--no-python unet3d train trainer=torchrun hydra.run.dir=..., with one process per GPU"
+            f"trainer={launch} needs processes started by {program}, one per GPU: "
+            f"{program} unet3d train trainer={launch} hydra.run.dir=..."
         )
     names = SLURM_NAMES if launch == "slurm" else TORCHRUN_NAMES
     if names[0] not in environ:

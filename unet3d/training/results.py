@@ -103,14 +103,10 @@ def build_report(
 
 
 def reopen_report(run: TrainingRun, steps: int) -> dict[str, Any]:
-    """Return the report of a run that has reached its limits; rebuild it if a kill prevented it."""
-    report = read_report(run.folder)
+    """Return the report of a run that has reached its limits; rebuild what a kill prevented."""
+    report = build_report(run, steps=steps, finished=True) | read_report(run.folder)
     report.pop("error", None)
-    if report.get("finished"):
-        return report
-    rebuilt = build_report(run, steps=steps, finished=True)
-    known = ("finished", "steps", "skipped_steps", "warnings")  # from the checkpoint
-    return rebuilt | report | {key: rebuilt[key] for key in known}
+    return report | {"finished": True, "steps": steps}
 
 
 def is_complete(run: TrainingRun) -> bool:

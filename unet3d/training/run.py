@@ -31,11 +31,11 @@ from unet3d.model.weights import count_parameters
 from unet3d.training.checkpoints import AtomicCheckpointIO
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
-from unet3d.training.distributed import find_device, join_process_group, run_on_rank_zero
+from unet3d.training.distributed import find_device, join_process_group, rank_zero_first
 from unet3d.training.lightning_internals import is_restoring
 from unet3d.training.module import SegmentationModule
 from unet3d.training.ranks import ProcessRank
-from unet3d.training.run_folder import Log, open_run_folder, write_records
+from unet3d.training.run_folder import Log, open_run_folder
 from unet3d.training.trainer import RunCallbacks
 
 NOT_DETERMINISTIC = " does not have a deterministic implementation"
@@ -71,11 +71,14 @@ class TrainingRun:
 @contextmanager
 def join_run(
     settings: TrainConfig, folder: Path, process: ProcessRank, log: Log
-) -> Generator[tuple[Path, SignalListener]]:
-    """Join the processes of a run, and lock its folder, which may get another name.
-
-    Only the first process prints.
-    """
+) -> Generator[SignalListener]:
+    """Join the processes of a run, and lock its folder; only the first process prints."""
+    if process.world_size > 1 and settings.composition.folder_has_time:
+        raise UsageError(
+            f"{settings.trainer.launch} starts several processes, and each would create its own "
+            "time-stamped run folder: set hydra.run.dir=... (and resume=auto to resume after an "
+            "interruption)"
+        )
     group = join_process_group(
         process,
         launch=settings.trainer.launch,
@@ -84,17 +87,10 @@ def join_run(
     )
     stdout = nullcontext() if process.rank == 0 else redirect_stdout(StringIO())
     with stdout, group, SignalListener().listening() as signals, ExitStack() as stack:
-
-        def open_folder() -> str:
-            locked = open_run_folder(
-                folder,
-                resume=settings.resume,
-                composition=settings.composition,
-                log=log,
-            )
-            return str(stack.enter_context(locked))
-
-        yield Path(run_on_rank_zero(process, open_folder)), signals
+        with rank_zero_first(process, "folder"):
+            if process.rank == 0:
+                stack.enter_context(open_run_folder(folder, resume=settings.resume, log=log))
+        yield signals
 
 
 def summarize_run(run: TrainingRun) -> str:
@@ -130,7 +126,6 @@ def write_config(run: TrainingRun) -> None:
     if run.is_main:
         run.folder.mkdir(parents=True, exist_ok=True)
         write_text(run.folder / "config.yaml", yaml.safe_dump(dict(run.config), sort_keys=False))
-        write_records(run.folder, run.settings.composition.records)
 
 
 def interrupt_if_asked(run: TrainingRun, signals: SignalListener) -> None:

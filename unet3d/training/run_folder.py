@@ -2,15 +2,14 @@
 
 import os
 import socket
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from unet3d.config.compose import Composition
 from unet3d.errors import UsageError
-from unet3d.files import TRAINING_FILES, lock_file, write_text
+from unet3d.files import TRAINING_FILES, lock_file
 
 Log = Callable[[str], None]
 
@@ -20,53 +19,21 @@ LOCK, LOCK_OWNER = "run.lock", ".run.lock.owner"
 TRAINING_MARKERS = ("checkpoints/*.ckpt", *TRAINING_FILES)
 """What training has written, and no search."""
 
-RUN_MARKERS = (*TRAINING_MARKERS, ".hydra/config.yaml", "evaluation/evaluation.json")
+RUN_MARKERS = (*TRAINING_MARKERS, "evaluation/evaluation.json")
 """What shows that a folder holds a run."""
-
-SWEEP_MARKERS = ("multirun.yaml",)
-"""What shows that a folder holds a sweep."""
-
-
-def open_run_folder(
-    folder: Path, *, resume: str | None, composition: Composition, log: Log
-) -> AbstractContextManager[Path]:
-    """Hold the lock of a run's folder, which may have another name if that has a time in it."""
-    checkpoints, path = folder.resolve() / "checkpoints", Path(resume or "/").resolve()
-    continues = resume == "auto" or checkpoints in (path, path.parent, path / "checkpoints")
-    markers = () if continues else RUN_MARKERS
-    return create_locked_folder(
-        folder, markers=markers, has_time=composition.folder_has_time, log=log
-    )
 
 
 @contextmanager
-def create_locked_folder(
-    folder: Path, *, markers: Sequence[str], has_time: bool, log: Log
-) -> Generator[Path]:
-    """Create and lock a folder; rename that of an earlier run, which `markers` show.
-
-    If the command is refused before it writes, the earlier run gets its folder back.
-    """
+def open_run_folder(folder: Path, *, resume: str | None, log: Log) -> Generator[None]:
+    """Create and lock the folder of a run; rename that of an earlier run."""
+    checkpoints, path = folder.resolve() / "checkpoints", Path(resume or "/").resolve()
+    continues = resume == "auto" or checkpoints in (path, path.parent, path / "checkpoints")
     folder.mkdir(parents=True, exist_ok=True)
-    renamed = None
-    with ExitStack() as stack:
-        if has_time:
-            folder = lock_unused_folder(folder, markers, stack)
-        else:
-            if has_any(folder, markers):
-                renamed = rename_earlier_run(folder)
-                log(f"{folder} held an earlier run, which is in {renamed} now")
-            stack.enter_context(lock_folder(folder))
-        try:
-            yield folder
-        except UsageError:
-            stack.close()
-            if renamed is not None and not any(folder.iterdir()):
-                where = folder.resolve()
-                where.rmdir()
-                renamed.rename(where)
-                log(f"the earlier run is in {folder} again")
-            raise
+    if not continues and any(any(folder.glob(pattern)) for pattern in RUN_MARKERS):
+        renamed = rename_earlier_run(folder)
+        log(f"{folder} held an earlier run, which is in {renamed} now")
+    with lock_folder(folder):
+        yield
 
 
 @contextmanager
@@ -93,23 +60,6 @@ def lock_folder(folder: Path) -> Generator[None]:
             owner.unlink(missing_ok=True)
 
 
-def has_any(folder: Path, patterns: Sequence[str]) -> bool:
-    """Return whether a folder has a file of one of these patterns."""
-    return any(any(folder.glob(pattern)) for pattern in patterns)
-
-
-def lock_unused_folder(folder: Path, markers: Sequence[str], stack: ExitStack) -> Path:
-    """Lock the first of NAME, NAME-1, ... that no run has: two may start in the same second."""
-    for number in count():
-        path = folder.with_name(f"{folder.name}-{number}") if number else folder
-        path.mkdir(exist_ok=True)
-        if not has_any(path, markers):
-            with suppress(UsageError):
-                stack.enter_context(lock_folder(path))
-                return path
-    raise AssertionError
-
-
 def rename_earlier_run(folder: Path) -> Path:
     """Rename the folder of an earlier run to NAME.1 or higher, and create it again, empty."""
     where = folder.resolve()  # a link to a folder keeps leading to the latest run
@@ -127,10 +77,3 @@ def rename_earlier_run(folder: Path) -> Path:
         (target / name).unlink(missing_ok=True)
     where.mkdir()
     return target
-
-
-def write_records(folder: Path, records: Mapping[str, str]) -> None:
-    """Write what Hydra would: the composed config, its own settings, and the overrides."""
-    for name, text in records.items():
-        (folder / ".hydra").mkdir(exist_ok=True)
-        write_text(folder / ".hydra" / name, text)

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError
@@ -47,38 +46,13 @@ class Cosine(Constant):
         return super().__call__(done) * (1 + math.cos(math.pi * done)) / 2
 
 
-class RunSchedule(LRScheduler):
-    """A scheduler of torch that follows the fraction of the run, which may end by time."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        schedule: Callable[[float], float],
-        fraction_done: Callable[[], float],
-    ):
-        self.schedule, self.fraction_done = schedule, fraction_done
-        super().__init__(optimizer)
-
-    def get_lr(self) -> list[Any]:
-        factor = self.schedule(self.fraction_done())
-        return [rate * factor for rate in self.base_lrs]
-
-    def refresh(self) -> None:
-        """Apply the schedule where a resumed run begins: its limits may have changed."""
-        for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
-            group["lr"] = rate
-
-    def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        return {k: v for k, v in state.items() if k not in ("schedule", "fraction_done")}
-
-
 def build_scheduler(
     factory: Factory, optimizer: Optimizer, fraction_done: Callable[[], float]
 ) -> LRScheduler:
     """Build the scheduler of a schedule of unet3d, or one of torch."""
     if not issubclass(factory.target, LRScheduler):
-        return RunSchedule(optimizer, factory(), fraction_done)
+        schedule = factory()
+        return LambdaLR(optimizer, lambda step: schedule(fraction_done()))
     if "max_lr" in factory.arguments:  # OneCycleLR sets it for all groups alike
         peak = factory.arguments["max_lr"]
         rates = [peak * group.get("lr_factor", 1.0) for group in optimizer.param_groups]

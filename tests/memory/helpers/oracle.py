@@ -16,11 +16,8 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from unet3d.loss.kernels.cpu import kernels as loss_kernels
 from unet3d.memory.estimate import estimate_step
 from unet3d.memory.step.training_step import TrainingStep
-from unet3d.model.fused.kernels.cpu import kernels as norm_kernels
-from unet3d.pool.kernels.cpu import kernels as pool_kernels
 
 KERNELS = {
     "aten::add": "an operand in the dtype of the result; CUDA converts on read",
@@ -110,8 +107,6 @@ def estimate(make_step: Callable[[], TrainingStep]) -> Memory:
 
 def measure(make_step: Callable[[], TrainingStep]) -> Memory:
     """Return what the profiler records."""
-    for kernels in (pool_kernels, loss_kernels, norm_kernels):
-        kernels.library(torch.float32)  # small tensors do not start a compilation
     step, phases = make_step(), PhaseMarker()
     tensors = [*step.model.parameters(), *step.model.buffers()]
     before = sum(t.untyped_storage().nbytes() for t in tensors)

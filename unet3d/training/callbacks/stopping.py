@@ -4,18 +4,17 @@ import signal
 from collections.abc import Callable
 from datetime import timedelta
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.callbacks import Callback, Timer
 
-from unet3d.errors import Interrupted, SignalListener, UsageError
+from unet3d.errors import Interrupted, SignalListener
 from unet3d.training.lightning_internals import (
     disable_signal_handlers,
     is_optimizer_step,
     request_exit,
 )
-from unet3d.training.loggers import get_metric
 
 EARLY_FRACTION = 0.1  # a run that time ended before this fraction of its steps is no result yet
 FEWEST_STEPS = 200  # steps that are expected of a run that only time limits
@@ -95,7 +94,6 @@ class StoppingLimits(Timer):
             return
         if self._elapsed() >= (self.max_seconds or inf):
             trainer.should_stop = True
-            self.note_planned_steps(trainer)
         if self.max_steps is not None and trainer.global_step >= self.max_steps:
             trainer.should_stop = True
         if trainer.should_stop:
@@ -106,53 +104,22 @@ class StoppingLimits(Timer):
         reached = not trainer.sanity_checking and self.is_reached(trainer.global_step)
         if trainer.strategy.reduce_boolean_decision(reached, all=False):
             trainer.should_stop = True  # time ran out since the step, or the run was resumed here
-            self.note_planned_steps(trainer)
 
-    def note_planned_steps(self, trainer: Trainer) -> None:
-        """Note at the end of a run whether it is time that ends it."""
+    def on_train_end(self, trainer: Trainer, *args: Any) -> None:
+        super().on_train_end(trainer, *args)
         by_epochs = trainer.estimated_stepping_batches if (trainer.max_epochs or -1) > 0 else inf
         planned = min(self.max_steps or inf, by_epochs)
-        self.out_of_time = self.max_seconds is not None and trainer.global_step < planned
+        is_over = self._elapsed() >= (self.max_seconds or inf)
+        self.out_of_time = is_over and trainer.global_step < planned
         self.planned_steps = planned if planned < inf else FEWEST_STEPS
 
 
 class EarlyStopping(callbacks.EarlyStopping):
-    """Stop after `patience` validations in a row that are not better by more than `min_delta`.
-
-    Lightning's callback takes its patience from the checkpoint, so that a resumed run could not
-    change it.
-    """
-
-    def __init__(
-        self,
-        *,
-        monitor: str = "val/dice",
-        mode: Literal["max", "min"] = "max",
-        patience: int = 10,
-        min_delta: float = 0.0,
-    ):
-        if patience < 1:
-            raise UsageError(f"patience must be >= 1, got {patience}")
-        super().__init__(
-            monitor,
-            mode=mode,
-            patience=patience,
-            min_delta=min_delta,
-            check_finite=False,  # a class that no case of the validation set has is NaN
-            check_on_train_epoch_end=False,
-        )
-
-    @property
-    def state_key(self) -> str:
-        """Return the name of its state in a checkpoint: each metric has its own."""
-        return f"EarlyStopping[{self.monitor}]"
+    """Keep the configured patience in a resumed run: Lightning takes it from the checkpoint."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking:
-            return
-        get_metric(trainer.callback_metrics, self.monitor)
         super().on_validation_end(trainer, pl_module)
-        if self.wait_count >= self.patience:
+        if trainer.should_stop and self.wait_count >= self.patience:
             pl_module.print(
                 f"stopping early: {self.monitor} was not better than {float(self.best_score):.4g} "
                 f"in {self.wait_count} validations"
@@ -196,6 +163,3 @@ class Preemption(Callback):
             if trainer.global_step > 0:
                 self.save(trainer)
             raise Interrupted(self.signals.received or signal.SIGTERM)
-
-    def on_fit_end(self, *_: Any) -> None:
-        self.signals.defers_exit = False
