@@ -31,15 +31,12 @@ def download(path: Path, patterns: Sequence[str], *, is_a: str) -> Path:
         raise UsageError(f"{name} must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
     with explain_missing_packages("hf://", "huggingface_hub"):
         from huggingface_hub import snapshot_download
-    previous_level = logging.root.manager.disable
-    logging.disable(logging.INFO)  # every request is logged
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # every request is logged
     try:
         folder = snapshot_download(match[1], revision=match[2], allow_patterns=list(patterns))
     except Exception as error:  # of the hub, of the network, of the cache
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"hf://{match[1]} cannot be downloaded: {reason}") from error
-    finally:
-        logging.disable(previous_level)
     if not (Path(folder) / patterns[0]).is_file():
         raise UsageError(f"hf://{match[1]} is not a {is_a}: it has no {patterns[0]}")
     return Path(folder)

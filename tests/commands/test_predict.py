@@ -86,20 +86,20 @@ def test_labels_of_another_checkpoint_scan_or_option_are_made_again_and_a_line_s
     assert predict(**words | {"checkpoint": checkpoint("one")}) == 0
     first = read_labels(tmp_path / "out" / "a.nii")
     assert predict(**words) == 0
-    assert "2 labels are of another checkpoint: predicting them again" in capsys.readouterr().out
+    assert "predicting 2 labels again" in capsys.readouterr().out
     assert not np.array_equal(read_labels(tmp_path / "out" / "a.nii"), first)
     times = (folder / "b.nii").stat()
     shutil.copy(folder / "a.nii", folder / "b.nii")
     os.utime(folder / "b.nii", ns=(times.st_atime_ns, times.st_mtime_ns))
     assert predict(**words) == 0
     shown = capsys.readouterr().out
-    assert "1 label is of another scan: predicting it again" in shown
+    assert "predicting 1 label again" in shown
     assert "1 already segmented, skipped" in shown
     a, b = (read_labels(tmp_path / "out" / name) for name in ("a.nii", "b.nii"))
     np.testing.assert_array_equal(a, b)
     words["overlap"] = 0.25
     assert predict(**words) == 0
-    assert "2 labels are of other options: predicting them again" in capsys.readouterr().out
+    assert "predicting 2 labels again" in capsys.readouterr().out
     assert predict(**words, batch_size=2, memory_gib=1, prefetch=False) == 0  # equal labels
     assert "2 already segmented, skipped" in capsys.readouterr().out
 

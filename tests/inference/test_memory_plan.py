@@ -61,7 +61,6 @@ def test_sums_move_to_ram_before_the_volume_is_split_into_slabs():
     assert len(on_gpu.slabs) == len(in_ram.slabs) == 1
     split = choose_plan(volume, Budget(ram_bytes=in_ram.ram_bytes - 1, gpu_bytes=1000))
     assert len(split.slabs) > 1
-    assert split.extra_fraction > 0
 
 
 def test_the_smallest_plan_is_returned_if_none_fits():

@@ -1,10 +1,9 @@
 """Scans are segmented while others are read and written, and processes share them."""
 
 import os
-import time
 from dataclasses import replace
 from multiprocessing import get_context
-from threading import Event, current_thread, main_thread
+from threading import current_thread, main_thread
 
 import pytest
 import torch
@@ -50,10 +49,9 @@ def test_the_files_are_those_of_one_scan_after_the_other(predictor, write_scans,
     for task in tasks:
         task.labels.unlink()
     readers = get_readers(predictor, monkeypatch)
-    summaries, failed = segment(predictor, tasks)
+    _, failed = segment(predictor, tasks)
     assert (failed, readers) == ([], [False, True, True, True])
     assert [task.labels.read_bytes() for task in tasks] == expected
-    assert [" to read the next" in summary for summary in summaries] == [True] * 3 + [False]
 
 
 def test_a_scan_that_cannot_be_read_or_whose_labels_cannot_be_written_fails_alone(
@@ -80,23 +78,6 @@ def test_the_next_scan_is_not_read_where_the_ram_suffices_for_one(
         assert segment(predictor, tasks)[1] == []
         assert readers == [False, expected, expected]
         monkeypatch.undo()
-
-
-def test_an_interruption_does_not_wait_for_the_next_scan(predictor, write_scans, monkeypatch):
-    tasks, never = write_scans(2), Event()
-    read = predictor.read
-    monkeypatch.setattr(
-        predictor, "read", lambda task, ram: never.wait(60) if task is tasks[1] else read(task, ram)
-    )
-
-    def interrupt(prepared):
-        raise KeyboardInterrupt
-
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        list(segment_scans(predictor, tasks, prefetch=True, compute=interrupt))
-    assert time.monotonic() - start < 30
-    never.set()
 
 
 @pytest.mark.skipif(not os.access(CLEAR_REFS, os.W_OK), reason="the peak cannot be measured")

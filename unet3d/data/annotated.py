@@ -37,8 +37,8 @@ class Annotations:
 
     def find_unannotated(self, case: str) -> tuple[str, ...]:
         """Return the classes that a case does not annotate."""
-        pattern = self._find_pattern(case)
-        return () if pattern is None else self.unknown[pattern]
+        patterns = (pattern for pattern in self.unknown if fnmatchcase(case, pattern))
+        return self.unknown.get(next(patterns, ""), ())
 
     def get_background_label(self, case: str) -> int:
         """Return the label of voxels that a case does not label."""
@@ -47,9 +47,9 @@ class Annotations:
 
     def find_contradictions(self, case: str, labels: Set[int]) -> list[str]:
         """Return a problem for each label that a case has, although it does not annotate it."""
-        unknown, pattern = self.find_unannotated(case), self._find_pattern(case)
+        unknown = self.find_unannotated(case)
         return [
-            f"has the label {label} ({name}), which {self.key} does not list for {pattern}"
+            f"has the label {label} ({name}), which {self.key} does not list for it"
             for label, name in enumerate(self.classes, 1)
             if label in labels and name in unknown
         ]
@@ -62,19 +62,12 @@ class Annotations:
             if not any(fnmatchcase(name, pattern) for name in names)
         ]
 
-    def _find_pattern(self, case: str) -> str | None:
-        return next((p for p in self.unknown if fnmatchcase(case, p)), None)
-
 
 def read_annotations(key: str, value: Any, classes: Sequence[str]) -> Annotations:
     """Read patterns of names and their foreground classes, or a JSON file of these."""
     if isinstance(value, str):
         file = Path(value)
         value = load_json_object(file, f"{key}: no file {file.absolute()}")
-        if not value:
-            raise UsageError(
-                f"{file} must have patterns of case names with their classes, it is empty"
-            )
     unknown = {}
     for pattern, annotated in value.items():
         names = annotated if isinstance(annotated, list) else [annotated]

@@ -47,7 +47,6 @@ class InferencePlan:
     sums_in_ram: bool
     ram_bytes: int
     gpu_bytes: int  # 0 if windows are computed on the CPU
-    extra_fraction: float  # fraction of windows that are computed again because slabs overlap
 
     @property
     def windows(self) -> int:
@@ -86,14 +85,9 @@ def list_plans(volume: VolumeToSegment, budget: Budget, *, split: bool) -> Itera
             if budget.gpu_bytes is not None:
                 peaks = [(False, held, sums + max(temporary, window))]
                 peaks += [(True, held + sums + temporary, window)]
-            windows = sum(len(slab.window_grid.windows) for slab in slabs)
             for sums_in_ram, ram_bytes, gpu_bytes in peaks:
                 yield InferencePlan(
-                    slabs=slabs,
-                    sums_in_ram=sums_in_ram,
-                    ram_bytes=ram_bytes,
-                    gpu_bytes=gpu_bytes,
-                    extra_fraction=windows / len(whole.windows) - 1,
+                    slabs=slabs, sums_in_ram=sums_in_ram, ram_bytes=ram_bytes, gpu_bytes=gpu_bytes
                 )
 
 

@@ -305,5 +305,5 @@ def describe_cost(plan: InferencePlan) -> str:
         cost = f"{format_bytes(plan.gpu_bytes)} on the GPU, {cost}"
         cost += " (logits are summed in RAM)" if plan.sums_in_ram else ""
     if len(plan.slabs) > 1:
-        cost += f", in {len(plan.slabs)} slabs with {100 * plan.extra_fraction:.0f}% more windows"
+        cost += f", in {len(plan.slabs)} slabs"
     return cost

@@ -9,14 +9,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from math import prod
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing import active_children, get_context
 from pathlib import Path
-from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -29,7 +28,7 @@ from unet3d.errors import Interrupted, RunError, SignalListener, UsageError
 from unet3d.files import read_json, write_text
 from unet3d.inference.predictor import USABLE_FRACTION, Predictor, PreparedScan, ScanTask
 from unet3d.machine import get_available_bytes, resolve_device
-from unet3d.text import format_bytes, join_first, pluralize
+from unet3d.text import join_first, pluralize
 
 T = TypeVar("T")
 
@@ -40,11 +39,8 @@ Work = Callable[[tuple[int, int], int | None], T]
 
 FOLDER = ".unet3d"
 
-CAUSES = {"checkpoints": "another checkpoint", "options": "other options", "scan": "another scan"}
-"""Why existing labels are made again, by the entry of the record that differs."""
-
-NOT_OURS = "foreign"
-"""Instead of a cause: the labels may be somebody's work."""
+MISSING, OUTDATED, NOT_OURS = "missing", "outdated", "foreign"
+"""Why a scan is segmented; foreign labels may be somebody's work."""
 
 
 def plan_outputs(
@@ -103,32 +99,31 @@ def find_pending(
             "replace them"
         )
     pending = [task for task, cause in zip(tasks, causes, strict=True) if cause is not None]
-    if not (outdated := [cause for cause in causes if cause]):
+    if not (outdated := causes.count(OUTDATED)):
         return pending, None
-    verb, again = ("is", "it") if len(outdated) == 1 else ("are", "them")
-    labels, others = pluralize(len(outdated), "label"), " or ".join(sorted({*outdated}))
-    return pending, f"{labels} {verb} of {others}: predicting {again} again"
+    labels = pluralize(outdated, "label")
+    return pending, f"predicting {labels} again that other checkpoints, options or scans made"
 
 
 def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str | None:
-    """Return why a scan is to be segmented, "" if nothing would be replaced; None: it is not."""
+    """Return why a scan is to be segmented; None: it is not."""
     if not task.labels.exists():
-        return ""
+        return MISSING
     try:
         record = read_json(get_record_path(task.labels))
     except (OSError, ValueError):
         return NOT_OURS
     if "labels" not in record:  # interrupted
-        return ""
+        return MISSING
     try:
         origin = {**settings, "scan": list(map(digest_volume, task.scan.files))}
     except (OSError, UsageError):  # reading it says why
-        return ""
-    cause = next((CAUSES[key] for key in origin if record.get(key) != origin[key]), "")
+        return MISSING
     file = task.probabilities
-    if not cause and (file is None or (file.exists() and record.get("probabilities"))):
+    is_complete = file is None or (file.exists() and record.get("probabilities"))
+    if is_complete and origin.items() <= record.items():
         return None
-    return cause if record["labels"] == digest_volume(task.labels) else NOT_OURS
+    return OUTDATED if record["labels"] == digest_volume(task.labels) else NOT_OURS
 
 
 def segment_scans(
@@ -148,25 +143,21 @@ def segment_scans(
     reading: Future[tuple[dict[str, Any], PreprocessedScan]] | None = None
     writing: Future[list[Failure]] | None = None
     written_bytes = 0  # held by `writing`
-    try:
+    with ThreadPoolExecutor() as pool:
         for task, next_task in zip(tasks, [*tasks[1:], None], strict=False):
             read, reading = reading, None
             try:
                 origin, scan = _read(predictor, task) if read is None else read.result()
                 prepared = predictor.plan(task, scan)
                 del read, scan  # or they would keep the image of a scan that is done
-                if writing and (written_bytes > prepared.spare_ram or writing.done()):
+                if writing and written_bytes > prepared.spare_ram:
                     yield from writing.result()
                     writing, written_bytes = None, 0
                 if prefetch and next_task is not None:
                     spare = prepared.spare_ram - written_bytes
                     with suppress(Exception):  # an invalid file is reported when it is its turn
-                        needed = predictor.estimate_reading(next_task)
-                        if needed <= spare:
-                            reading = start_in_thread(_read, predictor, next_task, spare)
-                            summary = f"{format_bytes(needed)} to read the next"
-                            summary = f"{prepared.memory_summary}; {summary}"
-                            prepared = replace(prepared, memory_summary=summary)
+                        if predictor.estimate_reading(next_task) <= spare:
+                            reading = pool.submit(_read, predictor, next_task, spare)
                 record = get_record_path(task.labels)
                 record.parent.mkdir(exist_ok=True)
                 write_text(record, "{}")  # until the labels are written
@@ -174,19 +165,16 @@ def segment_scans(
                 del prepared
                 if writing:
                     yield from writing.result()
-                writing = start_in_thread(_write, task, write_labels, origin)
+                writing = pool.submit(_write, task, write_labels, origin)
                 written_bytes = nbytes
                 del write_labels
                 if not prefetch:
                     yield from writing.result()
-                    writing, written_bytes = None, 0
+                    writing = None
             except Exception as error:
                 yield task, error
         if writing:
             yield from writing.result()
-    finally:
-        if writing:
-            wait([writing])
 
 
 def _read(
@@ -213,20 +201,6 @@ def _write(
     return []
 
 
-def start_in_thread(work: Callable[..., T], *arguments: object) -> Future[T]:
-    """Call a function in a thread that an interrupted program does not wait for."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work(*arguments))
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future
-
-
 def get_record_path(labels: Path) -> Path:
     """Return the file of a record."""
     return labels.parent / FOLDER / f"{labels.name}.json"
@@ -250,59 +224,29 @@ def run_in_processes(work: Work[T], count: int, device: str, *, ram: int | None)
     """
     if ram is None and (free := get_available_bytes(torch.device("cpu"))) is not None:
         ram = int(USABLE_FRACTION * free)
-    context, processes, pipes = get_context("spawn"), [], []
     share_ram, threads = ram and ram // count, max(1, torch.get_num_threads() // count)
-    try:
-        for n in range(count):
-            receiver, sender = context.Pipe(duplex=False)
-            arguments = work, (n, count), share_ram, device, threads, sender
-            process = context.Process(target=_run_share, args=arguments, daemon=True)
-            process.start()
-            sender.close()  # or the death of the process would not end the pipe
-            processes.append(process)
-            pipes.append(receiver)
-        results = [_receive(pipe) for pipe in pipes]
-    except BaseException:
-        for process in processes:
-            process.terminate()  # it removes what it has half written
-        raise
-    finally:
-        for process in processes:
-            process.join()
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
-
-
-def _receive(pipe: Connection) -> Any:
-    """Return the result of a process, or its error."""
-    try:
-        return pipe.recv()
-    except EOFError:
-        return RunError(
-            "a worker process (devices=) died with scans left to segment, perhaps because the "
-            "machine is out of memory; run the same command again for those that are left"
-        )
+    run = partial(_run_share, work, count, share_ram, device, threads)
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        try:
+            return list(pool.map(run, range(count)))
+        except BrokenProcessPool as error:
+            raise RunError(
+                "a worker process (devices=) died with scans left to segment, perhaps because the "
+                "machine is out of memory; run the same command again for those that are left"
+            ) from error
+        except (Interrupted, KeyboardInterrupt):
+            for process in active_children():
+                process.terminate()  # it removes what it has half written
+            raise
 
 
 def _run_share(
-    work: Work[Any],
-    shard: tuple[int, int],
-    ram: int | None,
-    device: str,
-    threads: int,
-    sender: Connection,
-) -> None:
-    """Work on a share of the scans, in a process of its own."""
-    try:
-        with SignalListener().listening():
-            if resolve_device(device, "device") == "cuda":
-                torch.cuda.set_device(shard[0])
-            else:
-                torch.set_num_threads(threads)
-            sender.send(work(shard, ram))
-    except (Interrupted, KeyboardInterrupt):
-        pass
-    except Exception as error:
-        sender.send(error)
+    work: Work[Any], count: int, ram: int | None, device: str, threads: int, number: int
+) -> Any:
+    """Work on a share of the scans, in a process of its own; None: it was interrupted."""
+    with suppress(Interrupted, KeyboardInterrupt), SignalListener().listening():
+        if resolve_device(device, "device") == "cuda":
+            torch.cuda.set_device(number)
+        else:
+            torch.set_num_threads(threads)
+        return work((number, count), ram)

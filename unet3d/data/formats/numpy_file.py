@@ -1,6 +1,5 @@
 """NumPy arrays (D, H, W) or (C, D, H, W) in .npy files, which have no spacing."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     get_number_type,
 )
-from unet3d.files import add_path_to_errors, atomic_write
+from unet3d.files import atomic_write
 
 
 class NumPy(VolumeFormat):
@@ -38,15 +37,4 @@ class NumPy(VolumeFormat):
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
         with atomic_write(path) as draft:
-            save_array(draft, labels)
-
-
-def save_array(path: Path, array: np.ndarray) -> None:
-    """Write an array as np.save does, which cannot say why a file cannot be written; sync it."""
-    array = np.ascontiguousarray(array)
-    header = np.lib.format.header_data_from_array_1_0(array)
-    with add_path_to_errors(path), path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        file.write(array.data)
-        file.flush()
-        os.fsync(file.fileno())
+            np.save(draft, labels)

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from unet3d.data.case import Case, run_on_cases
-from unet3d.data.formats.numpy_file import save_array
 from unet3d.data.formats.volumes import list_files, read_header
 from unet3d.data.preprocessing.channels import (
     compute_resampled_shape,
@@ -255,9 +254,9 @@ def load_or_make(
 
 
 def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
-    """Write arrays, which then survive a power failure, and values."""
+    """Write arrays and values."""
     for key, array in arrays.items():
-        save_array(folder / f"{key}.npy", array)
+        np.save(folder / f"{key}.npy", array)
     (folder / VALUES).write_text(json.dumps(values), "utf-8")
 
 

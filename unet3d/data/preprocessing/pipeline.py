@@ -144,12 +144,7 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
             raise UsageError(f"{file} holds NaN or infinite values")
         parts.append(channels)
         affines.append(affine)
-    if len(parts) == 1:
-        return parts[0], affines[0]
-    # in the memory order of files, which is the fastest to copy
-    shape = (sum(map(len, parts)), *parts[0].shape[:0:-1])
-    joined = np.empty(shape, np.result_type(*parts)).transpose(0, 3, 2, 1)
-    return np.concatenate(parts, out=joined), affines[0]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts), affines[0]
 
 
 def count_nonfinite(channels: np.ndarray) -> int:
