@@ -52,8 +52,6 @@ main(["train", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false"])
 
 UNET3D = ("-m", "unet3d")
 COMMANDS = {
-    "python -c pass": ["-c", "pass"],
-    "import torch, lightning.pytorch": ["-c", "import torch, lightning.pytorch"],
     "unet3d --help": [*UNET3D, "--help"],
     "unet3d train --help": [*UNET3D, "train", "--help"],
     "unet3d memory": [*UNET3D, "memory", "format=json"],

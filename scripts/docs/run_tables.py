@@ -106,24 +106,6 @@ def same_dice() -> str:
     return make_table(" | `checkpointing=` | Dice", lines)
 
 
-def partial_labels() -> str:
-    """Compare Dice of partial and of full labels."""
-    content = read_result("cpu-partial-labels")
-    kinds = {
-        "full": "all labels",
-        "partial": "half of the cases with one structure, half with the other, `data.annotated`",
-        "background": "the same, without `data.annotated`",
-    }
-    lines = []
-    for kind, about in kinds.items():
-        values = [*content["dice"][kind].values(), content["mean"][kind], content["ratio"][kind]]
-        lines.append(" | ".join([about, *(f"{value:.3f}" for value in values)]))
-    heads = [f"training cases of fold 0 of the hippocampus, {content['steps']:,} steps"]
-    heads += [f"{name}:" for name in (*content["dice"]["full"], "mean Dice", "of full labels")]
-    note = f"One run each, evaluated on full labels: `{content['command']}`."
-    return f"{make_table(' | '.join(heads), lines)}\n\n{note}"
-
-
 def monai_parts() -> str:
     """Compare time and memory of parts of MONAI with ours."""
     lines = []

@@ -1,7 +1,6 @@
 """Rows of the GPU report about training steps: memory and time, estimated and measured."""
 
 import statistics
-import time
 from functools import partial, reduce
 from importlib.util import find_spec
 from itertools import product
@@ -37,6 +36,7 @@ from unet3d.memory.step.training_step import (
     TrainingStep,
     build_configured_step,
     measure_phases,
+    time_step,
 )
 from unet3d.peak_memory import MemoryRecord
 from unet3d.training.config import parse_train_config
@@ -209,7 +209,7 @@ def measure_network(
 ) -> dict[str, Any]:
     context.free_memory()
     step = build_network_step(context, make, size)
-    return describe_peaks(measure_peaks(context, step), predicted) | time_step(context, step)
+    return describe_peaks(measure_peaks(context, step), predicted) | time_steps(context, step)
 
 
 def build_network_step(context: Context, make: Factory, size: list[int]) -> TrainingStep:
@@ -219,17 +219,11 @@ def build_network_step(context: Context, make: Factory, size: list[int]) -> Trai
     return build_step(make, size, 2, context.precision, context.device.type)
 
 
-def time_step(context: Context, step: TrainingStep) -> dict[str, Any]:
+def time_steps(context: Context, step: TrainingStep) -> dict[str, Any]:
     """Return the seconds of a step, and the seconds in which the host queued it."""
-    seconds, launch_seconds = [], []
     step.train(NullListener())
-    for _ in range(8 if context.cuda else 1):
-        context.synchronize()
-        start = time.perf_counter()
-        step.train(NullListener())
-        launch_seconds.append(time.perf_counter() - start)
-        context.synchronize()
-        seconds.append(time.perf_counter() - start)
+    timed = [time_step(step, context.device) for _ in range(8 if context.cuda else 1)]
+    seconds, launch_seconds = zip(*timed, strict=True)
     return {
         "step_seconds": statistics.median(seconds),
         "launch_seconds": statistics.median(launch_seconds),
@@ -247,7 +241,7 @@ def forum(context: Context) -> dict[str, Row]:
 def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
     """Measure a step of experiment=forum_<name>: pure fp16 with SGD."""
     step, row = measure_configured_step(context, [f"experiment=forum_{name}"])
-    return row | time_step(context, step)
+    return row | time_steps(context, step)
 
 
 def peers(context: Context) -> dict[str, Row]:
@@ -278,7 +272,7 @@ def measure_replayed(context: Context, make: Factory, size: list[int]) -> dict[s
     step.model, step.loss = nn.Identity(), Replay(graphed)
     for _ in range(WARMUP_BATCHES + 1):
         step.train(NullListener())
-    row["replayed"] = time_step(context, step)
+    row["replayed"] = time_steps(context, step)
     row["replayed"]["reserved"] = torch.cuda.memory_reserved()
     row["good"] = graphed.recording is not None
     return row

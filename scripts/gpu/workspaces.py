@@ -23,9 +23,8 @@ from scripts.bench.step import (
 )
 from scripts.gpu.kernels import DTYPES
 from scripts.gpu.rows import Context, Row
-from scripts.gpu.steps import compose_step
 from unet3d.memory.cuda_libraries import CONVOLUTIONS
-from unet3d.memory.step.training_step import NullListener, TrainingStep, build_configured_step
+from unet3d.memory.step.training_step import NullListener, TrainingStep
 
 HISTORY = 10_000
 """Events of the allocator that are kept for an operation."""
@@ -74,7 +73,6 @@ def workspaces(context: Context) -> dict[str, Row]:
         rows[f"forum small, {PLAIN}, {precision}"] = partial(
             record_network, context, networks["small"][PLAIN], precision=precision
         )
-    rows["forum small, pure fp16"] = partial(record_forum_run, context)
     dynunet = dict(list_peers([32, 64, 128, 256, 320]))["MONAI DynUNet"]
     rows["MONAI DynUNet"] = partial(record_network, context, dynunet, [96, 96, 96])
     return rows
@@ -155,9 +153,3 @@ def record_network(
 ) -> dict[str, Any]:
     """Record a step of a network."""
     return record_step(context, build_step(make, size, 2, precision, context.device.type))
-
-
-def record_forum_run(context: Context) -> dict[str, Any]:
-    """Record a step of experiment=forum_small: pure fp16 with SGD."""
-    config = compose_step(["experiment=forum_small"])
-    return record_step(context, build_configured_step(config, context.device))
