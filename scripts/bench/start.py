@@ -85,7 +85,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         time_process([*UNET3D, *PREPARE], folder)
-        load = os.getloadavg()[0]
         for turn in range(options.runs + 1):
             for command, arguments in COMMANDS.items():
                 timing = time_process(arguments, folder)
@@ -108,8 +107,7 @@ def main() -> None:
         "processor": get_cpu_model(),
         "cores": count_usable_cores(),
         "threads": torch.get_num_threads(),
-        "load_before": round(load, 2),
-        "load_after": round(os.getloadavg()[0], 2),
+        "load": round(os.getloadavg()[0], 2),
         "commands": rows,
     }
     write_results(options.output, report)

@@ -244,6 +244,8 @@ def unmeasured() -> str:
     parts = {
         "tuned": "other projects' networks channels-last, and compiled at these sizes",
         "pool": "pooling",
+        "later": "steps with the present kernels, which launch fewer; CUDA graphs on several GPUs, "
+        "in prediction and in nnU-Net's trainer; `offload` in networks without fused blocks",
     }
     missing = "; ".join(title for part, title in parts.items() if not read_gpu(part))
     return f"**Not yet measured on a GPU:** {missing}. `make gpu` measures them." if missing else ""

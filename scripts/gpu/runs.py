@@ -1,10 +1,11 @@
-"""Rows of the GPU report that are runs: tests, and steps with Lightning."""
+"""Rows of the GPU report that are runs: tests, steps with Lightning, and a whole scan."""
 
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -13,6 +14,11 @@ import torch
 
 from scripts.bench.results import ROOT
 from scripts.gpu.rows import Context, Row
+from scripts.gpu.steps import compose_step
+from unet3d.inference.networks import ReplayedNetwork, get_inference_fn, record_networks
+from unet3d.inference.sliding_window import SlidingWindow
+from unet3d.machine import Precision
+from unet3d.memory.step.training_step import build_configured_step
 
 STOP_SECONDS = 40
 """Time that a run has to stop, and this process to report it."""
@@ -90,3 +96,34 @@ def measure_run(context: Context, *options: str) -> dict[str, Any]:
     report = json.loads((folder / "report.json").read_text())
     peak = {k: v for k, v in report["memory"]["steady_step"].items() if k != "phases"}
     return {**report["speed"], "peak": peak}
+
+
+def inference(context: Context) -> dict[str, Row]:
+    """Time all windows of a scan, launched and replayed as CUDA graphs."""
+    return {name: partial(time_scan, context, name) for name in ("launched", "replayed")}
+
+
+def time_scan(context: Context, way: str) -> dict[str, Any]:
+    """Segment a scan of noise three times with the network of nnU-Net's default plans."""
+    size, window = ((512, 512, 300), (128,) * 3) if context.cuda else ((40, 32, 32), (32,) * 3)
+    words = [
+        "model=unet_nnunet",
+        "data.num_classes=5",
+        f"trainer.accelerator={context.accelerator}",
+    ]
+    model = build_configured_step(compose_step(words), context.device).model.eval()
+    precision = Precision(context.precision, context.precision)
+    network = get_inference_fn(model, precision, context.device)
+    image = torch.rand(1, 1, *size, device=context.device)
+    network(image[..., : window[0], : window[1], : window[2]])
+    if way == "replayed":
+        (network,) = record_networks([network], (1, 1, *window), context.device)
+    seconds = []
+    for _ in range(3):
+        context.synchronize()
+        start = time.perf_counter()
+        SlidingWindow(window)(image, network)
+        context.synchronize()
+        seconds.append(time.perf_counter() - start)
+    is_wrong = context.cuda and way == "replayed" and not isinstance(network, ReplayedNetwork)
+    return {"scan_seconds": seconds, "good": not is_wrong}

@@ -1,4 +1,4 @@
-"""Rows of the GPU report about memory that cuDNN and cuBLAS take."""
+"""Rows of the GPU report about memory that cuDNN takes."""
 
 import json
 from collections import Counter
@@ -12,19 +12,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scripts.bench.step import (
-    FORUM_SIZE,
-    PLAIN,
-    Factory,
-    build_step,
-    list_forum_networks,
-    list_peers,
-    set_tile_size,
-)
 from scripts.gpu.kernels import DTYPES
 from scripts.gpu.rows import Context, Row
 from unet3d.memory.cuda_libraries import CONVOLUTIONS
-from unet3d.memory.step.training_step import NullListener, TrainingStep
 
 HISTORY = 10_000
 """Events of the allocator that are kept for an operation."""
@@ -54,7 +44,7 @@ LAYERS: list[tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = [
 
 
 def workspaces(context: Context) -> dict[str, Row]:
-    """Record what convolutions allocate, in layers and in the steps of networks."""
+    """Record what convolutions allocate."""
     rows: dict[str, Row] = {}
     for (title, make, size), dtype, last in product(LAYERS, DTYPES, (False, True)):
         if last and len(size) == 3:
@@ -63,18 +53,6 @@ def workspaces(context: Context) -> dict[str, Row]:
         rows[f"{title}, {dtype} {layout}"] = partial(
             record_layer, context, make, size, DTYPES[dtype], last
         )
-    networks = {name: list_forum_networks(name, context.width) for name in ("small", "large")}
-    for name, strategy in product(networks, (PLAIN, "fused", "lean", "leanest")):
-        make_network = networks[name][strategy]
-        rows[f"forum {name}, {strategy}"] = partial(record_network, context, make_network)
-    large_tiles = set_tile_size(networks["small"]["fused"], 256)
-    rows["forum small, fused, 256 MiB"] = partial(record_network, context, large_tiles)
-    for precision in ("32", "bf16"):
-        rows[f"forum small, {PLAIN}, {precision}"] = partial(
-            record_network, context, networks["small"][PLAIN], precision=precision
-        )
-    dynunet = dict(list_peers([32, 64, 128, 256, 320]))["MONAI DynUNet"]
-    rows["MONAI DynUNet"] = partial(record_network, context, dynunet, [96, 96, 96])
     return rows
 
 
@@ -133,23 +111,3 @@ def record_layer(
         y = layer(x)
         y.backward(torch.randn_like(y))
     return {"operations": dict(recorder.operations)}
-
-
-def record_step(context: Context, step: TrainingStep) -> dict[str, Any]:
-    """Record the convolutions of the second step, and what libraries keep after it."""
-    step.train(NullListener())
-    with AllocationRecorder() as recorder:
-        step.train(NullListener())
-    row: dict[str, Any] = {"operations": dict(recorder.operations)}
-    if context.cuda:
-        kept = torch.cuda.memory_allocated()
-        torch._C._cuda_clearCublasWorkspaces()
-        row["cublas_bytes"] = kept - torch.cuda.memory_allocated()
-    return row
-
-
-def record_network(
-    context: Context, make: Factory, size: list[int] = FORUM_SIZE, precision: str = "16"
-) -> dict[str, Any]:
-    """Record a step of a network."""
-    return record_step(context, build_step(make, size, 2, precision, context.device.type))
