@@ -1,8 +1,9 @@
-"""Read, verify and save checkpoint files with torch alone; Lightning is not imported for it."""
+"""Read, verify and save checkpoint files with torch alone, and get those of Hugging Face's hub."""
 
+import logging
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unet3d.errors import UsageError, summarize_error
+from unet3d.errors import UsageError, explain_missing_packages, summarize_error
 from unet3d.files import atomic_write
 
 FORMAT_VERSION = 1
@@ -124,3 +125,38 @@ def update_metadata(path: Path, metadata: dict[str, Any]) -> None:
     content = load_checkpoint(path, mmap=False)
     content["unet3d"] |= metadata
     save_checkpoint(content, path)
+
+
+HUB_PREFIX = "hf:/"
+"""What is left of hf://OWNER/NAME or hf://OWNER/NAME@REVISION in a path."""
+
+
+def is_on_hub(path: Path) -> bool:
+    """Return whether a path names a repository on the hub.
+
+    >>> is_on_hub(Path("hf://lab/liver@v2"))
+    True
+    """
+    return str(path).startswith(HUB_PREFIX)
+
+
+def download(path: Path, patterns: Sequence[str], *, is_a: str) -> Path:
+    """Return a folder with the files of a repository that match, downloaded unless they are there.
+
+    The first pattern is a file without which the repository is not what it should be.
+    """
+    name = f"hf://{str(path).removeprefix(HUB_PREFIX).lstrip('/')}"
+    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", name)
+    if match is None:
+        raise UsageError(f"{name} must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+    with explain_missing_packages("hf://", "huggingface_hub"):
+        from huggingface_hub import snapshot_download
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # every request is logged
+    try:
+        folder = snapshot_download(match[1], revision=match[2], allow_patterns=list(patterns))
+    except Exception as error:  # of the hub, of the network, of the cache
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"hf://{match[1]} cannot be downloaded: {reason}") from error
+    if not (Path(folder) / patterns[0]).is_file():
+        raise UsageError(f"hf://{match[1]} is not a {is_a}: it has no {patterns[0]}")
+    return Path(folder)

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from unet3d.checkpoint_file import check_format_version
+from unet3d.checkpoint_file import check_format_version, download
 from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.errors import UsageError, explain_missing_packages, summarize_error
 from unet3d.files import read_json
-from unet3d.hub import download
 
 FORMAT = "unet3d bundle"
 FORMAT_VERSION = 1

@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from unet3d.checkpoint_file import extract_weights, find_mismatch, load_checkpoint
+from unet3d.checkpoint_file import extract_weights, find_mismatch, is_on_hub, load_checkpoint
 from unet3d.data.preprocessing.cache import digest_file
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError
 from unet3d.export.bundle import DESCRIPTION_FILE, download_bundle, is_bundle, read_bundle
-from unet3d.hub import is_on_hub
 from unet3d.model.config import parse_saved_network
 from unet3d.types import Triple
 

@@ -18,14 +18,15 @@ from unet3d.checkpoint_file import (
     FALLBACKS,
     PREVIOUS,
     CorruptedCheckpointError,
+    download,
     extract_weights,
     has_checkpoint,
+    is_on_hub,
     load_checkpoint,
     save_checkpoint,
 )
 from unet3d.errors import UsageError, describe_os_error
 from unet3d.files import find_temporary_files
-from unet3d.hub import download, is_on_hub
 from unet3d.model.foreign_weights import (
     adapt_input_channels,
     get_nnunet_axes,
