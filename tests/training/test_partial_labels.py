@@ -87,4 +87,4 @@ def test_check_finds_labels_that_are_not_listed_and_names_that_do_not_exist(part
     assert main(["check", *words[:2], words[6]]) == 1
     out = capsys.readouterr().out
     assert "data.annotated names other_*, and no case has such a name" in out
-    assert "has the label 2 (tube), which data.annotated does not list for case_*[01234]" in out
+    assert "has the label 2 (tube), which data.annotated does not list for it" in out
