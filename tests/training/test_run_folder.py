@@ -30,6 +30,14 @@ def test_a_link_to_a_folder_leads_to_the_latest_run(small, tmp_path, monkeypatch
     assert not list(tmp_path.rglob(LOCK))
 
 
+def test_a_run_that_is_refused_leaves_the_earlier_one_in_its_folder(unet3d, used):
+    before = read_all(used)
+    for word in ("resume=atuo", f"init_from={used / 'checkpoints/last.ckpt'}", "freeze=[nope]"):
+        assert unet3d(word) == 2
+        assert read_all(used) == before
+    assert not used.with_name("run.1").exists()
+
+
 def test_a_search_in_the_folder_of_a_run_is_refused(small, used, capsys):
     before = read_all(used)
     assert main(["search", *small, "space={pool:[max,avg]}", f"hydra.run.dir={used}"]) == 2

@@ -25,15 +25,27 @@ RUN_MARKERS = (*TRAINING_MARKERS, "evaluation/evaluation.json")
 
 @contextmanager
 def open_run_folder(folder: Path, *, resume: str | None, log: Log) -> Generator[None]:
-    """Create and lock the folder of a run; rename that of an earlier run."""
+    """Create and lock the folder of a run; rename that of an earlier run.
+
+    That gets its name back if the command is refused before it writes.
+    """
     checkpoints, path = folder.resolve() / "checkpoints", Path(resume or "/").resolve()
     continues = resume == "auto" or checkpoints in (path, path.parent, path / "checkpoints")
     folder.mkdir(parents=True, exist_ok=True)
+    renamed = None
     if not continues and any(any(folder.glob(pattern)) for pattern in RUN_MARKERS):
         renamed = rename_earlier_run(folder)
         log(f"{folder} held an earlier run, which is in {renamed} now")
-    with lock_folder(folder):
-        yield
+    try:
+        with lock_folder(folder):
+            yield
+    except UsageError:
+        where = folder.resolve()
+        if renamed is not None and not any(where.iterdir()):
+            where.rmdir()
+            renamed.rename(where)
+            log(f"the earlier run is in {folder} again")
+        raise
 
 
 @contextmanager
