@@ -234,9 +234,10 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     '; did you mean optimizer.lr?'
     """
     names, last = list(known), name.rpartition(".")[2]
-    same = [key for key in names if key.rpartition(".")[2] == last]
-    near = same or get_close_matches(name, names, n=1, cutoff=0.65)
-    return f"; did you mean {near[0]}?" if near else "."
+    parts = {key.rpartition(".")[2]: key for key in reversed(names)}  # of equal ones, the first
+    near = [last] if last in parts else get_close_matches(name, names, n=1, cutoff=0.65)
+    near = near or get_close_matches(last, parts, n=1, cutoff=0.75)
+    return f"; did you mean {parts.get(near[0], near[0])}?" if near else "."
 
 
 def collect_values(config: DictConfig | dict[str, Any], prefix: str = "") -> dict[str, Any]:
