@@ -153,8 +153,7 @@ def estimate_with_savings(
 
     changes: list[dict[str, Any]] = [{"compile": False}]
     if not config.compile:
-        leaner = list_leaner_strategies(config)[::-1]  # the leanest take longest to estimate
-        changes = [{"checkpointing": name} for name in leaner]
+        changes = [{"checkpointing": name} for name in list_leaner_strategies(config)[-1:]]
     if config.precision == "32":
         changes.append({"precision": "bf16"})
     if config.network.name.startswith("naive_"):
