@@ -131,7 +131,9 @@ def decathlon_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes: Any = {"num_classes": 3, "num_cases": 5, "size": [16, 16, 16]}
     dataset = Synthetic("", **sizes, spacing_mm=[1.0, 1.0, 2.0], noise=0.1, seed=1)
     dataset.write(folder)
-    (folder / "imagesTs").symlink_to(folder / "imagesTr")
+    (folder / "imagesTs").mkdir()
+    for n, file in enumerate(sorted((folder / "imagesTr").iterdir())):
+        (folder / "imagesTs" / f"hippocampus_{n:03d}.nii.gz").symlink_to(file)
     return folder
 
 
