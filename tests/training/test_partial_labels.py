@@ -79,6 +79,12 @@ def test_a_wrong_list_of_classes_is_named(build):
         build("data.annotated={*:[ball]}")
 
 
+def test_an_empty_file_of_patterns_is_refused(build, tmp_path):
+    (tmp_path / "empty.json").write_text("{}")
+    with pytest.raises(UsageError, match="has no patterns of case names"):
+        build(f"data.annotated={tmp_path / 'empty.json'}")
+
+
 def test_check_finds_labels_that_are_not_listed_and_names_that_do_not_exist(partial, capsys):
     words, folder = partial
     assert main(["check", *words[:2], words[6]]) == 0

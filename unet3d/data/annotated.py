@@ -68,6 +68,8 @@ def read_annotations(key: str, value: Any, classes: Sequence[str]) -> Annotation
     if isinstance(value, str):
         file = Path(value)
         value = load_json_object(file, f"{key}: no file {file.absolute()}")
+        if not value:
+            raise UsageError(f"{file} has no patterns of case names with their classes")
     unknown = {}
     for pattern, annotated in value.items():
         names = annotated if isinstance(annotated, list) else [annotated]
