@@ -53,3 +53,14 @@ def test_a_citation_names_the_version_and_the_license():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     assert (citation["version"], citation["license"]) == (__version__, PROJECT["license"])
+
+
+def test_the_first_screen_of_the_readme_names_the_two_commands_that_ci_runs():
+    """`make check` has `make test` as its last part."""
+    commands = re.findall(
+        r"^make \w+", "\n".join((ROOT / "README.md").read_text().split("\n")[:30]), re.M
+    )
+    assert commands == ["make train", "make test"]
+    run = re.findall(r"^make \w+", (ROOT / ".ci" / "run").read_text(), re.M)
+    assert run == ["make train", "make check"]
+    assert re.search(r"^check:.* test$", (ROOT / "Makefile").read_text(), re.M)
