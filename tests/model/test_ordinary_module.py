@@ -77,6 +77,44 @@ def test_a_changed_network_computes_what_plain_modules_compute(change):
         torch.testing.assert_close(fused[name], value, rtol=1e-9, atol=1e-9)
 
 
+def replace_by_function(network, weights):
+    """Compute the loss as first-order MAML and hypernetworks do."""
+    return torch.func.functional_call(network, weights, make_image()).square().sum()
+
+
+def replace_by_tensors(network, weights):
+    """Put tensors in the place of parameters, as hypernetworks do."""
+    for name, tensor in weights.items():
+        module = network.get_submodule(name.rpartition(".")[0])
+        delattr(module, name.rpartition(".")[2])
+        setattr(module, name.rpartition(".")[2], tensor)
+    return network(make_image()).square().sum()
+
+
+@pytest.mark.parametrize("replace", [replace_by_function, replace_by_tensors])
+@pytest.mark.parametrize("options", [{}, {"residual_blocks": 1, "upsampling": "transposed"}])
+def test_gradients_are_those_of_the_tensors_that_replaced_parameters(replace, options):
+    results = []
+    for fused in (True, False):
+        network = make_network(fused=fused, **options)
+        named = network.named_parameters()
+        weights = {name: (p.detach() * 1.1).requires_grad_() for name, p in named}
+        loss = replace(network, {name: weight * 1 for name, weight in weights.items()})
+        results.append(torch.autograd.grad(loss, list(weights.values())))
+    for fused, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["image", "encoder.0.convs.1.conv.weight", "heads.0.weight"])
+def test_tensors_that_change_between_forward_and_backward_are_refused(name):
+    network, image = make_network(), make_image()
+    loss = network(image).square().sum()
+    with torch.no_grad():
+        (image if name == "image" else network.get_parameter(name)).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_a_second_backward_is_an_error_with_fused_blocks():
     logits = make_network()(make_image())
     logits.sum().backward(retain_graph=True)

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -167,8 +167,8 @@ class UNet3D(nn.Module):
 
     def _forward_fused(self, image: Tensor, retention: Retention) -> list[Tensor]:
         skips, outputs = [], []
-        x = make_input_map(image, next(self.parameters()).dtype, retention.tile_bytes)
-        encoder: Any = self.encoder
+        encoder, heads = cast(Any, self.encoder), cast(Any, self.heads)
+        x = make_input_map(image, heads[0].weight.dtype, retention.tile_bytes)
         for level, module in enumerate(encoder):
             x, skip = module(x, retention.encoder_mode(level, residual=module.is_residual))
             skips.append(skip)

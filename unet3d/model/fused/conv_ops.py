@@ -10,7 +10,7 @@ from math import prod
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from unet3d.custom_ops import get_device_type
@@ -24,22 +24,20 @@ SMALLEST_NUMEL = 2**12
 """Elements from which oneDNN is faster."""
 
 
-def cast_weight(
-    module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype, *, transpose: bool = False
-) -> Tensor:
-    """Return the weight in the dtype of the step, channels-last as maps are.
+def cast_weight(weight: Tensor, dtype: torch.dtype, *, transpose: bool = False) -> Tensor:
+    """Return a weight in the dtype of the step, channels-last as maps are.
 
     With `transpose`, exchange its inputs and outputs.
     """
-    weight = module.weight.detach()
+    weight = weight.detach()
     if transpose:
         weight = weight.transpose(0, 1)
     return weight.to(dtype=dtype, memory_format=torch.channels_last_3d)
 
 
-def cast_bias(module: nn.Conv3d | nn.ConvTranspose3d, dtype: torch.dtype) -> Tensor | None:
-    """Return the bias in the dtype of the step, if there is one."""
-    return None if module.bias is None else module.bias.detach().to(dtype)
+def cast_bias(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a bias in the dtype of the step, if there is one."""
+    return None if bias is None else bias.detach().to(dtype)
 
 
 def needs_onednn(x: Tensor) -> bool:

@@ -29,6 +29,7 @@ class Convolution:
 
     def __init__(self, module: nn.Conv3d, sources: Sequence[Any]):
         self.module, self.sources, self.source_layout = module, list(sources), sources[0].layout
+        self.parameter = module.weight  # backward must not read one that replaced it
         self.stride = tuple(module.stride)
         self.is_strided = max(self.stride) > 1
         self.layout = self.source_layout.shrink(self.stride)
@@ -41,7 +42,7 @@ class Convolution:
 
     def weight(self) -> Tensor:
         """Return the weight in the dtype of the step."""
-        return cast_weight(self.module, self.layout.dtype)
+        return cast_weight(self.parameter, self.layout.dtype)
 
     def tiles(self) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of tiles sized for all that a row of output needs in memory.
@@ -167,7 +168,7 @@ class Convolution:
             # With tiles in any case: in the order of allocations that GPUs have measured.
             weight = self.weight()
         if any(sink is not None for sink in sinks):
-            transposed = cast_weight(self.module, layout.dtype, transpose=True).flip(2, 3, 4)
+            transposed = cast_weight(self.parameter, layout.dtype, transpose=True).flip(2, 3, 4)
         weight_gradient = sums = halo_before = None
         done = 0
         for start, stop in self.tiles():
@@ -177,8 +178,8 @@ class Convolution:
                 y = convolve(x, weight, padding)
                 activation.apply(rows, y, out=rows)
                 del y
-            if self.module.weight.requires_grad:
-                shape = self.module.weight.shape
+            if self.parameter.requires_grad:
+                shape = self.parameter.shape
                 part = compute_weight_gradient(rows, x, shape, padding, contiguous=layout.is_whole)
                 weight_gradient = part if weight_gradient is None else weight_gradient.add_(part)
             del x, rows
@@ -220,7 +221,7 @@ class Convolution:
         for start, stop in self.tiles():
             x, padding = self.input(start, stop)[:2]
             rows = self.layout.narrow_rows(g, start, stop)
-            if self.module.weight.requires_grad:
+            if self.parameter.requires_grad:
                 part = compute_weight_gradient(
                     *(rows, x, weight.shape, padding, self.stride),
                     contiguous=self.layout.is_whole,

@@ -41,6 +41,8 @@ class UpsampledMap:
 
     def __init__(self, module: Any, low: LazyActivation, layout: MapLayout):
         self.module, self.low, self.layout = module, low, layout
+        self.weight: Any = getattr(module, "weight", None)
+        self.bias: Tensor | None = getattr(module, "bias", None)
         self.interpolates = isinstance(module, Interpolate)
         self.linear = self.interpolates and module.mode == "trilinear"
         self.channels = low.channels if self.interpolates else module.out_channels
@@ -62,7 +64,7 @@ class UpsampledMap:
         if self.interpolates:
             operators.interpolate(low, self._axes(low, part), self.linear, part.rows)
             return
-        weight, bias = cast_weight(self.module, low.dtype), cast_bias(self.module, low.dtype)
+        weight, bias = cast_weight(self.weight, low.dtype), cast_bias(self.bias, low.dtype)
         up = F.conv_transpose3d(low, weight, bias, stride=self.module.stride)
         first = part.first - part.low[0] * self.factor
         part.rows.copy_(up.narrow(self.layout.axis, first, part.last - part.first))
@@ -92,7 +94,7 @@ class UpsampledMap:
     def _transpose_gradient(self, part: _Part) -> Tensor:
         """Return the gradient of coarser rows, and add those of weight and bias."""
         x, stride = self.low.rows(*part.low), self.module.stride
-        weight, bias = cast_weight(self.module, x.dtype), self.module.bias
+        weight, bias = cast_weight(self.weight, x.dtype), self.bias
         before = part.first - part.low[0] * self.factor
         after = part.low[1] * self.factor - part.last
         padding = [0] * 6
@@ -178,7 +180,8 @@ class FusedDecoderLevel(FusedBlock):
         self.up = UpsampledMap(up, low.source, skip.source.layout)
         self.skip, self.low = skip.source, low.source
         self.inputs = [skip.source, low.source]
-        self.head, self.last, self.mode = head, last, mode
+        self.head = None if head is None else (head.weight, head.bias)
+        self.last, self.mode = last, mode
         self.skip_first = skip_first
         sources = self._order(skip.source, self.up)
         self.layers = ConvChain(convs, sources, self.gradients, stream=mode == "stream")
@@ -197,7 +200,7 @@ class FusedDecoderLevel(FusedBlock):
         self.output = self.layers.output
         outputs = [] if self.last else [self.placeholder()]
         if self.head is not None:
-            outputs.append(self._logits(self.head))
+            outputs.append(self._logits(*self.head))
         return tuple(outputs)
 
     def backward(
@@ -212,7 +215,8 @@ class FusedDecoderLevel(FusedBlock):
         def make_sinks(g: Tensor) -> list[GradientSink | None]:
             nonlocal to_skip
             to_skip = GradientBuffer(g, self.skip.channels, self.layout) if needs_grad[1] else None
-            if not needs_grad[0] and not any(p.requires_grad for p in self.up.module.parameters()):
+            parameters = [p for p in (self.up.weight, self.up.bias) if p is not None]
+            if not needs_grad[0] and not any(p.requires_grad for p in parameters):
                 return self._order(to_skip, None)
             if not self.layout.is_whole:
                 # Before the first tile: in the order of allocations that GPUs have measured.
@@ -222,7 +226,7 @@ class FusedDecoderLevel(FusedBlock):
         n = len(self.layers.outputs) - 1
         g, sums = self.layers.backward_conv(n, self._backward_head(g, to_logits), make_sinks)
         self.layers.backward(n, g, sums, make_sinks)
-        for p, gradient in zip(self.up.module.parameters(), self.up.gradients, strict=False):
+        for p, gradient in zip((self.up.weight, self.up.bias), self.up.gradients, strict=False):
             self.gradients.add(p, gradient)
         self.skip.gradient = None if to_skip is None else to_skip.tensor
         to_low, self.up.to_low = self.up.to_low, None
@@ -239,10 +243,10 @@ class FusedDecoderLevel(FusedBlock):
                 if part.drop_after_read or not needs_grad:
                     part.stored = None
 
-    def _logits(self, head: nn.Conv3d) -> Tensor:
+    def _logits(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = self.layout.dtype
-        weight, bias = cast_weight(head, dtype), cast_bias(head, dtype)
-        logits = self.layout.empty(head.out_channels).contiguous()  # the layout that the loss reads
+        weight, bias = cast_weight(weight, dtype), cast_bias(bias, dtype)
+        logits = self.layout.empty(len(weight)).contiguous()  # the layout that the loss reads
         for start, stop in self.layout.tiles(self.output.channels):
             rows = F.linear(_voxels(self.output.rows(start, stop)), weight.flatten(1), bias)
             self.layout.narrow_rows(logits, start, stop).copy_(_channels(rows))
@@ -262,20 +266,22 @@ class FusedDecoderLevel(FusedBlock):
             return rows
         if rows is not None and not update:
             return rows
-        weight = cast_weight(self.head, self.layout.dtype).flatten(1)
+        weight = cast_weight(self.head[0], self.layout.dtype).flatten(1)
         part = _voxels(self.layout.narrow_rows(to_logits, start, stop)).contiguous()
         if update:
-            self._add_head_gradients(self.head, part, _voxels(self.output.rows(start, stop)))
+            self._add_head_gradients(*self.head, part, _voxels(self.output.rows(start, stop)))
         from_head = _channels(part @ weight)
         return from_head if rows is None else rows.add_(from_head)
 
-    def _add_head_gradients(self, head: nn.Conv3d, g: Tensor, a: Tensor) -> None:
+    def _add_head_gradients(
+        self, weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor
+    ) -> None:
         """Add the head's gradients, given `g` (B, D, H, W, K) and activations (B, D, H, W, C)."""
         g, dtype = g.flatten(0, 3), self.layout.accumulate_dtype
         to_weight = multiply(g.t(), a.flatten(0, 3), dtype)
-        to_bias = None if head.bias is None else g.sum(0, dtype=dtype)
-        self.gradients.add(head.weight, to_weight)
-        self.gradients.add(head.bias, to_bias)
+        to_bias = None if bias is None else g.sum(0, dtype=dtype)
+        self.gradients.add(weight, to_weight)
+        self.gradients.add(bias, to_bias)
 
     def _backward_head(self, g: Tensor | None, to_logits: Tensor | None) -> Tensor:
         """Return the gradient of the last raw output, in the memory of `g` or of that output."""

@@ -341,14 +341,14 @@ class _Block:
         convolution, pool = self.layers.outputs[0].raw.convolution, self.module.skip_pool
         rows = convolution.layout.narrow_rows(g, start, stop)
         if self.projection is not None:
-            conv, none = self.module.projection.conv, [0, 0, 0]
-            if conv.weight.requires_grad:
-                pooled = convolution.layout.empty(conv.in_channels, stop - start)
+            weight, none = self.projection.output.raw.convolution.parameter, [0, 0, 0]
+            if weight.requires_grad:
+                pooled = convolution.layout.empty(weight.shape[1], stop - start)
                 is_whole = convolution.layout.is_whole
                 pool_volumes(pool, windows, pooled, at_once=is_whole)
-                shape = conv.weight.shape
+                shape = weight.shape
                 part = compute_weight_gradient(rows, pooled, shape, none, contiguous=is_whole)
-                self.gradients.add(conv.weight, part)
+                self.gradients.add(weight, part)
                 del pooled
-            rows = convolve(rows, cast_weight(conv, rows.dtype, transpose=True), none)
+            rows = convolve(rows, cast_weight(weight, rows.dtype, transpose=True), none)
         return compute_input_gradient(pool, windows, rows)

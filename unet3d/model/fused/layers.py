@@ -26,18 +26,26 @@ MakeGradientSinks = Callable[[Tensor], Sequence[GradientSink | None]]
 
 
 class ParameterGradients:
-    """Collects the gradients of parameters, in any shape and at least in float32."""
+    """Collects the gradients of parameters, in any shape and at least in float32.
+
+    The parameters are those of this forward: torch.func.functional_call replaces them until it
+    returns, and a tensor in place of a parameter is not among those of its module.
+    """
 
     def __init__(self, modules: Sequence[nn.Module]):
+        parts = [part for module in modules for part in module.modules()]
+        found = [getattr(part, name, None) for part in parts for name in ("weight", "bias")]
         # Convolutions may share a parameter: its gradient is the sum of their parts.
-        self.parameters = list(dict.fromkeys(p for m in modules for p in m.parameters()))
+        self.parameters = list(dict.fromkeys(p for p in found if p is not None))
         self.sums: dict[Tensor, Tensor] = {}
 
-    def add(self, p: Any, part: Tensor | None) -> None:
-        """Add a part of a parameter's gradient, if there is one."""
-        if p in self.sums and part is not None:
+    def add(self, p: Tensor | None, part: Tensor | None) -> None:
+        """Add a part of a parameter's gradient, if there are both."""
+        if p is None or part is None:
+            return
+        if p in self.sums:
             self.sums[p].add_(part.reshape(self.sums[p].shape))
-        elif part is not None:
+        else:
             self.sums[p] = part
 
     def collect(self) -> list[Tensor | None]:
@@ -95,6 +103,7 @@ class ConvChain:
         self.modules, self.sources, self.gradients = list(modules), list(sources), gradients
         self.is_streamed = stream  # outputs before the last are never stored as a whole
         self.outputs: list[LazyActivation] = []  # of layers that have run
+        self.parameters: list[list[Tensor | None]] = []  # of these: all but the weights
         self.copies = 1  # of size-preserving convolutions
 
     @property
@@ -142,6 +151,8 @@ class ConvChain:
             raw.stored = convolution.forward(store=store, moments=moments, on_input=on_input)
         like = convolution.layout.empty_numbers(module.conv.out_channels)
         norm = fold_norm(module.norm, module.act, module.conv.bias, groups, moments, like)
+        affine = [getattr(module.norm, name, None) for name in ("weight", "bias")]
+        self.parameters.append([module.conv.bias, *affine])
         self.outputs.append(LazyActivation(raw, norm, **residual))
 
     def free_inner(self) -> None:
@@ -188,12 +199,9 @@ class ConvChain:
         `factors`, one per volume, scale the norm's output.
         """
         gradient = self.outputs[n].norm.gradient(sums if factors is None else sums * factors)
-        conv, norm = self.modules[n].conv, self.modules[n].norm
-        if conv.bias is not None:
-            self.gradients.add(conv.bias, gradient.bias)
-        if getattr(norm, "weight", None) is not None:
-            self.gradients.add(norm.weight, gradient.weight)
-            self.gradients.add(norm.bias, gradient.shift)
+        parts = (gradient.bias, gradient.weight, gradient.shift)
+        for parameter, part in zip(self.parameters[n], parts, strict=True):
+            self.gradients.add(parameter, part)
         return gradient if factors is None else replace(gradient, scale=gradient.scale * factors)
 
     def backward_conv(
@@ -209,7 +217,8 @@ class ConvChain:
         The first layer's input gradient goes to the sinks instead; the sums are those that `source`
         needs, if that is given.
         """
-        weight, convolution = self.modules[n].conv.weight, self.outputs[n].raw.convolution
+        convolution = self.outputs[n].raw.convolution
+        weight = convolution.parameter
         if convolution.is_strided:  # the first layer
             self.gradients.add(weight, convolution.backward_strided(g, make_sinks(g)[0]))
             return g, None

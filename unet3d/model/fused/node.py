@@ -43,6 +43,8 @@ class _Node(Function):
     def forward(ctx: Any, block: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.block = block
+        # So that torch refuses those that are changed in place; placeholders have no strides.
+        ctx.save_for_backward(*(x for x in inputs if any(x.stride())))
         with torch.autocast(block.device.type, enabled=False):
             return block.forward(needs_grad=any(ctx.needs_input_grad))
 
@@ -60,5 +62,6 @@ class _Node(Function):
                 "one: remove retain_graph=True, or build the network with fused=False "
                 "(checkpointing=none)"
             )
+        _ = ctx.saved_tensors  # checks their versions
         with torch.autocast(block.device.type, enabled=False):
             return None, *block.backward(list(gradients), ctx.needs_input_grad[1:])
