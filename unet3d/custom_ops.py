@@ -49,14 +49,17 @@ def custom_op(name: str, *, mutates_args: Iterable[str] = ()) -> Callable[..., C
 
 def is_eager(args: Iterable[Any]) -> bool:
     """Return whether an operator's body may run on these arguments as it is."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_transformed():
         return False
     tensors = [x for x in args if isinstance(x, Tensor)]
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return False
     return all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of torch.func runs."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @contextmanager

@@ -39,9 +39,15 @@ CHANGES = {
     "norm": lambda n: setattr(get_layer(n), "norm", nn.LocalResponseNorm(2)),
     "dropout": lambda n: get_layer(n).append(nn.Dropout3d(0.999)),
     "pooling with weights": lambda n: setattr(n.encoder[0], "pool", LearnedPool3d()),
+    "pooling with random numbers": lambda n: setattr(
+        n.encoder[0], "pool", nn.Sequential(nn.MaxPool3d(2), nn.Dropout(0.5))
+    ),
     "overlapping pooling": lambda n: setattr(n.encoder[0], "pool", nn.MaxPool3d(3, 2, 1)),
     "upsampling": lambda n: setattr(n.decoder[0], "up", nn.Upsample(scale_factor=2, mode="area")),
     "head": lambda n: n.heads.__setitem__(0, nn.Conv3d(4, 2, 3, padding=1)),
+    "stride of a head": lambda n: setattr(n.heads[0], "stride", (2, 2, 2)),
+    "norm without bias": lambda n: setattr(get_layer(n).norm, "bias", None),
+    "stochastic depth": lambda n: setattr(n.encoder[0].convs[1], "drop_path", nn.Identity()),
     "another forward": lambda n: setattr(get_layer(n).act, "forward", torch.sin),
     "forward pre-hook": lambda n: get_layer(n).register_forward_pre_hook(lambda m, i: i[0] * 2),
     "backward hook": lambda n: get_layer(n).register_full_backward_hook(
@@ -64,7 +70,8 @@ def run(network):
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_network_computes_what_plain_modules_compute(change):
-    networks = [make_network(fused=fused) for fused in (True, False)]
+    options = {"residual_blocks": 1} if change == "stochastic depth" else {}
+    networks = [make_network(fused=fused, **options) for fused in (True, False)]
     for network in networks:
         torch.manual_seed(3)
         CHANGES[change](network)
@@ -75,6 +82,54 @@ def test_a_changed_network_computes_what_plain_modules_compute(change):
     assert not any(gradient is None for gradient in fused.values())
     for name, value in plain.items():
         torch.testing.assert_close(fused[name], value, rtol=1e-9, atol=1e-9)
+
+
+def test_a_forward_that_is_replaced_for_all_modules_of_a_kind_runs(monkeypatch):
+    monkeypatch.setattr(nn.ReLU, "forward", lambda self, x: x.sin())
+    with pytest.warns(UserWarning, match=r"\(ReLU\) is not a module that UNet3D builds"):
+        fused = run(make_network())
+    for name, value in run(make_network(fused=False)).items():
+        torch.testing.assert_close(fused[name], value)
+
+
+TRANSFORMS = {
+    "torch.jit.trace": lambda network, x: torch.jit.trace(network, x)(2 * x),
+    "torch.func.vmap": lambda network, x: torch.vmap(network)(torch.stack([x, 2 * x]))[1],
+    "torch.func.grad": lambda network, x: torch.func.grad(lambda x: network(x).square().sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("pool", ["max", "avg", "median", "approx_median"])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_transforms_of_torch_run_plain_modules(name, pool):
+    network, plain = (
+        make_network(norm="instance", pool=pool, fused=f).eval() for f in (True, False)
+    )
+    x = make_image()
+    with pytest.warns(UserWarning, match=r"^torch.(jit.trace|func) .* runs as plain modules"):
+        result = TRANSFORMS[name](network, x)
+    expected = plain(2 * x)
+    if name == "torch.func.grad":
+        x.requires_grad_()
+        (expected,) = torch.autograd.grad(plain(x).square().sum(), x)
+    torch.testing.assert_close(result, expected)
+
+
+def test_a_batch_without_volumes_has_gradients_of_zero():
+    network = make_network()
+    network(make_image()[:0]).sum().backward()
+    assert not any(p.grad.any() for p in network.parameters())
+
+
+def test_statistics_that_are_not_tracked_stay_as_they_are():
+    network = make_network()
+    norm = get_layer(network).norm
+    norm.track_running_stats = False
+    run(network)
+    assert not norm.running_mean.any()
+    assert norm.num_batches_tracked == 0
 
 
 def replace_by_function(network, weights):
@@ -139,12 +194,13 @@ def test_a_gradient_penalty_is_an_error_with_fused_blocks_and_has_a_gradient_wit
     [
         ((2, 3, 8, 8, 8), r"^the network takes 1 channels, got 3 in a batch of shape \(2, 3, 8"),
         ((1, 8, 8, 8), r"takes batches .* shape \(1, 8, 8, 8\): add the batch with x\[None"),
+        ((2, 1, 8, 8, 8), r"takes floating-point numbers, got torch.int64: use x.float\(\)"),
         ((8, 8), r"takes batches of volumes \(B, C, D, H, W\), got .* shape \(8, 8\)$"),
     ],
 )
 def test_an_input_of_another_shape_is_one_clear_line(shape, message):
     with pytest.raises(UsageError, match=message):
-        make_network()(torch.zeros(shape).double())
+        make_network()(torch.zeros(shape).long() if shape[1] == 1 else torch.zeros(shape).double())
 
 
 def test_a_first_convolution_with_more_channels_takes_them():

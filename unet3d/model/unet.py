@@ -145,7 +145,8 @@ class UNet3D(nn.Module):
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         """(B, C, D, H, W) -> (B, K, D, H, W); a list, finest first, in deep supervision."""
         self._check_input(x)
-        if self.retention is None or torch.compiler.is_compiling() or self._is_changed():
+        is_plain = self.retention is None or torch.compiler.is_compiling() or not x.numel()
+        if self.retention is None or is_plain or self._is_changed():
             outputs = self._forward_plain(x)
         else:
             outputs = self._forward_fused(x, self.retention)
@@ -218,6 +219,8 @@ class UNet3D(nn.Module):
                 "UNet3D takes batches of volumes (B, C, D, H, W), got a tensor of shape "
                 f"{tuple(x.shape)}" + (": add the batch with x[None]" if x.dim() == 4 else "")
             )
+        if not x.is_floating_point():
+            raise UsageError(f"UNet3D takes floating-point numbers, got {x.dtype}: use x.float()")
         encoder: Any = self.encoder
         first = getattr(encoder[0].convs[0], "conv", None)  # may have been replaced
         if x.shape[1] != (channels := getattr(first, "in_channels", x.shape[1])):

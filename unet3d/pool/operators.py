@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from unet3d.custom_ops import custom_op
+from unet3d.custom_ops import custom_op, is_transformed
 from unet3d.errors import UsageError
 from unet3d.pool.argmax_codes import allocate_outputs
 from unet3d.pool.kernels import plain, select_kernels
@@ -37,7 +37,7 @@ class Pool3d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
-        if self.exports:
+        if self.exports or is_transformed() or torch.jit.is_tracing():
             return self.pool_by_standard_operators(x)
         return pool3d(to_supported_layout(x), self.pool, self.windows.numbers, self.tau)[0]
 
@@ -53,7 +53,10 @@ class Pool3d(nn.Module):
         return pool3d_backward(grad, choose_saved(self.pool, x, codes), x.shape, *arguments, last)
 
     def pool_by_standard_operators(self, x: Tensor) -> Tensor:
-        """Run `forward` without kernels and codes, for export; values equal for finite input."""
+        """Run `forward` without kernels and codes, for export and transforms of torch.func.
+
+        Values are equal for finite input.
+        """
         raise NotImplementedError
 
     def extra_repr(self) -> str:

@@ -197,7 +197,7 @@ def fold_norm(
         mean, variance = (t.to(like.dtype) for t in (norm.running_mean, norm.running_var))
         return FoldedNorm(*_fold(norm, mean, variance, bias, like), slope, None, None)
     is_batch_norm = isinstance(norm, nn.BatchNorm3d | nn.SyncBatchNorm)
-    updates = is_batch_norm and norm.training and norm.running_mean is not None
+    updates = is_batch_norm and norm.training and norm.track_running_stats
     momentum = getattr(norm, "momentum", 0.0)  # None: a cumulative average
     fold_at_once = groups.world_size == 1 and momentum is not None
     if fold_at_once and runs_triton(like, "fused-block"):

@@ -1,4 +1,4 @@
-"""Find what fused blocks would ignore: hooks, replaced or parametrized modules, other options.
+"""Find what fused blocks do not compute: hooks, replaced modules, other options, transforms.
 
 Fused blocks read the parameters of their modules and do not call them. A network that was changed
 in a way that they do not compute has to run as plain modules.
@@ -9,8 +9,10 @@ from `_modules`: attributes of nn.Module are slow, and a deep network has hundre
 
 from typing import Any
 
+import torch
 from torch import nn
 
+from unet3d.custom_ops import is_transformed
 from unet3d.model.blocks import (
     ConvBlock,
     ConvNormAct,
@@ -20,18 +22,28 @@ from unet3d.model.blocks import (
     StochasticDepth,
     Strided,
 )
+from unet3d.pool.operators import Pool3d
 from unet3d.types import Triple
 
 ONE = (1, 1, 1)
 
+NORMS = (nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm3d, nn.GroupNorm)
+
 SUPPORTED = (
     *(nn.ModuleList, ConvBlock, ResidualLevel, ResidualBlock, StochasticDepth, Interpolate),
-    *(nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.Identity, nn.ReLU),
+    *(*NORMS, nn.Identity, nn.ReLU),
 )
+
+
+FORWARDS = {kind: kind.forward for kind in (*SUPPORTED, nn.Conv3d, nn.ConvTranspose3d)}
+"""What some replace for all modules of a kind."""
 
 
 def find_unsupported(network: nn.Module) -> str | None:
     """Return what fused blocks would ignore of a UNet3D, or None."""
+    if is_transformed() or torch.jit.is_tracing():
+        name = "torch.jit.trace" if torch.jit.is_tracing() else "torch.func"
+        return f"{name} cannot transform fused blocks"
     if network._backward_hooks or network._backward_pre_hooks:
         return "the network has a backward hook"
     parts: Any = network._modules
@@ -39,9 +51,12 @@ def find_unsupported(network: nn.Module) -> str | None:
         if (module := find_hook(parts[part])) is not None:
             return f"{_find_name(network, module)} has a hook or another forward"
         if (module := _find_unknown(parts[part])) is not None:
-            return f"{_find_name(network, module)} is not a module that UNet3D builds"
+            name, wanted = _find_name(network, module), "a module that UNet3D builds"
+            if "pool (" in name:
+                wanted = "a pooling of windows side by side that has by_window = True"
+            return f"{name} is not {wanted}"
     for head in parts["heads"]:
-        if head.kernel_size != ONE:
+        if head.kernel_size != ONE or head.stride != ONE:
             return f"{_find_name(network, head)} is not a module that UNet3D builds"
     return None
 
@@ -81,6 +96,8 @@ def _find_unknown(module: Any) -> nn.Module | None:
 
 def _is_supported(module: Any) -> bool:
     kind = type(module)
+    if FORWARDS.get(kind, kind.forward) is not kind.forward:
+        return False
     if kind is nn.Conv3d:
         has_padding = module.padding == tuple(k // 2 if k % 2 else None for k in module.kernel_size)
         is_plain = module.dilation == ONE and module.groups == 1 and module.padding_mode == "zeros"
@@ -89,8 +106,12 @@ def _is_supported(module: Any) -> bool:
         is_tiling = module.kernel_size == module.stride and module.dilation == ONE
         no_padding = module.padding == module.output_padding == (0, 0, 0)
         return is_tiling and module.groups == 1 and no_padding
-    if kind is nn.InstanceNorm3d:
-        return module._buffers.get("running_mean") is None
+    if kind in NORMS:
+        has_both = (module.weight is None) == (module.bias is None)
+        has_statistics = module._buffers.get("running_mean") is not None
+        return has_both and not (kind is nn.InstanceNorm3d and has_statistics)
+    if kind is ResidualBlock:
+        return type(module._modules["drop_path"]) is StochasticDepth
     if kind is nn.LeakyReLU:
         return module.negative_slope >= 0
     if kind is ConvNormAct:
@@ -99,9 +120,10 @@ def _is_supported(module: Any) -> bool:
 
 
 def _is_pooling(module: Any, kernel_size: Triple) -> bool:
-    """Return whether a pooling can run tile by tile: it has no parameters and no overlap.
+    """Return whether a pooling can run tile by tile, and again in backward.
 
-    A pooling that is neither ours nor torch's has the windows that its factory was given.
+    One that is neither ours nor torch's has to say so: it may draw random numbers, depend on the
+    whole map, or count its calls. It has the windows that its factory was given.
     """
     if type(module) is Strided:
         return module.kernel_size == kernel_size
@@ -111,5 +133,7 @@ def _is_pooling(module: Any, kernel_size: Triple) -> bool:
         *axes, dilation = [(n,) * 3 if isinstance(n, int) else tuple(n) for n in sizes]
         if dilation != ONE or module.ceil_mode or getattr(module, "return_indices", False):
             return False
+    elif type(module).forward is not Pool3d.forward and not getattr(module, "by_window", False):
+        return False
     has_windows = axes is None or tuple(axes) == (kernel_size, kernel_size, (0, 0, 0))
     return has_windows and next(module.parameters(), None) is None
