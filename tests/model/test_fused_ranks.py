@@ -1,4 +1,6 @@
-"""Synchronized batch norm in fused blocks: two ranks equal one with both batches."""
+"""Synchronized batch norm in fused blocks: ranks equal one process with all of their batches."""
+
+from itertools import chain
 
 import pytest
 import torch
@@ -11,8 +13,7 @@ from unet3d.types import Retention
 
 
 def run_step(model, x):
-    loss = model(x).square().mean()
-    loss.backward()
+    model(x).square().sum().backward()
     gradients = [p.grad for p in model.parameters()]
     statistics = [b for name, b in model.named_buffers() if "num_batches" not in name]
     return gradients, statistics
@@ -25,14 +26,21 @@ def make_network():
     return model.double()
 
 
+def assert_equal(results, expected):
+    for a, b in zip(chain(*results), chain(*expected), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
 def run_rank(rank, images, init_file, output):
+    """Run three volumes or two, with the statistics of both ranks and with those of this one."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=init_file, rank=rank, world_size=2)
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(make_network())
-    gradients, statistics = run_step(model, images[2 * rank : 2 * rank + 2])
+    convert, own = nn.SyncBatchNorm.convert_sync_batchnorm, images[:3] if rank == 0 else images[3:]
+    alone = [dist.new_group([n]) for n in range(2)][rank]
+    assert_equal(run_step(convert(make_network(), alone), own), run_step(make_network(), own))
+    gradients, statistics = run_step(convert(make_network()), own)
     for gradient in gradients:
         dist.all_reduce(gradient)
-        gradient /= 2
     if rank == 0:
         torch.save((gradients, statistics), output)
     dist.barrier()  # a rank that leaves early aborts the other
@@ -41,11 +49,15 @@ def run_rank(rank, images, init_file, output):
 
 @pytest.mark.slow
 def test_synchronized_batch_norm_equals_that_of_the_full_batch(tmp_path):
-    images = torch.randn(4, 1, 9, 8, 8, dtype=torch.float64)
-    gradients, statistics = run_step(make_network(), images)
+    images = torch.randn(5, 1, 9, 8, 8, dtype=torch.float64)
+    expected = run_step(make_network(), images)
     output = tmp_path / "output.pt"
     init_file = f"file://{tmp_path / 'init'}"
     mp.spawn(run_rank, (images, init_file, output), nprocs=2)
-    gradients2, statistics2 = torch.load(output, weights_only=True)
-    for a, b in zip([*gradients, *statistics], [*gradients2, *statistics2], strict=True):
-        torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-12)
+    assert_equal(torch.load(output, weights_only=True), expected)
+
+
+def test_synchronized_batch_norm_of_one_process_is_batch_norm():
+    images = torch.randn(2, 1, 9, 8, 8, dtype=torch.float64)
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(make_network())
+    assert_equal(run_step(model, images), run_step(make_network(), images))

@@ -88,7 +88,7 @@ class FoldedNorm:
             )
         else:
             (sums,), (total,) = sums, self.moments.total
-            p, q = (groups.mean(s * self.scale / self.rstd) * self.rstd for s in sums)
+            p, q = (groups.mean_sums(s * self.scale / self.rstd, count) * self.rstd for s in sums)
             linear = q * self.rstd / -count
             constant = p / -count - linear * self.mean
             linear, (shift, weight) = linear.expand_as(constant).contiguous(), sums.sum(1)
@@ -122,26 +122,39 @@ class NormGradient:
         operators.norm_gradient(g, y, self.scale, shift, self.constant, self.linear, slope, out)
 
 
-@dataclass(frozen=True)
+@dataclass
 class StatGroups:
     """Which values share statistics: `groups` of channels, per volume or over the batch."""
 
     groups: int
     over_batch: bool
-    world_size: int = 1  # ranks that share statistics; their batches have one size
+    world_size: int = 1  # ranks that share statistics
+    process_group: Any = None  # of these ranks; None: all
+    total: Tensor | None = None  # values per channel on all of them
 
-    def mean(self, x: Tensor) -> Tensor:
-        """(B, C) -> (B, C), or (1, C) over the batch: the mean of each value's group."""
-        if self.over_batch:  # a group is one channel
-            mean = x.mean(0, keepdim=True)
-            if self.world_size > 1:
-                torch.distributed.all_reduce(mean.div_(self.world_size))
+    def mean(self, x: Tensor, count: int) -> Tensor:
+        """(B, C) -> (B, C), or (1, C) over the batch: the mean of each value's group.
+
+        The numbers are means over `count` voxels: ranks weigh by how many they have.
+        """
+        if self.world_size > 1:
+            if self.total is None:
+                self.total = x.new_full((), len(x) * count)
+                torch.distributed.all_reduce(self.total, group=self.process_group)
+            mean = x.sum(0, keepdim=True) * count / self.total
+            torch.distributed.all_reduce(mean, group=self.process_group)
             return mean
+        if self.over_batch:  # a group is one channel
+            return x.mean(0, keepdim=True)
         b, c = x.shape
         if self.groups == c:
             return x
         grouped = x.view(b, self.groups, c // self.groups)
         return grouped.mean(2, keepdim=True).expand_as(grouped).reshape(b, c)
+
+    def mean_sums(self, x: Tensor, count: int) -> Tensor:
+        """Return `count` times the mean of each group, given sums over `count` voxels."""
+        return self.mean(x / count, count) * count if self.world_size > 1 else self.mean(x, count)
 
 
 def make_stat_groups(norm: nn.Module, channels: int) -> StatGroups | None:
@@ -150,9 +163,15 @@ def make_stat_groups(norm: nn.Module, channels: int) -> StatGroups | None:
         return None
     if type(norm) in (nn.BatchNorm3d, nn.SyncBatchNorm):
         fixed = norm.running_mean is not None and not norm.training
-        synchronized = norm.training and isinstance(norm, nn.SyncBatchNorm)
-        world_size = torch.distributed.get_world_size() if synchronized else 1
-        return None if fixed else StatGroups(channels, over_batch=True, world_size=world_size)
+        if fixed:
+            return None
+        world_size, process_group = 1, getattr(norm, "process_group", None)
+        has_ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if has_ranks and norm.training and isinstance(norm, nn.SyncBatchNorm):
+            world_size = torch.distributed.get_world_size(process_group)
+        return StatGroups(
+            channels, over_batch=True, world_size=world_size, process_group=process_group
+        )
     if isinstance(norm, nn.InstanceNorm3d):
         return StatGroups(channels, over_batch=False)
     assert isinstance(norm, nn.GroupNorm)  # support.py refuses any other norm
@@ -213,11 +232,11 @@ def fold_norm(
     ((means, squares),) = moments.total
     if bias is not None:
         means = means + bias
-    mean = groups.mean(means)
-    variance = groups.mean(squares / moments.count + (means - mean).square())
+    mean = groups.mean(means, moments.count)
+    variance = groups.mean(squares / moments.count + (means - mean).square(), moments.count)
     if updates:
         norm.num_batches_tracked.add_(1)
-        count = len(like) * moments.count * groups.world_size
+        count = len(like) * moments.count if groups.total is None else groups.total
         _update_running_stats(norm, mean[0], variance[0] * (count / (count - 1)))
     return FoldedNorm(*_fold(norm, mean, variance, bias, like), slope, groups, moments)
 
