@@ -29,7 +29,7 @@ PARAMETERS = {
     "attention_unet": 355_349,
     "basic_unet": 5_746_437,
     "dynunet": 338_949,
-    "mednext": 5_201_413,
+    "mednext": 5_551_013,
     "naive_large": 40_158_853,
     "naive_small": 14_496_517,
     "segresnet": 1_176_213,
