@@ -53,6 +53,15 @@ def test_a_batch_that_cannot_be_extrapolated_is_an_error_that_says_what_to_do(st
         find_fitting_batch(estimate, GIB)
 
 
+def test_memory_that_is_freed_after_the_step_does_not_prevent_extrapolation(step):
+    """Python collects the cycles of a step at any time after it."""
+    two, three = (
+        estimate_configured_step(step.vary({"data.batch_size": n}), validates=False) for n in (2, 3)
+    )
+    del three.trace.events[three.steady_step[1] :]
+    assert BatchExtrapolation(two, three).affine
+
+
 def test_a_budget_is_given_in_gib(monkeypatch):
     assert suggest.get_budget_bytes(1.5) == 1536 * 2**20
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -239,12 +239,17 @@ class BatchExtrapolation:
     """
 
     def __init__(self, two: MemoryEstimate, three: MemoryEstimate):
-        self._events = list(canonicalize_order(two.trace.events))
-        self.affine = self._events == list(canonicalize_order(three.trace.events))
+        # What follows the steady step is freed when Python collects its cycles, in no fixed order.
+        self._events, others = (
+            list(canonicalize_order(e.trace.events[: e.steady_step[1]])) for e in (two, three)
+        )
+        self.affine = self._events == others
         self._steady_step, self._graph_pool = slice(*two.steady_step), two.trace.graph_pool
         if self.affine:
+            blocks = max(self._events)
             at_two, at_three = (
-                np.array([b.nbytes for b in e.trace.blocks], np.int64) for e in (two, three)
+                np.array([b.nbytes for b in e.trace.blocks[:blocks]], np.int64)
+                for e in (two, three)
             )
             self._slope = at_three - at_two
             self._base = at_two - 2 * self._slope
