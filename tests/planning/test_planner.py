@@ -1,9 +1,11 @@
+import re
 from math import prod
+from time import sleep, thread_time
 from types import SimpleNamespace
 
 import pytest
 
-from unet3d.errors import DoesNotFitError
+from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.from_config import estimate_configured_step
 from unet3d.peak_memory import MemoryRecord
@@ -134,8 +136,28 @@ def test_a_plan_for_a_time_is_narrower_before_it_is_coarser(
 
 
 def test_a_plan_for_a_time_keeps_what_the_command_line_sets(plan_for):
-    assert plan_for(1, "model.width=32", "data.spacing_mm=[4,1,1]")[:2] == ((4, 1, 1), None)
-    assert plan_for(1, "data.patch_size=[16,32,32]")[0] == (4, 1, 1)
+    assert plan_for(200, "model.width=32", "data.spacing_mm=[4,1,1]")[:2] == ((4, 1, 1), None)
+    assert plan_for(20, "data.patch_size=[16,32,32]")[0] == (4, 1, 1)
+
+
+def test_a_plan_of_fewer_than_50_steps_is_refused_with_a_time_that_suffices(plan_for):
+    with pytest.raises(UsageError, match=r"about 11 steps fit .* max_time=\S+ has .* at least 50$"):
+        plan_for(1)
+
+
+def test_a_busy_machine_does_not_make_steps_slower_but_is_named(composed, monkeypatch):
+    """Another process takes three quarters of the time."""
+
+    def compute_and_wait(step, device):
+        end = thread_time() + 0.01
+        while thread_time() < end:
+            pass
+        sleep(0.03)
+        return 0.04, 0.04
+
+    monkeypatch.setattr(step_time, "time_step", compute_and_wait)
+    line = describe_step_time(composed(*SMALL).step, make_plan(patch_size=(8, 8, 8)), 100)
+    assert re.match(r"a step takes 0.01\d* s on this machine's CPU \(0.04 s now, because", line)
 
 
 @pytest.mark.parametrize(

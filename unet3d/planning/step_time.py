@@ -7,7 +7,7 @@ from functools import cache, partial
 from itertools import takewhile
 from math import prod
 from statistics import median
-from time import perf_counter
+from time import thread_time
 
 import torch
 
@@ -16,7 +16,7 @@ from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, resolve_precision
 from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import build_configured_step, time_step
+from unet3d.memory.step.training_step import TrainingStep, build_configured_step, time_step
 from unet3d.planning.planner import (
     UNPLANNED_SIDE_MULTIPLE,
     DatasetFingerprint,
@@ -32,6 +32,9 @@ from unet3d.types import Triple
 MIN_STEPS = 1000
 """Steps that must fit a training time; with far fewer, a network has hardly learned."""
 
+FEWEST_STEPS = 50
+"""Steps of the shortest run that is planned."""
+
 TRAINING_FRACTION = 0.9
 """Fraction of a training time for steps; validation takes the rest."""
 
@@ -44,18 +47,25 @@ NARROWEST = 8
 LIMIT_SECONDS = 10.0
 """A step that is expected to take longer is not run."""
 
+BUSY_RATIO = 1.5
+"""A machine is busy if a step takes this many times the seconds in which its thread computes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
     """The seconds of a step; unless it is measured, an upper bound from smaller steps."""
 
-    seconds: float
+    seconds: float  # on a machine that does nothing else
     is_measured: bool
     device: str
+    seconds_now: float = 0.0  # beside what the machine does now
 
     def describe(self) -> str:
         verb = "takes" if self.is_measured else "may take up to"
-        return f"a step {verb} {self.seconds:.2g} s on {self.device}"
+        line = f"a step {verb} {self.seconds:.2g} s on {self.device}"
+        if self.seconds_now > BUSY_RATIO * self.seconds:
+            line += f" ({self.seconds_now:.2g} s now, because other programs run)"
+        return line
 
     def count_steps(self, training_seconds: float) -> int:
         """Return how many steps fit a training time."""
@@ -111,7 +121,12 @@ def plan_within_time(
         spacing = spacings[min(index, len(spacings) - 1)]
     fitting = [*takewhile(partial(has_time, spacing), reversed(widths))]
     width = fitting[-1] if fitting else narrowest
-    return make_timed_plan(spacing, width)
+    plan, time = make_timed_plan(spacing, width)
+    if time.count_steps(training_seconds) < FEWEST_STEPS:
+        raise UsageError(
+            f"{describe_limit(time, training_seconds)}; a plan needs at least {FEWEST_STEPS}"
+        )
+    return plan, time
 
 
 def list_widths(config: StepConfig, is_overridden: IsOverridden) -> Sequence[int | None]:
@@ -151,10 +166,10 @@ def describe_limit(time: StepTime, training_seconds: float) -> str:
 
 
 def measure_step_time(config: StepConfig, plan: TrainingPlan, device: torch.device) -> StepTime:
-    """Run a step of the planned network, and smaller ones before it.
+    """Run steps of the planned network, and smaller ones before it.
 
-    If the step is expected to take too long, its time is an upper bound: small patches take longer
-    per voxel.
+    If they are expected to take too long, the time is an upper bound from the largest ones that
+    were run, which took long, too: small patches take longer per voxel.
     """
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else "this machine's CPU"
@@ -163,22 +178,32 @@ def measure_step_time(config: StepConfig, plan: TrainingPlan, device: torch.devi
     free = get_free_bytes(device) if cuda else get_available_bytes(device)
     if free is not None and needed > free:
         raise UsageError(f"it needs {format_bytes(needed)}, {format_bytes(free)} are free")
-    start, seconds, seconds_per_voxel = perf_counter(), 0.0, 0.0
+    seconds, seconds_now, previous = 0.0, 0.0, 0
     for patch, batch_size in list_trial_sizes(plan):
         voxels = batch_size * prod(patch)
-        expected = perf_counter() - start + 2 * seconds_per_voxel * voxels
-        if seconds_per_voxel and expected > LIMIT_SECONDS:
-            bound = seconds_per_voxel * plan.batch_size * prod(plan.patch_size)
-            return StepTime(seconds=bound, is_measured=False, device=name)
+        if previous and seconds * voxels / previous > LIMIT_SECONDS:
+            factor = plan.batch_size * prod(plan.patch_size) / previous
+            return StepTime(seconds=factor * seconds, is_measured=False, device=name)
         sizes = {"data.patch_size": patch, "data.batch_size": batch_size}
         variant = config.vary({**sizes, **plan.model, **plan.strategy})
-        step = build_configured_step(variant, device)
-        time_step(step, device)  # compiles kernels, and allocates the optimizer's state
-        seconds, _ = time_step(step, device)
-        if seconds < LIMIT_SECONDS / 20:
-            seconds = median([seconds, *(time_step(step, device)[0] for _ in range(2))])
-        seconds_per_voxel = seconds / voxels
-    return StepTime(seconds=seconds, is_measured=True, device=name)
+        seconds, seconds_now = time_steps(build_configured_step(variant, device), device)
+        previous = voxels
+    return StepTime(seconds=seconds, is_measured=True, device=name, seconds_now=seconds_now)
+
+
+def time_steps(step: TrainingStep, device: torch.device) -> tuple[float, float]:
+    """Return the seconds of a step on a machine that does nothing else, and the median now.
+
+    On a CPU, those are the lower quartile of the seconds in which the thread of the step computes,
+    which leave out when other processes do.
+    """
+    alone, now = [], []
+    first, _ = time_step(step, device)  # compiles kernels, and allocates the optimizer's state
+    for _ in range(3 if first > 1 else 7):
+        before = thread_time()
+        now.append(time_step(step, device)[0])
+        alone.append(now[-1] if device.type == "cuda" else thread_time() - before)
+    return sorted(alone)[len(alone) // 4], median(now)
 
 
 def list_trial_sizes(plan: TrainingPlan) -> list[tuple[Triple, int]]:
