@@ -30,6 +30,14 @@ def test_a_file_that_cannot_be_completed_keeps_its_old_content(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
 
 
+def test_a_file_is_on_the_disk_before_it_replaces_the_old_one(tmp_path, monkeypatch):
+    calls, sync, replace = [], os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append("sync") or sync(file))
+    monkeypatch.setattr(Path, "replace", lambda a, b: calls.append("replace") or replace(a, b))
+    write_text(tmp_path / "a", "new")
+    assert calls == ["sync", "replace"]
+
+
 def test_errors_of_writing_get_the_name_of_their_file_unless_they_explain_it(tmp_path):
     full = Path("/dev/full")
     with pytest.raises(OSError, match="No space") as failed, add_path_to_errors(tmp_path):

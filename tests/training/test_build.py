@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 import torch
 
@@ -19,6 +21,18 @@ def test_a_compiled_run_warns_of_its_first_step_and_is_estimated_with_plain_modu
     assert compiled.estimate.peak.allocated > plain.estimate.peak.allocated
     assert "the first step takes minutes" in " ".join(compiled.notes)
     assert list(compiled.module.state_dict()) == list(plain.module.state_dict())
+
+
+def test_a_step_frees_its_logits_before_backward_ends(composed, tmp_path):
+    """The module that trains keeps nothing that the estimated step frees."""
+    run, logits, alive = build_training(composed("trainer.max_steps=1"), tmp_path), [], []
+    network = run.module.model
+    handle = network.register_forward_hook(lambda *a: logits.append(weakref.ref(a[-1])))
+    network.encoder[0].convs[0].conv.weight.register_post_accumulate_grad_hook(
+        lambda _: alive.append(logits[-1]()) or handle.remove()
+    )
+    run.trainer.fit(run.module, run.data)
+    assert alive == [None]
 
 
 def test_tf32_can_be_switched_off(composed):
