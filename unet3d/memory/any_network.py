@@ -43,7 +43,8 @@ def estimate_memory(
             By default the sum of the outputs' means.
         optimizer: makes an optimizer from the parameters.
         precision: 32, or mixed precision: 16 or bf16, or Lightning's name, such as "16-mixed".
-        device: "cuda" (or "auto", "cuda:1": what a step takes is the same) or "cpu".
+        device: "cuda" (or "auto", "cuda:1": what a step takes is the same) or "cpu", without the
+            columns that PyTorch unfolds there for convolutions of one small volume.
 
     Example::
 
