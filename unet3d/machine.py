@@ -1,21 +1,17 @@
 """This machine: the device and the precision of a run, its memory and its cores."""
 
-import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from unet3d.control_groups import count_usable_cores, read_cgroups, read_lines
 from unet3d.errors import UsageError
 from unet3d.text import MIB, format_bytes, pluralize
 from unet3d.types import LIGHTNING_PRECISIONS, PRECISIONS, find_precision
 
 CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-
-NO_LIMIT = 2**60
-"""Version 1 of control groups reports a huge number where no limit is set."""
 
 CUDA_CONTEXT_BYTES = 600 * MIB
 """GPU memory that torch's allocator does not see: CUDA's context and cuDNN's kernels."""
@@ -119,11 +115,6 @@ def resolve_precision(requested: object, device: str) -> Precision:
     return Precision(name, name)
 
 
-def read_lines(file: Path) -> list[str]:
-    """Return the lines of a file of Linux; none where it does not exist."""
-    return file.read_text("utf-8").splitlines() if file.exists() else []
-
-
 def get_available_bytes(device: torch.device) -> int | None:
     """Return what this process may take of a GPU, or the RAM that is still available.
 
@@ -143,40 +134,6 @@ def read_meminfo(file: Path = MEMINFO) -> dict[str, int]:
     """Return the fields of /proc/meminfo in bytes; empty where it does not exist."""
     fields = [line.split() for line in read_lines(file)]
     return {name.rstrip(":"): int(number) * 1024 for name, number, *unit in fields if unit}
-
-
-def read_cgroups(mount: Path = CGROUPS, own: Path = OWN_CGROUP) -> list[tuple[int, int]]:
-    """Return (limit, used bytes) of each control group around this process that has a limit.
-
-    Cached files count as free. Both versions of control groups are read.
-    """
-    limits = []
-    for group in list_memory_groups(mount, own):
-        for limit_file, used_file, cached in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            try:
-                limit = int((group / limit_file).read_text("utf-8"))
-                used = int((group / used_file).read_text("utf-8"))
-                lines = (group / "memory.stat").read_text("utf-8").splitlines()
-            except (OSError, ValueError):  # "max": no limit
-                continue
-            if limit < NO_LIMIT:
-                limits.append((limit, used - int(dict(map(str.split, lines)).get(cached, 0))))
-    return limits
-
-
-def list_memory_groups(mount: Path, own: Path) -> list[Path]:
-    """Return this process's control group for memory, and the groups around it."""
-    groups = []
-    for line in read_lines(own):  # 0::/slurm/job_17, or in version 1 4:memory:/slurm/job_17
-        _, controllers, path = line.split(":", 2)
-        if not controllers or "memory" in controllers.split(","):
-            root = mount / "memory" if controllers else mount
-            group = root / path.lstrip("/")
-            groups += [g for g in (group, *group.parents) if g.is_relative_to(root)]
-    return groups
 
 
 def get_free_bytes(device: torch.device) -> int:
@@ -202,9 +159,3 @@ def get_cpu_model() -> str | None:
     """Return the model name of the CPU."""
     lines = [line for line in read_lines(CPUINFO) if line.startswith("model name")]
     return lines[0].partition(":")[2].strip() if lines else platform.processor() or None
-
-
-def count_usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    has_affinity = hasattr(os, "sched_getaffinity")  # Windows and macOS do not
-    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1

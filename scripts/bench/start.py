@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from scripts.bench.results import ROOT, make_parser, write_results
-from unet3d.machine import count_usable_cores, get_cpu_model
+from unet3d.control_groups import count_usable_cores
+from unet3d.machine import get_cpu_model
 
 PREPARE = ["train", "trainer.max_steps=1", "trainer.accelerator=cpu", "evaluation.enabled=false"]
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from scripts.bench.pool import Case, measure
 from scripts.gpu.rows import Context, Row
 from scripts.gpu.steps import compose_step
-from unet3d.machine import count_usable_cores, get_cpu_model
+from unet3d.control_groups import count_usable_cores
+from unet3d.machine import get_cpu_model
 from unet3d.memory.benchmark import compare_gradients
 from unet3d.pool.argmax_codes import allocate_outputs
 from unet3d.pool.kernels import plain, select_kernels

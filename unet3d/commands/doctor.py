@@ -19,12 +19,12 @@ from torch.utils import collect_env
 from unet3d import __version__
 from unet3d.config.compose import ComposedConfig, compose_config
 from unet3d.config.fields import number, read_settings
+from unet3d.control_groups import count_usable_cores
 from unet3d.cpp_kernels import find_compiler
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import find_existing_dir, write_output
 from unet3d.machine import (
     Precision,
-    count_usable_cores,
     describe_missing_kernels,
     get_available_bytes,
     get_cpu_model,

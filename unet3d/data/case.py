@@ -1,16 +1,22 @@
 """Define a case, a dataset's description, the protocol of layouts, and findings about cases."""
 
-import os
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Protocol, TypeVar
 
+from unet3d.control_groups import count_usable_cores
 from unet3d.errors import UsageError
 from unet3d.text import escape_unprintable, pluralize
 
 R = TypeVar("R")
+
+PROGRESS_SECONDS = 10
+
+log = logging.getLogger(__name__)
 
 MAX_LISTED = 20  # problems listed by an error; `unet3d check` lists all of them
 
@@ -94,9 +100,17 @@ def count_findings(findings: Sequence[Finding]) -> str:
 
 
 def run_on_cases(
-    work: Callable[[Case], R], cases: Sequence[Case], *, threads: int | None = None
+    work: Callable[[Case], R],
+    cases: Sequence[Case],
+    *,
+    threads: int | None = None,
+    doing: str | None = None,
 ) -> list[R]:
-    """Call `work` on every case; return the results, or raise the problems of all cases at once."""
+    """Call `work` on every case; return the results, or raise the problems of all cases at once.
+
+    What it is `doing` is logged with the number of cases that are done, where it takes long.
+    """
+    due = monotonic() + PROGRESS_SECONDS
 
     def try_case(case: Case) -> R | Finding:
         try:
@@ -104,8 +118,13 @@ def run_on_cases(
         except UsageError as error:
             return Finding(case.name, None, str(error), "fix the file or remove the case")
 
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
-        results = list(pool.map(try_case, cases))
+    results = []
+    with ThreadPoolExecutor(threads or count_usable_cores()) as pool:
+        for result in pool.map(try_case, cases):
+            results.append(result)
+            if doing and monotonic() > due:
+                log.info("%s: %d of %d cases", doing, len(results), len(cases))
+                due = monotonic() + PROGRESS_SECONDS
     if findings := [result for result in results if isinstance(result, Finding)]:
         raise InvalidDatasetError(findings)
     return [result for result in results if not isinstance(result, Finding)]

@@ -30,6 +30,7 @@ from lightning.pytorch.plugins.environments import (
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
+from unet3d.control_groups import count_usable_cores
 from unet3d.errors import (
     STOP_SIGNALS,
     DoesNotFitError,
@@ -40,7 +41,7 @@ from unet3d.errors import (
     handle_stop_signals,
     summarize_error,
 )
-from unet3d.machine import count_usable_cores, resolve_device
+from unet3d.machine import resolve_device
 from unet3d.training.config import TrainConfig
 from unet3d.training.ranks import ProcessRank
 

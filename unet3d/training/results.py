@@ -203,6 +203,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
     files = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     checkpoints = [path for path in files if path.exists()]
     volumes, folder = run.data.validation, run.folder / "validation"
+    log(f"looking for classes of one component in {pluralize(len(run.data.training), 'label')}")
     single, evidence = find_single_components(run)
     names = run.data.dataset.classes
     if not volumes:

@@ -32,6 +32,15 @@ def test_a_case_is_preprocessed_once_until_its_file_or_the_settings_change(tmp_p
     assert preprocess(changed, tmp_path) != first
 
 
+def test_what_takes_long_says_how_many_cases_are_done(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("unet3d.data.case.PROGRESS_SECONDS", 0)
+    caplog.set_level("INFO", logger="unet3d")
+    cases = [write_case(tmp_path, noise(8, 8, 8), name=name) for name in "ab"]
+    preprocess_all(cases, Preprocessing(num_classes=2), tmp_path / "cache")
+    for doing in ("comparing files", "cached"):
+        assert {f"{doing}: {n} of 2 cases" for n in (1, 2)} <= set(caplog.messages)
+
+
 @pytest.mark.parametrize("spacing_mm", [None, (0.5, 1.0, 2.0), (2.0, 2.0, 2.0)])
 def test_preprocessing_needs_no_more_memory_than_estimated(tmp_path, spacing_mm):
     case = write_case(tmp_path, noise(96, 96, 64))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from unet3d.control_groups import count_usable_cores
 from unet3d.data.case import Case, run_on_cases
 from unet3d.data.formats.volumes import list_files, read_header
 from unet3d.data.preprocessing.channels import (
@@ -165,7 +166,7 @@ def estimate_preprocessing_cost(
 
 def count_parallel_jobs(cost: int, ram: int | None) -> int:
     """Return how many cases are preprocessed at a time."""
-    cores = os.cpu_count() or 1
+    cores = count_usable_cores()
     return cores if ram is None else max(1, min(cores, ram // 2 // cost))
 
 
@@ -240,14 +241,14 @@ def load_or_make(
                 with create_folder(folder) as draft:
                     write_entry(draft, arrays, values)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(count_usable_cores()) as pool:
         loaded = dict(zip(folders, pool.map(try_load, folders), strict=True))
     missing = [case for case, result in loaded.items() if result is None]
     for case in missing:
         if folders[case].exists():
             log.warning("%s is damaged, preprocessing the case again", folders[case])
     if missing:
-        run_on_cases(fill, missing, threads=choose_threads(missing))
+        run_on_cases(fill, missing, threads=choose_threads(missing), doing="cached")
     return [
         load(case, folders[case]) if result is None else result for case, result in loaded.items()
     ]
@@ -292,7 +293,9 @@ def digest_cases(cases: Sequence[Case], folder: Path) -> dict[Case, tuple[str, .
             new[version] = digest_volume(volume)
         return known.get(version) or new[version]
 
-    contents = run_on_cases(lambda case: tuple(map(digest, (*case.images, case.label))), cases)
+    contents = run_on_cases(
+        lambda case: tuple(map(digest, (*case.images, case.label))), cases, doing="comparing files"
+    )
     if new:
         with suppress(OSError), atomic_write(folder / "contents.json") as draft:
             draft.write_text(json.dumps(known | new), "utf-8")

@@ -4,11 +4,11 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from os import cpu_count
 from pathlib import Path
 
 import numpy as np
 
+from unet3d.control_groups import count_usable_cores
 from unet3d.data.case import Case
 from unet3d.data.formats.volume_format import Grid
 from unet3d.data.formats.volumes import read_header, read_labels
@@ -76,7 +76,7 @@ def fingerprint_dataset(
 
     def choose_threads(missing: Sequence[Case]) -> int:
         log.info("reading %d cases for the dataset's fingerprint", len(missing))
-        return min(4, cpu_count() or 1)
+        return min(4, count_usable_cores())
 
     return load_or_make(
         {case: folder / make_key(code, background, *contents[case]) for case in cases},
