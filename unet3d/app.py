@@ -26,6 +26,7 @@ from unet3d.config.compose import (
     find_user_config_dirs,
     get_config_dir,
     has_current_time,
+    list_user_config_dirs,
     quote,
     quote_override,
     read_choices,
@@ -118,7 +119,6 @@ class _Jobs:
 
     def __init__(self, command: str):
         self.command = command
-        self.config_dirs: Sequence[Path] = ()
         self.sweeping = False
         self.process = os.getpid()
         self.sweep_folders: set[Path] = set()
@@ -129,7 +129,7 @@ class _Jobs:
         """Let Hydra run the jobs that the arguments ask for."""
         flags = parse_flags(self.command, args)
         self.sweeping = flags.multirun
-        self.config_dirs = find_user_config_dirs(flags.config_dir)
+        config_dirs = find_user_config_dirs(flags.config_dir)
         words = collect_files(self.command, flags.overrides)
         if any(word.lstrip("+").startswith("experiment=") and ".json" in word for word in words):
             from unet3d.nnunet.plans import expand_plans  # imports torch
@@ -137,8 +137,8 @@ class _Jobs:
             words = expand_plans(words, partial(print, file=sys.stderr))
         given = [arg for arg in args if arg not in flags.overrides]  # argparse wants them first
         given += [quote_override(word, sweep=self.sweeping) for word in words]
-        if self.config_dirs and flags.config_dir is None:
-            given = ["--config-dir", str(self.config_dirs[0]), *given]
+        if config_dirs and flags.config_dir is None:
+            given = ["--config-dir", str(config_dirs[0]), *given]
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
         own, sys.argv = sys.argv, [f"unet3d {self.command}", *given]  # which Hydra reads
         folder = str(get_config_dir())
@@ -165,12 +165,13 @@ class _Jobs:
             overrides=tuple(overrides),
             sweeping=self.sweeping,
             folder_has_time=not self.sweeping and has_current_time(own),
+            config_dirs=list_user_config_dirs(own),
         )
         composed = ComposedConfig(config=config, composition=composition)
         try:
             debug = bool(config.get("debug"))
             with report_errors(self.command, (), debug=debug, sweeping=self.sweeping) as outcome:
-                check_config(composed, self.config_dirs)
+                check_config(composed)
                 module = import_command(self.command)
                 accelerator = str(OmegaConf.select(config, "trainer.accelerator"))
                 if accelerator.startswith("cuda:"):

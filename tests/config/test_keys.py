@@ -3,7 +3,7 @@
 import pytest
 
 from tests.config.helpers.configs import with_values
-from unet3d.config.compose import Composition, compose_config, get_config_dir
+from unet3d.config.compose import Composition, compose_config
 from unet3d.config.keys import check_config, collect_keys, find_option_with
 from unet3d.errors import UsageError
 
@@ -12,8 +12,8 @@ def test_comments_of_a_users_option_win_over_those_that_it_extends(tmp_path):
     (tmp_path / "model").mkdir()
     option = "defaults: [unet_tiny, _self_]\nwidth: 3 # my channels\n"
     (tmp_path / "model" / "mine.yaml").write_text(option)
-    composition = Composition(command="memory", choices={"model": "mine"})
-    keys = collect_keys(composition, [get_config_dir(), tmp_path])
+    composition = Composition(command="memory", choices={"model": "mine"}, config_dirs=(tmp_path,))
+    keys = collect_keys(composition)
     assert keys["model.width"] == (3, "my channels")
     assert keys["model.depth"].comment  # of unet_tiny
     assert keys["view"].comment.startswith("what to show: peak, layers")  # of the command
@@ -46,18 +46,18 @@ def test_an_override_sets_a_key_and_the_groups_above_it(override, key, is_overri
     ],
 )
 def test_a_value_of_the_right_type_is_accepted(key, value):
-    check_config(with_values("train", {key: value}), [])
+    check_config(with_values("train", {key: value}))
 
 
 def test_a_class_may_be_added_below_a_group_of_several():
     summary = {"_target_": "lightning.pytorch.callbacks.ModelSummary", "max_depth": 2}
-    check_config(with_values("train", {"callbacks.summary": summary}), [])
+    check_config(with_values("train", {"callbacks.summary": summary}))
     with pytest.raises(UsageError, match=r"no key 'callbacks\.summary'"):
-        check_config(with_values("train", {"callbacks.summary": {"max_depth": 2}}), [])
+        check_config(with_values("train", {"callbacks.summary": {"max_depth": 2}}))
 
 
 def test_a_command_that_reads_no_dataset_needs_no_data_root():
-    check_config(compose_config(["data=nnunet"], "memory"), [])
+    check_config(compose_config(["data=nnunet"], "memory"))
 
 
 def test_the_option_that_has_a_key_is_found():

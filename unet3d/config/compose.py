@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ PATH_KEYS = (
 HOME = re.compile(r"(^|[\[,:'\"])~(?=/|$)")
 """The `~` of a path, or of a path in a list: shells leave it after `=`, and Hydra refuses it."""
 
+OWN_PROVIDERS = ("hydra", "main", "schema")
+"""Who provides configs to Hydra, but for users."""
+
 PLAIN_PATH = re.compile(r"(\.{0,2}/|[A-Za-z_])[\w./-]*")
 """A path that Hydra's grammar reads as it is."""
 
@@ -43,6 +47,7 @@ class Composition:
     sweeping: bool = False  # whether this is one job of a sweep
     folder: Path = Path()  # of the run
     folder_has_time: bool = False  # whether the name of the run's folder is the time of its start
+    config_dirs: tuple[Path, ...] = ()  # with options of the user's
 
     def is_overridden(self, key: str) -> bool:
         """Return whether the command line sets this key or a key below it."""
@@ -109,6 +114,7 @@ def compose_config(
         overrides=tuple(overrides),
         folder=Path(str(OmegaConf.select(config, "hydra.run.dir"))),
         folder_has_time=has_current_time(config.hydra),
+        config_dirs=list_user_config_dirs(config.hydra),
     )
     with open_dict(config):
         del config["hydra"]
@@ -118,6 +124,12 @@ def compose_config(
 def has_current_time(hydra: Any) -> bool:
     """Return whether the name of the run's folder is made from the time."""
     return "${now:" in OmegaConf.to_yaml(hydra.run)
+
+
+def list_user_config_dirs(hydra: Any) -> tuple[Path, ...]:
+    """Return the folders of `--config-dir` and of `hydra.searchpath`, also in packages."""
+    sources = [s for s in hydra.runtime.config_sources if s.provider not in OWN_PROVIDERS]
+    return tuple(Path(s.path if s.schema == "file" else str(files(s.path))) for s in sources)
 
 
 def read_choices(choices: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:

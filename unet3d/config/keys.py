@@ -63,11 +63,12 @@ class KnownKey(NamedTuple):
     comment: str
 
 
-def collect_keys(composition: Composition, config_dirs: Sequence[Path]) -> dict[str, KnownKey]:
+def collect_keys(composition: Composition) -> dict[str, KnownKey]:
     """Return the keys of a command and of its options.
 
     Of several files that have a key, the last value and the last comment win.
     """
+    config_dirs = [get_config_dir(), *composition.config_dirs]
     train, own = (get_config_dir() / f"{name}.yaml" for name in ("train", composition.command))
     files = [(path, "") for path in ((train, own) if "train" in _read_defaults(own) else (own,))]
     keys: dict[str, KnownKey] = {}
@@ -133,19 +134,19 @@ def compose_api_config(
     user_dirs = find_user_config_dirs(config_dir)
     try:
         composed = compose_config(args, command, user_dirs)
-        check_config(composed, user_dirs)
+        check_config(composed)
     except CONFIG_ERRORS as error:
         raise UsageError(format_config_error(error, command, args)) from error
     return composed
 
 
-def check_config(composed: ComposedConfig, user_dirs: Sequence[Path]) -> None:
+def check_config(composed: ComposedConfig) -> None:
     """Refuse unknown and missing keys, and arguments of another type than their default.
 
     They may come from the command line or from any file. Other values are checked where they are
     read.
     """
-    known = collect_keys(composed.composition, [get_config_dir(), *user_dirs])
+    known = collect_keys(composed.composition)
     defaults = {key: value for key, (value, _) in known.items()}
     for key, value in collect_values(composed.config).items():
         parent, _, name = key.rpartition(".")
@@ -303,8 +304,8 @@ def format_command_help(
 ) -> str:
     """Return the command's keys, and train's options, as these overrides make them."""
     composed = compose_config(overrides, command, user_dirs)
-    config_dirs = [get_config_dir(), *user_dirs]
-    known, groups = collect_keys(composed.composition, config_dirs), list_config_groups()
+    config_dirs = [get_config_dir(), *composed.composition.config_dirs]
+    known, groups = collect_keys(composed.composition), list_config_groups()
     choices = {g: o for g, o in sorted(composed.composition.choices.items()) if g in groups}
     own = yaml.safe_load((get_config_dir() / f"{command}.yaml").read_text("utf-8"))
 
