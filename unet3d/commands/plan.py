@@ -26,6 +26,7 @@ from unet3d.planning.experiment import (
     LONG_STEPS,
     RECIPES,
     choose_recipe,
+    choose_turning,
     describe_long_recipe,
     explain_limits,
     plan_schedule,
@@ -132,8 +133,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         timing = [describe_step_time(training.step, plan, steps)] if measures else []
     lines = summarize_plan(plan, budget)
     lines += explain_limits(plan, is_overridden, is_timed=time is not None)
-    if values := find_constant_border(dataset, is_overridden):
-        span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in values))
+    if border := find_constant_border(dataset, is_overridden):
+        span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in border))
         lines += [
             f"volumes have a constant border ({span}): the plan sets data.background=auto, so that",
             "crop and normalization leave it out",
@@ -148,6 +149,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         f"{frequency}",
         *timing,
     ]
+    values = describe_long_recipe(plan) if recipe == "long" else {}
+    if recipe == "short" and not is_overridden("augmentation"):
+        values, reason = choose_turning(plan, training.fold, steps)
+        lines.append(reason)
     path.parent.mkdir(parents=True, exist_ok=True)
     comments = ["@package _global_", *summary.splitlines(), *lines]
     header = "".join(f"# {line}\n" for line in comments)
@@ -158,7 +163,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         precision=training.step.precision,
         schedule=schedule,
         limit=limit,
-        recipe=describe_long_recipe(plan) if recipe == "long" else {},
+        recipe=values,
         flip_axes=flip_axes if reasons else None,
     )
     write_text(path, header + experiment)

@@ -41,6 +41,11 @@ RECIPES: dict[str, tuple[Sequence[str], str]] = {
 }
 """Changes of the defaults of `unet3d train`, and what they are."""
 
+MANY_PASSES = 30
+"""Times that a run sees each training case, from which it learns them by heart."""
+
+TURNING = {"augmentation.rotation_p": 0.4, "augmentation.scale_p": 0.4}
+
 LOW_RESOLUTION_FRACTION = 0.25
 """nnU-Net has a Dice per volume unless a patch covers less than this of the median case."""
 
@@ -68,12 +73,30 @@ def choose_recipe(recipe: str, steps: int) -> str:
     return "long" if steps >= MIN_LONG_STEPS else "short"
 
 
+def compute_coverage(plan: TrainingPlan) -> float:
+    """Return the share of the median case that a patch covers."""
+    return prod(min(1, p / n) for p, n in zip(plan.patch_size, plan.median_shape, strict=True))
+
+
+def count_training_cases(plan: TrainingPlan, fold: int | None) -> int:
+    """Return how many cases are not held out for validation."""
+    return plan.num_cases if fold is None else max(1, plan.num_cases * (NUM_FOLDS - 1) // NUM_FOLDS)
+
+
+def choose_turning(plan: TrainingPlan, fold: int | None, steps: int) -> tuple[dict[str, Any], str]:
+    """Return the rotations and scales of the short recipe, and why it has them or none."""
+    patches = steps * plan.batch_size / count_training_cases(plan, fold)
+    passes = patches * compute_coverage(plan)
+    chosen = TURNING if passes >= MANY_PASSES else {}
+    name = "rotations and scales" if chosen else "light augmentation alone"
+    return chosen, f"each case is seen {passes:,.1f} times: {name}"
+
+
 def describe_long_recipe(plan: TrainingPlan) -> dict[str, Any]:
     """Return what nnU-Net's trainer derives from patch and batch, by key."""
-    covered = prod(min(1, p / n) for p, n in zip(plan.patch_size, plan.median_shape, strict=True))
     values: dict[str, Any] = {
         "data.foreground_fraction": compute_foreground_fraction(plan.batch_size),
-        "loss.batch_dice": covered < LOW_RESOLUTION_FRACTION,
+        "loss.batch_dice": compute_coverage(plan) < LOW_RESOLUTION_FRACTION,
         "evaluation.tta": True,
     }
     if any(get_thin_axes(plan.patch_size)):
@@ -83,9 +106,7 @@ def describe_long_recipe(plan: TrainingPlan) -> dict[str, Any]:
 
 def plan_schedule(plan: TrainingPlan, fold: int | None, steps: int) -> tuple[int, int]:
     """Return patches per case in an epoch, and epochs between validations."""
-    num_training = plan.num_cases
-    if fold is not None:
-        num_training = max(1, plan.num_cases * (NUM_FOLDS - 1) // NUM_FOLDS)
+    num_training = count_training_cases(plan, fold)
     frequency = max(MIN_STEPS_PER_VALIDATION, steps / MAX_VALIDATIONS)
     patches_per_case = max(1, round(frequency * plan.batch_size / num_training))
     steps_per_epoch = ceil(num_training * patches_per_case / plan.batch_size)
