@@ -92,3 +92,37 @@ def test_planes_that_only_the_metadata_declares_are_missing(tmp_path, stack, com
     for read in (read_header, read_volume):
         with pytest.raises(UsageError, match=message):
             read(file)
+
+
+@pytest.mark.parametrize("name", ["a.tif", "a.ome.tif"])
+def test_pages_written_one_by_one_are_one_volume(tmp_path, stack, name):
+    with tifffile.TiffWriter(tmp_path / name) as writer:
+        for page in stack:  # each becomes a series
+            writer.write(page)
+        writer.write(stack[0, ::3, ::3], subfiletype=1)  # a thumbnail
+    np.testing.assert_array_equal(read_volume(tmp_path / name)[0], stack.T[None])
+    assert read_header(tmp_path / name).shape == (9, 12, 5)
+
+
+@pytest.mark.parametrize(
+    ("depth", "listed"), [(5, "2 of 5 x 12 x 9"), (3, "1 of 5 x 12 x 9, 1 of 3 x 12 x 9")]
+)
+def test_several_stacks_in_one_file_are_refused_with_their_number_and_shapes(
+    tmp_path, stack, depth, listed
+):
+    tifffile.imwrite(tmp_path / "a.tif", stack, photometric="minisblack")
+    tifffile.imwrite(tmp_path / "a.tif", stack[:depth], photometric="minisblack", append=True)
+    with pytest.raises(UsageError, match=f"it holds 2 series of images, {listed}: save those"):
+        read_header(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("kind", ["named", "of another program", "composite"])
+def test_channels_of_one_slice_are_no_slices(tmp_path, stack, kind):
+    named, composite = {"Channel": {"Name": list("abcde")}}, {"mode": "composite"}
+    metadata = {"axes": "CYX"} | {"named": named, "composite": composite}.get(kind, {})
+    file = tmp_path / ("a.tif" if kind == "composite" else "a.ome.tif")
+    tifffile.imwrite(file, stack, imagej=kind == "composite", metadata=metadata)
+    if kind == "of another program":  # only tifffile calls slices channels
+        file.write_bytes(file.read_bytes().replace(b'"tifffile', b'"Bioforma'))
+    with pytest.raises(UsageError, match=r"5 channels \(C\) of one slice, and 2D images are not"):
+        read_header(file)

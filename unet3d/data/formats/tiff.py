@@ -1,6 +1,7 @@
 """Stacks of TIFF pages, by tifffile."""
 
 import logging
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from unet3d.data.formats.volume_format import (
     get_number_type,
 )
 from unet3d.files import atomic_write
+from unet3d.text import join_first
 
 
 class Tiff(VolumeFormat):
@@ -29,26 +31,28 @@ class Tiff(VolumeFormat):
     cannot_hold = ("orientation", "position")
 
     def read_header(self, file: Path) -> VolumeHeader:
-        with open_tiff(file) as (tif, axes):
-            series = tif.series[0]
-            size = {"Z": 1, **dict(zip(axes, series.shape, strict=True))}
+        with open_tiff(file) as (tif, stack, sizes):
+            size = {"Z": 1, **sizes}
             spacing_mm, assumption = read_spacing(tif)
             return VolumeHeader(
                 shape=(size["X"], size["Y"], size["Z"], size.get("C", 1) * size.get("S", 1)),
                 affine=np.diag([*spacing_mm, 1.0]),
-                dtype=get_number_type(series.dtype),
+                dtype=get_number_type(stack[0].dtype),
                 assumption=assumption,
             )
 
     def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
         """Map voxels that follow one another, decompress others."""
-        with open_tiff(file) as (tif, axes):
-            series = tif.series[0]
-            if series.dataoffset is None or series.dtype.kind == "b":
+        with open_tiff(file) as (tif, stack, sizes):
+            series = stack[0]
+            if len(stack) > 1:
+                array = np.stack([page.asarray() for page in stack])
+            elif series.dataoffset is None or series.dtype.kind == "b":
                 array = series.asarray()
             else:
                 dtype = series.dtype.newbyteorder(tif.byteorder)
                 array = np.memmap(file, dtype, "c", series.dataoffset, series.shape)
+        axes = "".join(sizes)
         kept = [n for n, axis in enumerate(axes) if axis in "ZYX" or array.shape[n] > 1]
         array = array.view(get_number_type(array.dtype)).reshape([array.shape[n] for n in kept])
         axes = "".join(axes[n] for n in kept).replace("S", "C")  # there is one of both at most
@@ -75,8 +79,8 @@ class Tiff(VolumeFormat):
 
 
 @contextmanager
-def open_tiff(file: Path) -> Generator[tuple[Any, str]]:
-    """Open a file whose first image is complete, and name its axes."""
+def open_tiff(file: Path) -> Generator[tuple[Any, list[Any], dict[str, int]]]:
+    """Open a file whose image is complete; yield its series (`find_stack`) and its size by axis."""
     import tifffile
 
     def refuse(record: logging.LogRecord) -> bool:  # tifffile logs damage, and reads zeros
@@ -88,19 +92,51 @@ def open_tiff(file: Path) -> Generator[tuple[Any, str]]:
     log.addFilter(refuse)
     try:
         with tifffile.TiffFile(file) as tif:
-            series = tif.series[0]
-            if any(page is not None and page.parent is not tif for page in series):
+            stack = find_stack(tif)
+            pages = [page for series in stack for page in series]
+            if any(page is not None and page.parent is not tif for page in pages):
                 raise UnreadableFileError(
                     "is one of several files that hold its image: save the image as one file"
                 )
-            missing = sum(page is None for page in series)
-            if missing and series.dataoffset is None:
+            missing = sum(page is None for page in pages)
+            if missing and stack[0].dataoffset is None:
                 raise UnreadableFileError(
-                    f"lacks {missing:,} of the {len(series):,} planes that its metadata declares"
+                    f"lacks {missing:,} of the {len(pages):,} planes that its metadata declares"
                 )
-            yield tif, name_axes(series.axes, series.shape)
+            axes, shape = stack[0].axes, stack[0].shape
+            if len(stack) > 1:
+                axes, shape = f"Z{axes}", (len(stack), *shape)
+            if axes == "CYX" and has_real_channels(tif):
+                raise UnreadableFileError(
+                    f"has {len(pages)} channels (C) of one slice, and 2D images are not supported: "
+                    "stack the slices of each scan into one volume; if these are its slices, save "
+                    "them with the axes ZYX"
+                )
+            yield tif, stack, dict(zip(name_axes(axes, shape), shape, strict=True))
     finally:
         log.removeFilter(refuse)
+
+
+def find_stack(tif: Any) -> list[Any]:
+    """Return the series of a file's image: one, or one for each slice; refuse several images."""
+    stack = [series for series in tif.series if not series.keyframe.is_reduced] or tif.series[:1]
+    kinds = Counter(series.shape for series in stack)
+    if len(stack) > 1 and (len(kinds) > 1 or len(stack[0]) > 1):
+        listed = [f"{n} of {' x '.join(map(str, shape))}" for shape, n in kinds.items()]
+        raise UnreadableFileError(
+            f"holds {len(stack)} series of images, {join_first(listed)}: save those that are one "
+            "volume as one stack, and others as files of their own"
+        )
+    return stack
+
+
+def has_real_channels(tif: Any) -> bool:
+    """Return whether an axis C was meant: tifffile calls the first axis so by default."""
+    if not tif.is_ome:
+        return (tif.imagej_metadata or {}).get("mode") == "composite"
+    root = ElementTree.fromstring(tif.ome_metadata)
+    is_default = root.get("Creator", "").startswith("tifffile")
+    return not is_default or root.find(".//{*}Channel[@Name]") is not None
 
 
 def name_axes(axes: str, shape: Sequence[int]) -> str:
