@@ -72,6 +72,14 @@ def test_training_warns_once_of_patients_on_both_sides_of_the_split(write, train
         assert not any("patients" in line for line in train(word)[1])
 
 
+def test_training_says_which_volumes_match_no_pattern(write, train, tmp_path):
+    write(SCANS)
+    (tmp_path / "scans" / "images" / "p0_visit1.nii.gz").rename("scans/images/p0_visit1.NII.GZ")
+    (tmp_path / "scans" / "labels" / "p0_visit1.nii.gz").rename("scans/labels/p0_visit1.NII.GZ")
+    (line,) = [line for line in train()[1] if "match no pattern" in line]
+    assert line.startswith("hint: dataset: 2 volumes match no pattern of data.images and data.lab")
+
+
 def test_a_file_of_folds_that_is_not_used_is_named_with_the_reason(write, train, tmp_path):
     write(SCANS)
     file = tmp_path / "scans" / "splits_final.json"

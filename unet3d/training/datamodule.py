@@ -53,6 +53,7 @@ class VolumeDataModule(pl.LightningDataModule):
     validation: list[CachedVolume]
     groups: dict[str, str] | None  # of each case, as data.group_by defines them
     skipped: list[Finding]
+    hints: list[Finding]  # about the dataset
     split_note: str | None  # about a file of folds that no option names
     shared_patient_warning: str | None  # a warning that validation and training may share some
     train_loader: TrainLoader
@@ -101,7 +102,7 @@ class VolumeDataModule(pl.LightningDataModule):
                 raise UsageError(finding.message)
             volumes = tuple(annotate(dataset.annotations, part) for part in volumes)
         self.training, self.validation = volumes
-        self.groups, self.skipped = rule.groups, usable.skipped
+        self.groups, self.skipped, self.hints = rule.groups, usable.skipped, usable.hints
         self.split_note = None if settings.fold is None else rule.note
         is_grouped = settings.composition.is_overridden("data.group_by")
         self.shared_patient_warning = None if is_grouped else find_shared_patients(rule, *parts)

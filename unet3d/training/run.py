@@ -113,6 +113,7 @@ def summarize_run(run: TrainingRun) -> str:
         f"{training} for training, {validation} for validation; "
         f"classes {', '.join(data.dataset.classes)}",
         *filter(None, (data.split_note, data.shared_patient_warning)),
+        *(f"hint: {finding.describe()}" for finding in data.hints),
         *(f"skipped: {finding.describe()}" for finding in data.skipped),
         *run.notes,
         *data.absent_class_warnings,

@@ -64,3 +64,20 @@ def test_a_missing_folder_or_a_pattern_without_matches_is_refused(tmp_path):
         make_layout(tmp_path, images="scans/*.nii").list_cases()
     with pytest.raises(UsageError, match=r"data\.labels: no file in"):
         make_layout(tmp_path, labels="labels/*_x.nii.gz").list_cases()
+
+
+def test_volumes_that_match_no_pattern_are_one_hint_with_their_number(tmp_path):
+    write_pairs(tmp_path, 2)
+    layout = make_layout(tmp_path)
+    assert layout.find_problems() == []
+    (tmp_path / "images" / "site" / "x.zarr").mkdir(parents=True)
+    (tmp_path / "preprocessed").mkdir()
+    (tmp_path / "preprocessed" / "image.npy").touch()
+    for name in ("c.nii", "site/c.nii.gz", "D.NII.GZ", "._c.nii.gz", "c.txt", "site/x.zarr/0.0.0"):
+        (tmp_path / "images" / name).touch()
+    (hint,) = layout.find_problems()
+    assert hint.is_hint
+    assert hint.message == (
+        "4 volumes match no pattern of data.images and data.labels, and are left out: "
+        "images/D.NII.GZ, images/c.nii, images/site/c.nii.gz and 1 more"
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from unet3d.data.case import Case, DatasetDescription, Finding
 from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, is_volume
 from unet3d.errors import UsageError
+from unet3d.text import join_first, pluralize
 
 
 class Pairs:
@@ -83,8 +84,22 @@ class Pairs:
         ]
 
     def find_problems(self) -> list[Finding]:
-        """Return no findings: every matching file belongs to a case, all others are ignored."""
-        return []
+        """Return a hint on volumes that no pattern matches, whatever the case of their ending."""
+        used = {file for case in self.list_cases() for file in (*case.images, case.label)}
+        # Other .npy files are those of a cache, which may be in the same folder.
+        suffixes = tuple(s for s in SUFFIXES if s != ".npy" or self.labels.endswith(s))
+        unused = [
+            path
+            for path in sorted(self.root.rglob("[!.]*"))
+            if path.name.lower().endswith(suffixes) and used.isdisjoint((path, *path.parents))
+        ]
+        if not unused:
+            return []
+        listed = join_first([path.relative_to(self.root).as_posix() for path in unused], 3)
+        message = f"{pluralize(len(unused), 'volume')} match no pattern of data.images and "
+        message += f"data.labels, and are left out: {listed}"
+        advice = "rename them, or change the patterns, if they belong to the dataset"
+        return [Finding(None, None, message, advice, is_hint=True)]
 
     def _get_file(self, pattern: str, name: str) -> Path:
         return self.root / pattern.replace("*", name)
