@@ -26,13 +26,15 @@ MARGIN = 1e-4
 
 @pytest.fixture(scope="module")
 def scan(tmp_path_factory):
-    """Return a scan with oblique axes in another order, an empty border and anisotropic voxels."""
+    """Return a scan in microns with oblique axes in another order and an empty border."""
     path = tmp_path_factory.mktemp("scans") / "a.nii.gz"
     rng = np.random.default_rng(0)
     voxels = np.zeros((26, 14, 31), np.int16)
     voxels[2:-1, 1:-2, 3:] = rng.normal(100, 30, (23, 11, 28))
     affine = np.array([[0, 0.1, -1.1, 5], [0.9, 0, 0, -3], [0, -1.6, 0, 8], [0, 0, 0, 1]])
-    nibabel.save(nibabel.Nifti1Image(voxels, affine), path)
+    image = nibabel.Nifti1Image(voxels, np.diag([1e3, 1e3, 1e3, 1.0]) @ affine)
+    image.header.set_xyzt_units("micron")
+    nibabel.save(image, path)
     return path
 
 

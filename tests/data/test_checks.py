@@ -4,6 +4,7 @@ from dataclasses import replace
 import nibabel
 import numpy as np
 import pytest
+import SimpleITK
 
 from tests.data.helpers.cases import noise
 from tests.data.helpers.datasets import (
@@ -14,7 +15,14 @@ from tests.data.helpers.datasets import (
     save_volume,
     write_decathlon,
 )
-from unet3d.data.checks import check_headers, check_voxels
+from unet3d.data.checks import (
+    check_headers,
+    check_single_header,
+    check_voxels,
+    find_assumptions,
+)
+from unet3d.data.formats.volume_format import VolumeHeader
+from unet3d.data.formats.volumes import read_header
 from unet3d.data.layouts.decathlon import Decathlon
 
 
@@ -114,3 +122,27 @@ def test_a_case_that_declares_more_than_the_available_memory_is_named(tmp_path):
     assert not check_headers([case], channels=1, ram=2**20)
     (image, *_) = check_headers([case], channels=1, ram=2**10)
     assert "declares 16 x 16 x 16 voxels: reading it takes" in image.describe()
+
+
+def test_a_missing_orientation_is_one_hint_for_all_cases_that_assume_the_same(tmp_path):
+    image = nibabel.Nifti1Image(np.zeros(SIZE, np.uint8), None)  # both codes are 0
+    nibabel.save(image, tmp_path / "a.nii")
+    itk = SimpleITK.GetImageFromArray(np.zeros(SIZE, np.uint8))
+    SimpleITK.WriteImage(itk, str(tmp_path / "b.nrrd"))
+    header = (tmp_path / "b.nrrd").read_bytes()
+    (tmp_path / "c.nrrd").write_bytes(re.sub(rb"space: .*", b"space dimension: 3", header))
+    headers = [read_header(tmp_path / name) for name in ("a.nii", "a.nii", "b.nrrd", "c.nrrd")]
+    (nifti, nrrd) = find_assumptions(headers, 4)
+    assert nifti.message == "2 of 4 cases have no orientation: LAS is assumed"
+    assert nrrd.message == "1 of 4 cases have no orientation: LPS is assumed"
+    assert "write the orientation" in nifti.advice
+
+
+@pytest.mark.parametrize(("degrees", "is_refused"), [(4, False), (10, True)])
+def test_axes_that_are_not_orthogonal_are_refused(degrees, is_refused):
+    affine = np.diag([1.0, 1.0, 3.0, 1.0])
+    affine[1, 2] = 3 * np.tan(np.radians(degrees))  # as slices of a tilted gantry
+    header = VolumeHeader(shape=SIZE, affine=affine, dtype=np.dtype(np.int16))
+    problems = [problem for problem, _ in check_single_header(header, is_label=False, ram=None)]
+    tilted = "has axes 80 instead of 90 degrees apart, as with a tilted gantry"
+    assert problems == ([tilted] if is_refused else [])

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -23,6 +23,8 @@ MIN_SIZE = 4  # a volume with fewer voxels along an axis is a slice, or its axes
 
 SPACING_RANGE_MM = (1e-6, 1e3)
 """Voxel sizes from a nanometer to a meter; others come from wrong units."""
+
+MAX_SHEAR = 5  # tolerated degrees between two axes beyond or below 90
 
 SPACING_TOLERANCE = 1e-3  # tolerated relative difference of spacings, which headers round
 OFFSET_TOLERANCE = 0.1
@@ -126,6 +128,11 @@ def check_single_header(header: VolumeHeader, *, is_label: bool, ram: int | None
             f"has the invalid affine {format_affine(header.affine)}",
             "write an affine whose first three columns are the axes in mm",
         )
+    elif (shear := measure_shear(header)) > MAX_SHEAR:
+        yield (
+            f"has axes {90 - shear:.3g} instead of 90 degrees apart, as with a tilted gantry",
+            "resample it onto a grid with orthogonal axes, as dcm2niix does",
+        )
 
 
 def has_valid_affine(header: VolumeHeader) -> bool:
@@ -139,6 +146,12 @@ def has_valid_affine(header: VolumeHeader) -> bool:
         ((spacing >= low) & (spacing <= high)).all()
         and abs(np.linalg.det(header.affine[:3, :3] / spacing)) > 1e-3
     )
+
+
+def measure_shear(header: VolumeHeader) -> float:
+    """Return by how many degrees two axes differ at most from a right angle."""
+    axes = header.affine[:3, :3] / header.spacing_mm
+    return float(np.degrees(np.arcsin(np.abs(axes.T @ axes - np.eye(3)).max().clip(max=1))))
 
 
 def check_alignment(header: VolumeHeader, other: VolumeHeader, name: str) -> Problems:
@@ -189,13 +202,18 @@ def describe_images(headers: Mapping[Path, VolumeHeader]) -> str:
     return f"{formats}, {format_range(*shapes)} voxels of {format_range(*spacings)} mm"
 
 
-def find_assumptions(headers: Iterable[VolumeHeader], cases: int) -> list[Finding]:
-    """Return hints on what the images of `cases` cases do not say of their spacing."""
-    counts = Counter(header.assumption for header in headers if header.assumption)
-    advice = "write the voxel size into the files, unless it is the same in all of them"
+def find_assumptions(headers: Collection[VolumeHeader], cases: int) -> list[Finding]:
+    """Return hints on what the images of `cases` cases do not say of spacing and orientation."""
+    fix = "write the {} into the files, unless it is the same in all of them"
+    counts = Counter((h.assumption, fix.format("voxel size")) for h in headers if h.assumption)
+    counts += Counter(
+        (f"no orientation: {h.orientation} is assumed", fix.format("orientation"))
+        for h in headers
+        if not h.has_orientation
+    )
     return [
         Finding(None, None, f"{count} of {cases} cases have {assumption}", advice, is_hint=True)
-        for assumption, count in counts.items()
+        for (assumption, advice), count in counts.items()
     ]
 
 

@@ -57,3 +57,14 @@ def test_a_compressed_volume_is_held_once_while_it_is_read(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1.3 * voxels.nbytes
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("meter", 1e3), ("mm", 1), ("micron", 1e-3)])
+def test_the_unit_of_a_header_is_converted_to_mm_and_kept_in_labels(tmp_path, unit, factor):
+    image = nibabel.Nifti1Image(np.zeros((5, 6, 7), np.uint8), OBLIQUE)
+    image.header.set_xyzt_units(unit)
+    nibabel.save(image, tmp_path / "a.nii")
+    expected = np.diag([factor, factor, factor, 1]) @ OBLIQUE
+    np.testing.assert_allclose(read_volume(tmp_path / "a.nii")[1], expected, rtol=1e-6)
+    write_labels(tmp_path / "b.nii", np.zeros((5, 6, 7), np.uint8), tmp_path / "a.nii")
+    np.testing.assert_array_equal(*(read_header(tmp_path / f"{n}.nii").affine for n in "ab"))

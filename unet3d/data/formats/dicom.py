@@ -192,6 +192,7 @@ def read_series_header(folder: Path) -> SeriesHeader:
         for tag in GEOMETRY_TAGS:
             if not dataset.get(tag):
                 raise UnreadableFileError(f"has {file.name} without {tag}: remove it")
+        refuse_inverted(file, dataset)
         key = tuple(str(dataset.get(tag)) for tag in SHARED_TAGS)
         found.setdefault(key, []).append((file, dataset))
     if not found:
@@ -229,6 +230,14 @@ def read_series_header(folder: Path) -> SeriesHeader:
         dtype=np.dtype("f4" if is_scaled else f"{kind}{first.BitsAllocated // 8}"),
         images=images,
     )
+
+
+def refuse_inverted(file: Path, dataset: Any) -> None:
+    """Refuse images whose high values are dark: a network would see a negative."""
+    if dataset.get("PhotometricInterpretation") == "MONOCHROME1":
+        raise UnreadableFileError(
+            f"has inverted gray values (MONOCHROME1) in {file.name}: save it as MONOCHROME2"
+        )
 
 
 def get_scaling(dataset: Any) -> tuple[float, float]:
@@ -285,6 +294,7 @@ def order_axes(volume: Any) -> Any:
 def read_file_header(file: Path) -> VolumeHeader:
     """Read the geometry of the frames: their order and axes are those of a series."""
     image = open_image(file)
+    refuse_inverted(file, image)
     with warnings.catch_warnings(action="ignore"):
         geometry = image.get_volume_geometry(allow_missing_positions=True)
     if geometry is None:

@@ -58,6 +58,7 @@ class Itk(VolumeFormat):
             shape=size if channels == 1 else (*size, channels),
             affine=LPS_TO_RAS @ affine,
             dtype=dtype,
+            has_orientation=self.name != "NRRD" or reader.HasMetaDataKey("NRRD_space"),
             buffer_bytes=prod(size) * channels * dtype.itemsize,  # SimpleITK's own image
         )
 

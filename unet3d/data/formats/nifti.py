@@ -16,6 +16,8 @@ from unet3d.files import atomic_write
 
 logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # how it corrects a header
 
+MM_PER_CODE = {1: 1e3, 3: 1e-3}  # of units in xyzt_units: meters and microns; others are mm
+
 
 class Nifti(VolumeFormat):
     """Files that end in .nii or .nii.gz."""
@@ -26,11 +28,14 @@ class Nifti(VolumeFormat):
     def read_header(self, file: Path) -> VolumeHeader:
         """Read the header, as nibabel corrects it."""
         image = open_image(file)
-        dtype = image.get_data_dtype()
+        dtype, header = image.get_data_dtype(), image.header
+        affine = np.array(image.affine, np.float64)
+        affine[:3] *= MM_PER_CODE.get(int(header.get("xyzt_units", 0)) & 7, 1)
         return VolumeHeader(
             shape=tuple(map(int, image.shape)),
-            affine=np.asarray(image.affine, np.float64),
+            affine=affine,
             dtype=np.dtype(np.float32) if is_scaled(image) and dtype.kind in "iuf" else dtype,
+            has_orientation=bool(header.get("qform_code", 1) or header.get("sform_code", 1)),
         )
 
     def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:

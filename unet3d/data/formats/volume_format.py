@@ -58,6 +58,7 @@ class VolumeHeader(Grid):
 
     dtype: np.dtype
     assumption: str | None = None  # what the file does not say of its spacing
+    has_orientation: bool = True  # or that of the affine is assumed
     may_be_cropped: bool = False  # it may hold only a part of its image's grid
     buffer_bytes: int = 0  # held while reading, besides the array
 

@@ -12,7 +12,7 @@ from monai.data import MetaTensor
 from monai.transforms import MapTransform
 from torch import Tensor, nn
 
-from .predict import FileGrid, Pipeline, read_pipeline
+from .predict import FileGrid, Pipeline, convert_to_mm, read_pipeline
 
 
 def list_scans(folder: str, channels: int) -> list[dict[str, Any]]:
@@ -55,7 +55,8 @@ class Preprocessd(MapTransform):
         output = dict(data)
         for key in self.key_iterator(output):
             image = output[key]
-            array, grid = self.pipeline.preprocess(image.numpy(), image.affine.numpy())
+            affine = convert_to_mm(image.affine.numpy(), image.meta.get("xyzt_units", 0))
+            array, grid = self.pipeline.preprocess(image.numpy(), affine)
             meta = dict(image.meta) | {"grid": json.dumps(asdict(grid))}
             output[key] = MetaTensor(torch.from_numpy(array), affine=image.affine, meta=meta)
         return output

@@ -147,6 +147,11 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, Any]:
     return np.moveaxis(arrays[0], -1, 0) if arrays[0].ndim == 4 else np.stack(arrays), first
 
 
+def convert_to_mm(affine: np.ndarray, units: Any) -> np.ndarray:
+    """Return an affine in mm; NIfTI's `xyzt_units` say if its own is in meters or microns."""
+    return np.diag([{1: 1e3, 3: 1e-3}.get(int(units) & 7, 1.0)] * 3 + [1.0]) @ affine
+
+
 def write_labels(file: Path, labels: np.ndarray, like: Any) -> None:
     """Write labels with the affines of the image."""
     header = like.header.copy()
@@ -164,7 +169,8 @@ def main() -> None:
     settings, (channels, image) = read_pipeline(ROOT / "bundle.json"), read_channels(args.scan)
     if len(channels) != len(settings["channels"]):
         parser.error(f"the scan has {len(channels)} channels: give {settings['channels']}")
-    labels = Pipeline(settings).segment(channels, image.affine, load_networks(ROOT / "models"))
+    affine = convert_to_mm(image.affine, image.header["xyzt_units"])
+    labels = Pipeline(settings).segment(channels, affine, load_networks(ROOT / "models"))
     write_labels(args.labels, labels, image)
 
 
