@@ -221,3 +221,14 @@ def test_a_scan_that_differs_from_the_training_data_causes_a_warning(
     (warning,) = [line for line in captured.err.splitlines() if "warning" in line]
     assert warning.startswith("warning: louder.nii differs from the training data: synthetic has ")
     assert "; 1 differ from the training data" in captured.out
+
+
+def test_an_assumed_orientation_is_one_warning_for_all_scans(predict, checkpoint, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for name in ("a.nii", "b.nii"):
+        scan = np.random.default_rng(0).normal(0, 1, (16, 16, 16)).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(scan, None), tmp_path / "in" / name)  # both codes are 0
+    assert predict(checkpoint=checkpoint("one"), input="in") == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "orientation" in line]
+    assumed = "a.nii has no orientation: LAS is assumed, here and in other such scans"
+    assert warnings == [f"warning: {assumed}"]

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from unet3d.app import get_exit_code
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, one_of, read_settings, word_or
-from unet3d.data.formats.volumes import OUTPUT_FORMATS
+from unet3d.data.formats.volumes import OUTPUT_FORMATS, read_header
 from unet3d.data.layouts.scans import describe_ignored, find_scans
 from unet3d.errors import UsageError, summarize_error
 from unet3d.inference.ensemble import load_ensemble
@@ -119,12 +119,19 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
         print(notice, flush=True)
     failures: dict[str, int] = {}
     num_different, start = 0, time.perf_counter()
+    assumed: set[str] = set()
 
     def compute(prepared: PreparedScan) -> Callable[[], None]:
         nonlocal num_different
         task = prepared.task
         assert task is not None
         print(prepared.memory_summary, flush=True)
+        header = read_header(task.scan.files[0])
+        if not header.has_orientation and header.orientation not in assumed:
+            assumed.add(header.orientation)  # said once, not of every scan
+            warning = f"warning: {task.scan.files[0].name} has no orientation: "
+            warning += f"{header.orientation} is assumed, here and in other such scans"
+            print(warning, file=sys.stderr, flush=True)
         if prepared.differences:
             num_different += 1
             files = ", ".join(file.name for file in task.scan.files)
