@@ -30,6 +30,9 @@ SPACING_TOLERANCE = 1e-3  # tolerated relative difference of spacings, which hea
 OFFSET_TOLERANCE = 0.1
 """Tolerated distance in voxels between the corners of an image and of its label."""
 
+DAMAGES = ("is empty", "is damaged", "cannot be", "lacks", "names")
+"""How problems of files begin that another copy of the file may not have."""
+
 FIX_SHAPE = "resample one onto the other's grid, or remove the case"
 FIX_GRID = (
     "if the voxel grids already match, copy the correct header; else resample one onto the other"
@@ -102,7 +105,9 @@ def check_scan_headers(
 
 def make_unreadable_finding(case: str, file: Path, error: UnreadableFileError) -> Finding:
     """Build the finding for a file that is missing or corrupted, or no volume."""
-    advice = "add it" if error.problem == "is missing" else "copy or download it again"
+    advice = "add it" if error.problem == "is missing" else "correct it"
+    if error.problem.startswith(DAMAGES):
+        advice = "copy or download it again"
     return Finding(case, file, error.problem, f"{advice}, or remove the case")
 
 

@@ -153,3 +153,13 @@ def test_an_enhanced_image_is_read_and_segmented(tmp_path, folder, voxels, label
     np.testing.assert_allclose(affine, read_header(folder).affine, atol=1e-11)
     write_labels(tmp_path / "c.dcm", labels, tmp_path / "b.dcm", ["background", "a", "b", "c"])
     np.testing.assert_array_equal(read_labels(tmp_path / "c.dcm")[0], labels)
+
+
+def test_contours_are_refused_with_what_converts_them(tmp_path, folder):
+    contours = pydicom.dcmread(next(folder.iterdir()))
+    contours.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.481.3"
+    contours.save_as(tmp_path / "label.dcm")
+    case = Case(name="a", images=(folder,), label=tmp_path / "label.dcm")
+    (finding,) = check_headers([case], channels=1)
+    assert finding.message.startswith("has contours (RTSTRUCT) and no voxels: convert it to NIfTI")
+    assert finding.advice == "correct it, or remove the case"

@@ -47,6 +47,10 @@ def test_a_file_belongs_to_the_longest_matching_pattern(tmp_path):
         ({"images": "images/case.nii.gz"}, "data.images must be a pattern"),
         ({"images": "../*.nii.gz"}, "data.images must be a pattern within data.root"),
         ({"images": "a/*.nii", "labels": "a/*.nii"}, "one pattern per channel"),
+        (
+            {"labels": "labels/*.mgz"},
+            "got 'labels/.*; convert it by nibabel's command: nib-convert",
+        ),
         ({"channels": "CT"}, "data.channels must be a list"),
         ({"num_classes": None}, "do not define their classes"),
     ],

@@ -1,5 +1,7 @@
+import numpy as np
 import pytest
 
+from tests.data.helpers.formats import write_series
 from unet3d.data.layouts.scans import describe_ignored, find_scans
 from unet3d.errors import UsageError
 
@@ -56,6 +58,8 @@ def test_a_single_file_brings_the_other_channels_of_its_scan(folder):
         ((), "", "no .nii.gz, .nii, .nrrd, .mha"),
         ((), "none.nii", "no file or folder"),
         (("a.png",), "a.png", "must be a folder"),
+        (("a.MGZ",), "a.MGZ", r"; convert it by nibabel's command: nib-convert a.MGZ a.nii.gz"),
+        (("a.txt", "b.h5"), "", "; read its arrays by h5py"),
         (("a.nii", "a.nii.gz"), "", "same case name a"),
         (("a_0000.nii", "a_0000.nii.gz"), "", "the same channel of a"),
     ],
@@ -70,3 +74,15 @@ def test_what_is_ignored_is_named(folder):
     (root / "more").mkdir()
     assert describe_ignored(root).startswith(f"{root}: ignoring b.NII, more: not named .nii.gz")
     assert describe_ignored(root / "a.nii") is None
+
+
+def test_series_deeper_in_an_export_are_listed_also_beside_a_stray_slice(tmp_path):
+    series = tmp_path / "export" / "patient" / "study" / "series"
+    series.parent.mkdir(parents=True)
+    write_series(series, np.zeros((4, 5, 6), np.int16), np.eye(4))
+    link = rf"1 folder below \(patient/study/series\): .* ln -s {series} FOLDER/NAME"
+    with pytest.raises(UsageError, match=f"no .nii.gz.*; DICOM images are in {link}"):
+        find_scans(tmp_path / "export", ["CT"])
+    (tmp_path / "export" / "stray").write_bytes(next(series.iterdir()).read_bytes())
+    with pytest.raises(UsageError, match=f"export has DICOM images of its own.* in {link}"):
+        find_scans(tmp_path / "export", ["CT"])

@@ -26,6 +26,8 @@ from unet3d.text import join_first
 
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 
+CONTOURS = "1.2.840.10008.5.1.4.1.1.481.3"  # RT Structure Set
+
 MULTIFRAME = [
     *SEGMENTATIONS,
     *(f"1.2.840.10008.5.1.4.1.1.{n}" for n in ("2.1", "2.2", "4.1", "4.4", "128.1", "130")),
@@ -280,6 +282,11 @@ def open_image(file: Path) -> Any:
     with warnings.catch_warnings(action="ignore"):  # about values that other programs wrote
         dataset = read_dataset(file, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
         if "NumberOfFrames" not in dataset:
+            if dataset.file_meta.MediaStorageSOPClassUID == CONTOURS:
+                raise UnreadableFileError(
+                    "has contours (RTSTRUCT) and no voxels: convert it to NIfTI or a DICOM SEG, as "
+                    "the package dcmrtstruct2nii does"
+                )
             raise UnreadableFileError("is one slice of a series: give the folder of its series")
         if dataset.file_meta.MediaStorageSOPClassUID in SEGMENTATIONS:
             return highdicom.seg.segread(file, lazy_frame_retrieval=True)

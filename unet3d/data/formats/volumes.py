@@ -16,6 +16,7 @@ from unet3d.data.formats.ome_zarr import OmeZarr
 from unet3d.data.formats.tiff import Tiff
 from unet3d.data.formats.volume_format import Grid, UnreadableFileError, VolumeFormat, VolumeHeader
 from unet3d.errors import UsageError, describe_os_error, explain_missing_packages
+from unet3d.text import join_first, pluralize
 from unet3d.types import Triple
 
 DICOM = Dicom()
@@ -92,7 +93,30 @@ def find_format(path: Path) -> VolumeFormat:
             return format
     if is_series(path):
         return DICOM
-    raise UnreadableFileError(f"is not named {SUFFIX_LIST}, nor a folder of DICOM images", path)
+    reason = f"is not named {SUFFIX_LIST}, nor a folder of DICOM images"
+    raise UnreadableFileError(reason + advise_conversion(path.name), path)
+
+
+def advise_conversion(name: str) -> str:
+    """Return how a file of another format is converted, as the end of a message, or nothing."""
+    stem, _, suffix = name.rpartition(".")
+    if suffix.lower() in ("mgz", "mgh", "img", "hdr"):
+        return f"; convert it by nibabel's command: nib-convert {name} {stem}.nii.gz"
+    if suffix.lower() in ("h5", "hdf5"):
+        return "; read its arrays by h5py, and save each as NIfTI with its affine, or by numpy.save"
+    return ""
+
+
+def describe_nested_series(folder: Path) -> str:
+    """Say where DICOM images are below a folder, as the end of a message, or nothing."""
+    series = sorted(path for path in folder.glob("**/") if path != folder and is_series(path))
+    if not series:
+        return ""
+    listed = join_first([path.relative_to(folder).as_posix() for path in series], 3)
+    return (
+        f"; DICOM images are in {pluralize(len(series), 'folder')} below ({listed}): give one of "
+        f"them, or link all into one folder, as in ln -s {series[0].absolute()} FOLDER/NAME"
+    )
 
 
 @contextmanager

@@ -6,7 +6,13 @@ from glob import escape
 from pathlib import Path
 
 from unet3d.data.case import Case, DatasetDescription, Finding
-from unet3d.data.formats.volumes import SUFFIX_LIST, SUFFIXES, is_volume
+from unet3d.data.formats.volumes import (
+    SUFFIX_LIST,
+    SUFFIXES,
+    advise_conversion,
+    describe_nested_series,
+    is_volume,
+)
 from unet3d.errors import UsageError
 from unet3d.text import join_first, pluralize
 
@@ -39,7 +45,7 @@ class Pairs:
                 raise UsageError(
                     f"data.{key} must be a pattern within data.root, with * for the case's name, "
                     f"that ends in {SUFFIX_LIST}, such as {key}/*.nii.gz, or is that of folders "
-                    f"of DICOM images, such as {key}/*; got {pattern!r}"
+                    f"of DICOM images, such as {key}/*; got {pattern!r}{advise_conversion(pattern)}"
                 )
         if not images or len({*self.images, self.labels}) <= len(self.images):
             raise UsageError(
@@ -71,7 +77,10 @@ class Pairs:
             matches = {self._get_file(pattern, name): name for name in self._match_names(pattern)}
             new_names = {name for file, name in matches.items() if file not in assigned}
             if not new_names:
-                raise UsageError(f"data.{key}: no file in {self.root.absolute()} matches {pattern}")
+                raise UsageError(
+                    f"data.{key}: no file in {self.root.absolute()} matches {pattern}"
+                    f"{describe_nested_series(self.root)}"
+                )
             names |= new_names
             assigned |= set(matches)
         return [

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from unet3d.data.formats.dicom import is_series
 from unet3d.data.formats.volumes import (
     SEG_SUFFIX,
     SUFFIX_LIST,
+    advise_conversion,
+    describe_nested_series,
     is_volume,
     list_volumes,
     split_suffix,
@@ -42,12 +45,18 @@ def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
     if source.is_dir() and not is_volume(source):
         scans = group_channels(list_volumes(source), len(channels))
         if not scans:
+            others = sorted(path.name for path in source.iterdir())
+            advice = next(filter(None, map(advise_conversion, others)), "")
+            advice = describe_nested_series(source) or advice
             raise UsageError(
-                f"no {SUFFIX_LIST}, nor a folder of DICOM images, in {source.absolute()}"
+                f"no {SUFFIX_LIST}, nor a folder of DICOM images, in {source.absolute()}{advice}"
             )
         return scans
+    if is_series(source) and (nested := describe_nested_series(source)):
+        raise UsageError(f"{source} has DICOM images of its own, move them to a folder{nested}")
     if not is_volume(source):
-        raise UsageError(f"{source} must be a folder of scans, or end in {SUFFIX_LIST}")
+        advice = advise_conversion(source.name)
+        raise UsageError(f"{source} must be a folder of scans, or end in {SUFFIX_LIST}{advice}")
     if len(channels) == 1:
         return group_channels([source], 1)
     scans = group_channels(list_volumes(source.parent), len(channels))
