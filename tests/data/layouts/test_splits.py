@@ -129,6 +129,10 @@ def make_names(pattern, patients, scans):
         (make_names("patient{:03d}_frame{:02d}", range(2), range(30)), r"(.+)_frame\d+"),
         (["p1_baseline", "p1_followup2", "p2_baseline"], r"(.+)(?:_baseline|_followup\d+)"),
         (make_names("training{:02d}_{:02d}", range(1, 6), range(1, 5)), r"(.+)_\d+"),
+        (make_names("hip{:02d}_{}", range(5), "LR"), "(.+)(?:_L|_R)"),
+        (make_names("p{}-{}", range(5), ("pre", "post")), "(.+)(?:-post|-pre)"),
+        (make_names("knee{}{}", range(5), "ab"), "(.+)(?:a|b)"),
+        (make_names("s{}_{:02d}", (1, 2), range(1, 7)), None),  # two scanners
         (make_names("center{}_{:03d}", range(4), range(50)), None),
         (make_names("patient{:03d}_frame01", range(9), [0]), None),
         ([], None),

@@ -21,12 +21,12 @@ Fold = tuple[set[str], set[str]]  # the names of the training and the validation
 
 SCAN_WORDS = (
     "frame|phase|visit|timepoint|time|tp|scan|session|ses|exam|study|acq|run|baseline|followup|fu|"
-    "day|week|month|year"
+    "day|week|month|year|pre|post|left|right|l|r|a|b"
 )
 """Words for one of several scans of a patient, at the end of a case's name."""
 
-PATIENT_WORDS = "patient|pat|subject|subj|sub|case|person|id|p|s"
-"""Words for a patient in a case's name, before the number."""
+PATIENT_WORDS = "patient|pat|subject|subj|sub|case|person|id|p"
+"""Words for a patient in a case's name, before the number; s may be a scanner or a site."""
 
 
 def split_cases(
