@@ -103,7 +103,7 @@ def test_a_label_without_a_class_is_an_error_and_earlier_results_are_overwritten
     assert evaluate() == 0
     assert evaluate("classes=[background,head]") == 1  # no case is without fault
     message = capsys.readouterr().err
-    assert "a: ERROR predictions/a.nii: labels must be 0, 1, it holds 2" in message
+    assert "a: ERROR predictions/a.nii: labels must be 0, 1, it holds 2: correct it, or" in message
     assert read_result()["per_class"] == {}
     left = {p.name for p in (folder / "out").iterdir()}
     assert left == {"evaluation.json", "worst", "report.html"}

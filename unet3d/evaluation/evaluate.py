@@ -168,7 +168,10 @@ class Evaluation:
         if unknown:
             listed = join_first(list(map(str, unknown)))
             expected = "0 or above" if known is None else ", ".join(map(str, sorted(known)))
-            raise UsageError(f"{file}: labels must be {expected}, it holds {listed}")
+            raise UsageError(
+                f"{file}: labels must be {expected}, it holds {listed}: correct it, or name other "
+                "labels by regions={NAME: [LABEL], ...}"
+            )
         return labels
 
 

@@ -222,6 +222,7 @@ def test_labels_of_any_dtype_are_read_as_integers(tmp_path, dtype):
     ("array", "message"),
     [
         (np.full((2, 2, 2), 0.5, np.float32), "labels must be integers, found 0.5"),
+        (np.full((2, 2, 2), 0.9999999, np.float32), r"labels must be integers, found 0\.9999999"),
         (np.full((2, 2, 2), 70000, np.int32), r"within -65535\.\.65535, found 70000"),
         (np.zeros((2, 2, 2, 3), np.uint8), "one real number per voxel, but holds 3 of type uint8"),
         (np.zeros((2, 2, 2), np.complex64), "one real number per voxel, but holds 1 of type compl"),

@@ -8,7 +8,11 @@ from unet3d.data.preprocessing.channels import (
     find_border_value,
     normalize_in_place,
 )
-from unet3d.data.preprocessing.pipeline import PREPROCESSING_VERSION, Preprocessing
+from unet3d.data.preprocessing.pipeline import (
+    PREPROCESSING_VERSION,
+    Preprocessing,
+    check_label_values,
+)
 
 
 def test_channels_are_read_from_one_file_or_one_file_each(tmp_path):
@@ -94,3 +98,21 @@ def test_a_border_that_varies_is_not_background():
     volume[2:10, 2:10, 0] = noise(8, 8)
     assert find_border_value(volume) == -4
     assert find_background(noise(1, 8, 8, 8), AUTO) == [0]
+
+
+@pytest.mark.parametrize(
+    ("present", "classes", "advice"),
+    [
+        ([0, 1, 2, 4], 4, ", as by labels[labels == 4] = 3"),
+        ([0, 127, 255], 3, ", as by labels[labels == 127] = 1, labels[labels == 255] = 2"),
+        ([1, 2, 3, 4], 4, ""),  # 3 is used
+    ],
+)
+def test_unknown_labels_are_renumbered_to_unused_classes(present, classes, advice):
+    ((_, said),) = check_label_values(np.array(present, np.float32), classes, ())
+    assert said.endswith(f"or renumber the labels in all files{advice}")
+
+
+def test_a_label_that_is_nearly_an_integer_is_shown_as_it_is():
+    ((problem, _),) = check_label_values(np.array([0, 0.9999999], np.float32), 2, ())
+    assert problem == "holds 0.9999999: labels must be integers"

@@ -232,7 +232,7 @@ def read_labels(file: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
         for plane in np.moveaxis(values, -1, 0):
             fractional = plane[plane != np.rint(plane)]  # includes NaN, which is unequal to itself
             if len(fractional):
-                raise UsageError(f"{file}: labels must be integers, found {fractional[0]:g}")
+                raise UsageError(f"{file}: labels must be integers, found {fractional[0]!s}")
     low, high = values.min(), values.max()
     if low < -MAX_LABEL or high > MAX_LABEL:
         label = low if low < -MAX_LABEL else high

@@ -52,7 +52,8 @@ class DatasetJson:
             numbered = {}
         if not numbered or sorted(numbered) != list(range(len(numbered))):
             raise UsageError(
-                f"{self.file}: {key} must name 0, 1, 2, ... without gaps, got {names!r}"
+                f"{self.file}: {key} must name 0, 1, 2, ... without gaps (also unused ones), "
+                f"got {names!r}"
             )
         return tuple(numbered[n] for n in sorted(numbered))
 

@@ -85,7 +85,7 @@ class NnUnet(DatasetJson):
         if not is_numbered or len({*single}) < len(single) or len(named.get("ignore", (0,))) != 1:
             raise UsageError(
                 f"{self.file}: labels must name background 0 and every number up "
-                "to the highest, once or within a list, as in "
+                "to the highest (also unused ones), once or within a list, as in "
                 f"{{'background': 0, 'tumor': [1, 2], 'core': 2}}; got {labels!r}"
             )
         return named

@@ -162,11 +162,16 @@ def check_label_values(
     if len(finite) < len(present):
         yield "holds NaN or infinity", "replace them with labels"
     if not is_integer.all():
-        fractional = join_first([f"{v:g}" for v in finite[~is_integer]])
+        fractional = join_first(list(map(str, finite[~is_integer])))  # 0.9999999 is not 1
         advice = "annotate again, or resample without interpolating between labels"
         yield f"holds {fractional}: labels must be integers", advice
     if unknown:
         ignored = "".join(f" or {label} (ignored)" for label in ignore_labels)
         found = join_first(list(map(str, unknown)))
         message = f"holds {found}: labels must be 0..{classes - 1}{ignored}"
-        yield message, "correct the label, the classes, or data.ignore_label"
+        advice = "correct the classes or data.ignore_label, or renumber the labels in all files"
+        unused = sorted({*range(1, classes)}.difference(finite.tolist()))[-len(unknown) :]
+        if len(unused) == len(unknown):
+            pairs = zip(unknown, unused, strict=True)
+            advice += ", as by " + ", ".join(f"labels[labels == {a}] = {b}" for a, b in pairs)
+        yield message, advice
