@@ -59,7 +59,12 @@ def test_the_dataset_says_what_the_settings_leave_open_and_settings_win():
         ({}, describe(classes=("background",)), r"data\.num_classes must be 2\.\.255, got 1"),
         ({}, describe(classes=("background", "a", "a")), "names must be unique, got background, a"),
         ({"regions": {"a": [3]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
-        ({"regions": {"a": [1], "b": [1, 2]}}, describe(), r"data\.regions\.a must .* one label"),
+        ({"regions": {"a": [1, 2]}}, describe(), r"data\.regions\.a must .* one label"),
+        (
+            {"regions": {"inner": [2], "outer": [1, 2]}, "region_labels": [2, 1]},
+            describe(),
+            r"data\.regions\.inner can never be predicted: outer has .*, as outer, inner$",
+        ),
         ({"region_labels": [1]}, describe(), r"data\.region_labels needs data\.regions"),
         (
             {"regions": {"a": [1]}, "region_labels": [2]},

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
@@ -78,6 +79,13 @@ def resolve_dataset(data: DataConfig, description: DatasetDescription) -> Resolv
             )
     annotations = None
     if regions is not None:
+        for (name, part), (later, labels) in combinations(regions.items(), 2):
+            if set(part) <= set(labels):
+                order = ", ".join(sorted(regions, key=lambda name: -len(regions[name])))
+                raise UsageError(
+                    f"data.regions.{name} can never be predicted: {later} has all its labels and "
+                    f"is written over it: list the regions, and data.region_labels, as {order}"
+                )
         get_region_labels(regions, region_labels)  # or no label map can hold them
     if data.annotated is not None:
         if regions is not None:
