@@ -18,7 +18,9 @@ def test_cases_are_held_out_unless_a_checkpoint_has_seen_them(small, tmp_path, c
     shutil.copy(min(labels.iterdir()), labels / "new.nii.gz")
     words = [f"predictions={labels}", f"references={labels}", f"output={tmp_path / 'scores'}"]
     assert main(["evaluate", *words, f"checkpoint={run}", "draw_worst=0"]) == 0
-    assert "in the run: 4 training, 1 validation, 1 held out\n" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "in the run: 4 training, 1 validation, 1 held out\n" in shown
+    assert shown.splitlines()[1].startswith("ball")  # the name of the class in the checkpoint
     page = (tmp_path / "scores" / "report.html").read_text()
     assert "4 training, 1 validation, 1 held out" in page
     last = run / "checkpoints" / "last.ckpt"

@@ -20,8 +20,10 @@ def folder(tmp_path, monkeypatch):
         predicted = reference.copy()
         predicted[:, :, 4] = 0 if name == "b" else predicted[:, :, 4]
         image = np.random.default_rng(0).normal(size=reference.shape).astype(np.float32)
-        for kind, volume in {"r": reference, "p": predicted, "i": image + 3 * reference}.items():
+        for kind, volume in {"r": reference, "p": predicted}.items():
             save(tmp_path / kind / f"{name}.nii.gz", volume, left)
+        turned = (image + 3 * reference)[::-1, ::-1]  # images may be stored along other axes
+        save(tmp_path / "i" / f"{name}.nii.gz", turned, left @ np.diag([-1, -1, 1, 1]))
     words = ["predictions=p", "references=r", "images=i", "output=out"]
     assert main(["evaluate", *words]) == 0
     return tmp_path / "out"

@@ -156,12 +156,11 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
 
 
 def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
-    """Return the classes of the settings or of a dataset.json; None: every label is a class."""
+    """Return the classes of the settings, a dataset.json or a checkpoint; None: every label."""
     references = settings.references
     if settings.classes is None:
-        names = find_label_names(
-            references if references.is_dir() else references.absolute().parent
-        )
+        folder = references if references.is_dir() else references.absolute().parent
+        names = find_label_names(folder) or find_checkpoint_names(settings.checkpoints)
     else:
         names = LabelNames(
             classes={name: (c,) for c, name in enumerate(settings.classes) if c > 0},
@@ -170,6 +169,27 @@ def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
     if settings.regions is None:
         return names
     return replace(names or LabelNames(classes={}, known_labels=None), classes=settings.regions)
+
+
+def find_checkpoint_names(checkpoints: Sequence[Path]) -> LabelNames | None:
+    """Return the classes or regions of the first checkpoint; None without one."""
+    if not checkpoints:
+        return None
+    metadata = load_run(checkpoints[0])["unet3d"]
+    named = {name: [label] for label, name in enumerate(metadata["classes"]) if label}
+    return LabelNames(
+        classes={k: tuple(v) for k, v in (metadata.get("regions") or named).items()},
+        known_labels=frozenset(range(len(metadata["classes"]))),
+        ignore_labels=tuple(metadata["preprocessing"].get("ignore_labels", ())),
+    )
+
+
+def load_run(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint, or of the best or else last one of a run folder."""
+    from unet3d.checkpoint_file import load_checkpoint  # torch takes a second
+
+    files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+    return load_checkpoint(next((file for file in files if file.is_file()), path))
 
 
 def resolve_ignore_labels(settings: EvaluationConfig, names: LabelNames | None) -> tuple[int, ...]:
@@ -240,12 +260,9 @@ def resolve_tolerance(
 
 def group_cases_by_use(checkpoints: Sequence[Path], names: Sequence[str]) -> dict[str, list[str]]:
     """Return the cases that trained a checkpoint, that chose it, and that did neither, by name."""
-    from unet3d.checkpoint_file import load_checkpoint  # torch takes a second
-
     used = {"training": set(), "validation": set()}
     for path in checkpoints:
-        files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
-        content = load_checkpoint(next((file for file in files if file.is_file()), path))
+        content = load_run(path)
         try:
             cases = content["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
         except KeyError as error:

@@ -259,8 +259,7 @@ def iter_worst_cases(
         image = np.full(reference.shape, 24, np.uint8)  # dark gray where there is none
         if files["image"] is not None:
             try:
-                image = load_case_image(name, Path(files["image"]), labels[1].shape)
-                image = to_bytes(reorient(image, axes, flips))
+                image = to_bytes(load_case_image(name, Path(files["image"]), reference.shape))
             except UsageError as reason:
                 warn(f"{name} is drawn without its image: {reason}")
         wrong = reference != prediction
@@ -280,14 +279,15 @@ def iter_worst_cases(
 
 
 def load_case_image(name: str, images: Path, shape: Sequence[int]) -> np.ndarray:
-    """Return the first channel of a case's image."""
+    """Return the first channel of a case's image, in RAS, as its labels have this shape."""
     if images.is_dir() and not is_volume(images):
         files = list_files_by_name(images)
         candidates = files.get(name) or files.get(f"{name}_0000")
         if not candidates:
             raise UsageError(f"{images} has no volume named {name} or {name}_0000")
         images = candidates[0]
-    image = read_volume(images)[0][0]
+    channels, affine = read_volume(images)
+    image = reorient(channels[0], *find_orientation(affine, "RAS"))
     if image.shape != tuple(shape):
         raise UsageError(f"{images} has shape {list(image.shape)}, its labels {list(shape)}")
     return image
