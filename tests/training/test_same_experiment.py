@@ -1,12 +1,20 @@
 """A run is resumed as the same experiment, or refused without a change of any file."""
 
+import json
 import shutil
 
 import pytest
 
+from tests.contract.helpers.runs import read_step
 from unet3d.__main__ import main
+from unet3d.checkpoint_file import load_checkpoint
 from unet3d.commands.train import build_training
-from unet3d.training.callbacks.resume_state import find_differences, list_compared
+from unet3d.training.callbacks.resume_state import (
+    RESUMABLE_CHANGES,
+    find_differences,
+    is_below,
+    list_compared,
+)
 from unet3d.training.checkpoints import resolve_start
 
 
@@ -21,9 +29,10 @@ def base(data, tmp_path_factory):
     return [
         *("data=decathlon", f"data.root={data}"),
         f"data.cache={tmp_path_factory.mktemp('cache')}",
-        *("data.patch_size=[16,16,16]", "data.batch_size=2", "trainer.max_steps=2"),
+        *("data.patch_size=[16,16,16]", "data.batch_size=4", "trainer.max_steps=2"),
         *("trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "memory.estimate=false"),
         *("model.width=4", "model.depth=2", "logger=csv"),
+        "callbacks.best_checkpoint.top_k=2",
     ]
 
 
@@ -71,6 +80,44 @@ def test_what_changes_no_weight_may_change(composed, base, finished):
     before = read_all(finished)
     assert resolve_start(run).checkpoint == finished / "checkpoints" / "last.ckpt"
     assert read_all(finished) == before
+
+
+PERMITTED = """trainer.max_steps=3 trainer.max_epochs=9 trainer.max_time=00:01:00:00
+max_skipped_steps=1 init_from=OTHER/checkpoints/last.ckpt
++callbacks.early_stopping={_target_:lightning.pytorch.callbacks.EarlyStopping,monitor:val/dice}
+logger=none metrics=lesions validation.hd95=false evaluation.tta=true debug=true
+callbacks.case_images.cases=1 trainer.enable_progress_bar=true trainer.log_every_n_steps=2
+trainer.num_sanity_val_steps=0 save_every_seconds=0 callbacks.best_checkpoint.top_k=1
+callbacks.best_checkpoint.top_k=3 resume=OTHER
+data.num_workers=1 memory.estimate=true checkpointing=lean inference.batch_size=2
+allow_targets=[mine] trainer.accelerator=auto trainer.devices=auto trainer.launch=torchrun
+trainer.timeout_seconds=60 trainer.cuda_graph=false
+data.root=OTHER/data data.cache=OTHER/cache data.invalid_cases=skip
+data.layout.root=OTHER/data data.splits=OTHER/splits.json
+data.group_by=(.*) data.annotated={*:[ball,tube]}""".splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", PERMITTED)
+def test_a_run_goes_on_with_whatever_may_change(base, finished, tmp_path, monkeypatch, changes):
+    other = shutil.copytree(finished, tmp_path / "other")
+    state = load_checkpoint(other / "checkpoints" / "last.ckpt")["callbacks"]["ResumeState"]
+    train, val = map(list, state["fixed_settings"]["cases"].values())
+    (other / "splits.json").write_text(json.dumps([{"train": train, "val": val}]))
+    (other / "data").symlink_to(next(w for w in base if "data.root" in w).partition("=")[2])
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    run = shutil.copytree(finished, tmp_path / "run")
+    words = [f"hydra.run.dir={run}", "resume=auto", "trainer.max_steps=3"]
+    words += ["evaluation.enabled=false", *changes.replace("OTHER", str(other)).split()]
+    assert main(["train", *base, *words]) == 0
+    assert read_step(run / "checkpoints" / "last.ckpt") == 3
+
+
+def test_every_key_that_may_change_has_a_change_above():
+    changed = [word.lstrip("+").partition("=")[0] for word in " ".join(PERMITTED).split()]
+    keys = [key for key in RESUMABLE_CHANGES if not any(is_below(word, [key]) for word in changed)]
+    assert keys == []
 
 
 def test_a_dataset_may_move_but_not_change(base, finished, data, tmp_path, capsys):

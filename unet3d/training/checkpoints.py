@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 from unet3d.checkpoint_file import (
@@ -183,12 +184,26 @@ class BestCheckpoint(ModelCheckpoint):
         if not scores:
             return
         best, worst = (max, min) if self.mode == "max" else (min, max)
+        while len(scores) > self.save_top_k > 0:  # which a resumed run may change
+            del scores[worst(scores, key=scores.__getitem__)]
+        scores = {str(self._rename(Path(path))): score for path, score in scores.items()}
         self.best_k_models = scores
         self.best_model_path = best(scores, key=scores.__getitem__)
         self.best_model_score = scores[self.best_model_path]
         if len(scores) == self.save_top_k:
             self.kth_best_model_path = worst(scores, key=scores.__getitem__)
             self.kth_value = scores[self.kth_best_model_path]
+
+    def _rename(self, path: Path) -> Path:
+        """Return what this `top_k` calls a file, and create it beside best.ckpt of another one."""
+        if self.save_top_k == 1:
+            return path.with_name(BEST)
+        if path.name != BEST:
+            return path
+        target = path.with_name(f"best-step={load_checkpoint(path)['global_step']:06d}.ckpt")
+        if rank_zero_only.rank == 0:
+            replace_with_copy(path, target)
+        return target
 
 
 def save_logs(trainer: Trainer) -> None:

@@ -50,6 +50,21 @@ def test_the_best_checkpoints_are_kept_also_after_a_resume_by_a_link(validate, t
     assert read_best()["best.ckpt"] == 8
 
 
+def test_a_resumed_run_may_keep_more_or_fewer_of_the_best_checkpoints(validate, tmp_path):
+    def resume(distances, top_k, steps):
+        key = "callbacks.best_checkpoint"
+        words = [f"{key}.monitor=val/hd95_mm", f"{key}.mode=min", f"{key}.top_k={top_k}"]
+        validate(tmp_path, distances, *words, "resume=auto", f"trainer.max_steps={steps}")
+        paths = sorted((tmp_path / "checkpoints").glob("best*"))
+        return {path.stem.removeprefix("best-step="): read_step(path) for path in paths}
+
+    assert resume([0.9, 0.6, 0.7], 1, 3) == {"best": 2}
+    assert resume([0.8, 0.9], 2, 5) == {"best": 2, "000002": 2, "000004": 4}
+    assert resume([0.7], 2, 6) == {"best": 2, "000002": 2, "000006": 6}
+    assert resume([0.65], 1, 7)["best"] == 2
+    assert resume([0.5], 1, 8)["best"] == 8
+
+
 def test_early_stopping_needs_validation(composed, tmp_path):
     words = ["callbacks=[default,early_stopping]", "fold=none"]
     with pytest.raises(UsageError, match="early_stopping needs validation cases, fold=none has"):
