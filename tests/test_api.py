@@ -12,7 +12,7 @@ from unet3d.errors import UsageError
         (lambda: unet3d.train(["experiment=none.json"]), "no file "),
         (lambda: unet3d.train([], config_dir="nothing"), "config_dir: no folder "),
         (lambda: unet3d.evaluate(".", "nowhere"), "nowhere is neither a file nor a folder"),
-        (lambda: unet3d.evaluate(".", ".", metrics=["medal"]), "no option metrics=medal"),
+        (lambda: unet3d.evaluate(".", ".", metrics="medal"), "no option metrics=medal"),
         (lambda: unet3d.evaluate(".", ".", tolerance_mm={"a": -1}), "must be a distance in mm"),
     ],
 )

@@ -81,7 +81,7 @@ def evaluate(
     group_by: PathLike | None = None,
     ignore_label: int | Sequence[int] | None = None,
     tolerance_mm: float | Mapping[str, float] = 1.0,
-    metrics: Sequence[str] = (),
+    metrics: str | Sequence[str] = (),
     missing_predictions: str = "error",
     draw_worst: int = 5,
     workers: int = 1,
@@ -104,7 +104,7 @@ def evaluate(
             of cases and patients: confidence intervals resample patients instead of cases.
         ignore_label: labels of the references whose voxels are not scored.
         tolerance_mm: tolerance of the surface Dice, one for all classes or one each.
-        metrics: more metrics, such as ``["cldice", "lesions"]``.
+        metrics: one more metric, or several, such as ``["cldice", "lesions"]``.
         missing_predictions: what to do about references without a prediction, ``"error"`` or
             ``"skip"``.
         draw_worst: number of worst cases to draw.
@@ -113,7 +113,8 @@ def evaluate(
     """
     given = {key: value for key, value in dict(locals()).items() if key != "metrics"}
     values = json.loads(json.dumps(given, default=str))  # as a config holds them: paths are text
-    chosen = [f"metrics=[{','.join(metrics)}]"] if metrics else []
+    names = [metrics] if isinstance(metrics, str) else metrics
+    chosen = [f"metrics=[{','.join(names)}]"] if names else []
     required = ["predictions=null", "references=null", "output=null"]
     composed = compose_api_config("evaluate", [*required, *chosen])
     settings = read_config(replace_values(composed, values))
