@@ -63,7 +63,6 @@ def test_a_strategy_that_was_not_requested_is_noted_and_recorded(composed, tmp_p
         (["data.patch_size=[8,8,8]", "trainer.max_steps=null", "trainer.max_epochs=40"], 20),
         (["data.patch_size=[8,8,8]", "trainer.max_steps=null", "trainer.max_epochs=3"], 3),
         (["data.patch_size=[8,8,8]", "trainer.check_val_every_n_epoch=2"], 2),
-        (["data.patch_size=[8,8,8]", "+trainer.val_check_interval=0.5"], 1),
     ],
 )
 def test_validation_computes_at_most_half_as_many_windows_as_training_patches(

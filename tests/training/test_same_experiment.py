@@ -51,7 +51,7 @@ def read_all(folder):
 
 
 CHANGES = """fold=1 optimizer=sgd checkpointing=none data.batch_size=1 scheduler.power=2
-+trainer.limit_train_batches=1 precision=bf16 ema_decay=0.9 lr_factors={encoder:0.1}"""
++trainer.detect_anomaly=true precision=bf16 ema_decay=0.9 lr_factors={encoder:0.1}"""
 
 
 def test_another_experiment_is_refused_key_by_key_and_changes_no_file(base, finished, capsys):
@@ -63,7 +63,7 @@ def test_another_experiment_is_refused_key_by_key_and_changes_no_file(base, fini
         *("fold is 1 now, but was 0", "training case", "validation case", "data.batch_size is 1"),
         "optimizer._target_ is torch.optim.SGD now, but was torch.optim.AdamW",
         "blocks of the network is plain now, but was fused",
-        *("scheduler.power is 2", "precision is bf16", "trainer.limit_train_batches is 1"),
+        *("scheduler.power is 2", "precision is bf16", "trainer.detect_anomaly is true"),
         *("ema_decay is 0.9", 'lr_factors is {"encoder": 0.1}'),
     ):
         assert text in error, error

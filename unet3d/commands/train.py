@@ -119,7 +119,7 @@ def build_training(
     data.prepare()
     if data.val_loader is None:
         trainer.limit_val_batches = 0
-    elif settings.trainer.chooses_validation_interval:
+    elif settings.trainer.check_val_every_n_epoch == "auto":
         interval = data.choose_validation_interval()
         trainer.check_val_every_n_epoch = interval
         if interval > 1:

@@ -25,6 +25,12 @@ RESERVED_KEYS = {
 }
 """Arguments of Lightning's Trainer that we set, and one that would replace our data loaders."""
 
+REPLACED_KEYS = {
+    "gradient_clip_algorithm": "gradients are clipped by their norm, to trainer.gradient_clip_val",
+    "limit_train_batches": "an epoch has data.patches_per_case patches of every case",
+    "val_check_interval": "validations follow epochs: set trainer.check_val_every_n_epoch",
+}
+"""Arguments that a step would ignore, or that would move the batch at which a run resumes."""
 
 FOLD = OptionType(  # the dataset says how many there are
     "an int >= 0 or none",
@@ -47,12 +53,6 @@ class TrainerConfig:
     max_seconds: Annotated[float | None, DURATION, "max_time"]
     check_val_every_n_epoch: Annotated[int | Literal["auto"] | None, integer(">= 1")]
     show_progress_bar: Annotated[bool | Literal["auto"], "enable_progress_bar"]
-
-    @property
-    def chooses_validation_interval(self) -> bool:
-        """Return whether the run chooses after how many epochs it validates."""
-        is_set = self.factory.arguments.get("val_check_interval") is not None
-        return self.check_val_every_n_epoch == "auto" and not is_set
 
     @property
     def several_processes(self) -> bool:
@@ -137,6 +137,9 @@ def parse_train_config(composed: ComposedConfig) -> TrainConfig:
         raise UsageError(
             f"trainer.{key} cannot be set: unet3d sets this argument of Lightning's Trainer itself"
         )
+    for key, instead in REPLACED_KEYS.items():
+        if key in arguments:
+            raise UsageError(f"trainer.{key} cannot be set: {instead}")
     factory = replace(factory, arguments=arguments)
     trainer = read_settings(TrainerConfig, config, "trainer.", factory=factory)
     if trainer.max_steps is trainer.max_epochs is trainer.max_seconds is None:
