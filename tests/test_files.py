@@ -12,6 +12,7 @@ from unet3d.files import (
     add_path_to_errors,
     atomic_write,
     create_kernel_folder,
+    lock_file,
     write_text,
 )
 
@@ -56,6 +57,23 @@ def test_a_text_replaces_a_file_and_is_written_to_a_device_or_a_link(tmp_path):
     write_text(Path(os.devnull), "3")
     assert Path(os.devnull).is_char_device()
     assert {path.name for path in tmp_path.iterdir()} == {"a", "link"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_a_file_system_has_no_locks_a_warning_says_so_once(
+    tmp_path, monkeypatch, caplog, number
+):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for name in ("a", "b"):
+        with lock_file(tmp_path / name, timeout=0) as is_locked:
+            assert not is_locked
+    message = f"{tmp_path} cannot be locked ({os.strerror(number)}): run one command at a time"
+    assert caplog.text.count(message) == 1
 
 
 def test_kernels_lie_in_a_closed_folder_of_their_user(monkeypatch, tmp_path):

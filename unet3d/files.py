@@ -1,11 +1,15 @@
 """Write files atomically, read JSON, lock a file, and find the folder of compiled kernels."""
 
+import errno
 import json
+import logging
 import os
 import shutil
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from functools import cache
+from glob import escape
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -42,9 +46,17 @@ def make_temporary_path(path: Path) -> Path:
     return path.with_name(f".{uuid4().hex[:8]}-{path.name[-60:]}")  # at most 255 bytes
 
 
-def find_temporary_files(folder: Path, suffix: str) -> list[Path]:
-    """Return the files that `atomic_write` was writing when its process was killed."""
-    return list(folder.glob(f".{8 * '[0-9a-f]'}-*{suffix}"))
+def remove_temporary_files(path: Path) -> None:
+    """Remove what killed processes were writing to `path`, or to all that match, as in *.ckpt.
+
+    The caller makes sure that no other process is writing there.
+    """
+    pattern = escape(path.name[-60:]).replace("[*]", "*")
+    for draft in path.parent.glob(f".{8 * '[0-9a-f]'}-{pattern}"):
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
+        else:
+            draft.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -134,19 +146,36 @@ def read_report(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def lock_file(path: Path, timeout: float = -1) -> Generator[None]:
+def lock_file(path: Path, timeout: float = -1) -> Generator[bool]:
     """Hold the lock of a path, whose file is removed afterwards; others wait, or raise Timeout.
 
-    The system releases the lock when the process ends, however it ends.
+    The system releases the lock when the process ends, however it ends. Yield whether it is held:
+    where the file system has no locks, a warning says so.
     """
     from filelock import FileLock  # takes 40 ms, which most commands do not need
 
-    with FileLock(path, timeout=timeout):
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # Windows removes no open file
-                path.unlink()
+    lock = FileLock(path, timeout=timeout)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        _warn_without_locks(path.parent, error.strerror)
+    try:
+        yield lock.is_locked
+    finally:
+        with suppress(OSError):  # Windows removes no open file
+            path.unlink()
+        lock.release()
+
+
+@cache
+def _warn_without_locks(folder: Path, reason: str) -> None:
+    """Say once per folder that nothing protects it from a second command."""
+    logging.getLogger(__name__).warning(
+        f"{folder} cannot be locked ({reason}): run one command at a time that writes "
+        "there, or use a folder on another file system"
+    )
 
 
 def create_kernel_folder(name: str) -> Path:

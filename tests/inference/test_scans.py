@@ -10,6 +10,7 @@ import torch
 
 from tests.inference.conftest import build_predictor
 from unet3d.errors import RunError, UsageError
+from unet3d.files import make_temporary_path
 from unet3d.inference import scans
 from unet3d.inference.scans import run_in_processes, segment_scans
 from unet3d.peak_memory import CLEAR_REFS, PeakMeter
@@ -65,6 +66,15 @@ def test_a_scan_that_cannot_be_read_or_whose_labels_cannot_be_written_fails_alon
     _, failed = segment(predictor, tasks)
     assert [name for name, _ in failed] == ["1", "3", "5"]
     assert [task.labels.is_file() for task in tasks] == 3 * [True, False]
+
+
+def test_what_a_kill_left_of_labels_is_removed_when_they_are_made(predictor, write_scans):
+    (task,) = write_scans(1)
+    make_temporary_path(task.labels).write_bytes(b"half")
+    make_temporary_path(task.labels.with_suffix(".zarr")).mkdir()
+    assert segment(predictor, [task])[1] == []
+    left = {path.suffix for path in task.labels.parent.iterdir() if path.name[9:10] == "-"}
+    assert left == {".zarr"}  # of others
 
 
 def test_the_next_scan_is_not_read_where_the_ram_suffices_for_one(

@@ -1,8 +1,12 @@
 """A folder belongs to one run: at a time, and at all times."""
 
+import signal
+from pathlib import Path
+
 import pytest
 
 from unet3d.__main__ import main
+from unet3d.training.checkpoints import replace_with_copy
 from unet3d.training.run_folder import LOCK
 
 
@@ -36,6 +40,19 @@ def test_a_run_that_is_refused_leaves_the_earlier_one_in_its_folder(unet3d, used
         assert unet3d(word) == 2
         assert read_all(used) == before
     assert not used.with_name("run.1").exists()
+
+
+def test_what_a_kill_left_of_checkpoints_is_removed_when_the_run_goes_on(unet3d, used, monkeypatch):
+    checkpoints = used / "checkpoints"
+    before = set(checkpoints.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        patch.setattr(Path, "replace", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            replace_with_copy(checkpoints / "last.ckpt", checkpoints / "previous.ckpt")
+    assert len(set(checkpoints.iterdir()) - before) == 1
+    assert unet3d("logger=csv", "evaluation.enabled=true", "resume=auto") == 0
+    assert set(checkpoints.iterdir()) == before
 
 
 def test_a_search_in_the_folder_of_a_run_is_refused(small, used, capsys):

@@ -25,7 +25,7 @@ from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import digest_volume
 from unet3d.data.preprocessing.pipeline import PreprocessedScan
 from unet3d.errors import Interrupted, RunError, SignalListener, UsageError
-from unet3d.files import read_json, write_text
+from unet3d.files import read_json, remove_temporary_files, write_text
 from unet3d.inference.predictor import USABLE_FRACTION, Predictor, PreparedScan, ScanTask
 from unet3d.machine import get_available_bytes, resolve_device
 from unet3d.text import join_first, pluralize
@@ -160,6 +160,8 @@ def segment_scans(
                             reading = pool.submit(_read, predictor, next_task, spare)
                 record = get_record_path(task.labels)
                 record.parent.mkdir(exist_ok=True)
+                for path in filter(None, (record, task.labels, task.probabilities)):
+                    remove_temporary_files(path)  # after a kill
                 write_text(record, "{}")  # until the labels are written
                 write_labels, nbytes = compute(prepared), prod(prepared.scan.grid.file_shape)
                 del prepared

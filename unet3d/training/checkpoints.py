@@ -27,7 +27,7 @@ from unet3d.checkpoint_file import (
     save_checkpoint,
 )
 from unet3d.errors import UsageError, describe_os_error
-from unet3d.files import find_temporary_files
+from unet3d.files import make_temporary_path, remove_temporary_files
 from unet3d.model.foreign_weights import (
     adapt_input_channels,
     get_nnunet_axes,
@@ -214,14 +214,15 @@ def save_logs(trainer: Trainer) -> None:
 
 def replace_with_copy(path: Path, target: Path) -> None:
     """Replace `target` by a hard link to `path`, or a copy; `path` exists at any time."""
-    link = target.with_name(f".{os.getpid()}-{target.name}")
-    link.unlink(missing_ok=True)
+    link = make_temporary_path(target)
     try:
-        os.link(path, link)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(path, link)
-    link.replace(target)
-    link.unlink(missing_ok=True)  # replace() keeps it if both are already the same file
+        try:
+            os.link(path, link)
+        except OSError:  # another file system, or one without hard links
+            shutil.copyfile(path, link)
+        link.replace(target)
+    finally:
+        link.unlink(missing_ok=True)  # replace() keeps it if both are already the same file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +244,7 @@ def resolve_start(run: "TrainingRun") -> RunStart:
         logged = get_logged_steps(callbacks.resume_state, content, path, run.module.metadata)
     # All checks have passed: files change only from here on.
     if run.is_main:
-        for temporary in find_temporary_files(folder, ".ckpt"):
-            temporary.unlink(missing_ok=True)
+        remove_temporary_files(folder / "*.ckpt")
     purge_logs(run.trainer, logged)
     if found is None:
         model, source = run.module.model, settings.init_from

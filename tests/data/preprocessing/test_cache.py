@@ -14,6 +14,7 @@ from unet3d.data.preprocessing.cache import (
     preprocess_all,
 )
 from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.files import make_temporary_path
 
 
 def test_a_case_is_preprocessed_once_until_its_file_or_the_settings_change(tmp_path):
@@ -109,3 +110,12 @@ def test_one_of_many_fills_a_folder_and_the_others_use_it(tmp_path):
         results = list(pool.map(lambda n: load_or_make_one(tmp_path, lambda: make(n)), range(1, 9)))
     assert results == 8 * [made]
     assert [path.name for path in tmp_path.iterdir()] == ["case"]
+
+
+def test_what_a_kill_left_of_a_case_is_removed_when_it_is_made(tmp_path):
+    for name in ("case", "first case"):
+        draft = make_temporary_path(tmp_path / name)
+        draft.mkdir()
+        (draft / "n.npy").touch()
+    load_or_make_one(tmp_path, lambda: 1)
+    assert {path.name for path in tmp_path.iterdir()} == {"case", draft.name}

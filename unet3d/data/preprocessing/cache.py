@@ -30,7 +30,14 @@ from unet3d.data.preprocessing.channels import (
 from unet3d.data.preprocessing.pipeline import PREPROCESSING_VERSION, Preprocessing
 from unet3d.data.preprocessing.statistics import Statistics, to_tuples
 from unet3d.errors import UsageError
-from unet3d.files import add_path_to_errors, atomic_write, create_folder, lock_file, read_json
+from unet3d.files import (
+    add_path_to_errors,
+    atomic_write,
+    create_folder,
+    lock_file,
+    read_json,
+    remove_temporary_files,
+)
 from unet3d.text import MIB, format_bytes
 from unet3d.types import IGNORE_LABEL
 
@@ -234,7 +241,9 @@ def load_or_make(
 
     def fill(case: Case) -> None:
         folder = folders[case]
-        with lock_file(folder.with_name(f".{folder.name}.lock")):
+        with lock_file(folder.with_name(f".{folder.name}.lock")) as is_locked:
+            if is_locked:
+                remove_temporary_files(folder)
             if try_load(case) is None:  # else another process has made it
                 arrays, values = make(case)
                 shutil.rmtree(folder, ignore_errors=True)
