@@ -55,3 +55,25 @@ def test_a_package_of_the_users_is_added_but_not_what_it_imports(tmp_path, monke
         check({"_target_": "my_networks.Net"}, "my_networks")
     with pytest.raises(UsageError, match=r"allow_targets=\[my_package\] adds a package"):
         check({"_target_": "my_networks.Network"})
+
+
+@pytest.mark.parametrize(
+    ("network", "argument"),
+    [
+        ({"_target_": "DenseNet121", "pretrained": True}, "pretrained is True"),
+        ({"_target_": "FlexibleUNet", "_args_": [1, 2, "resnet10", True]}, "pretrained is True"),
+        ({"_target_": "EfficientNetBN", "model_name": "efficientnet-b0"}, "pretrained is True"),
+        ({"_target_": "TorchVisionFCModel", "weights": "DEFAULT"}, "weights is 'DEFAULT'"),
+        ({"_target_": "EfficientNetBN", "pretrained": False}, None),
+        ({"_target_": "HoVerNet", "pretrained_url": None}, None),
+        ({"_target_": "SwinUNETR", "dropout_path_rate": 0.1, "use_checkpoint": True}, None),
+    ],
+)
+def test_a_network_that_fetches_weights_or_reads_a_file_is_refused(network, argument):
+    target = f"monai.networks.nets.{network['_target_']}"
+    check({**network, "_target_": target}, target)  # of a file that the user trusts
+    if argument is None:
+        check({**network, "_target_": target})
+    else:
+        with pytest.raises(UsageError, match=rf"^model\.{argument}: .*allow_targets=\[{target}\]"):
+            check({**network, "_target_": target})

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+from socketserver import TCPServer
+from threading import Thread
 
 import nibabel
 import numpy as np
@@ -53,6 +55,23 @@ def test_a_checkpoint_may_not_name_a_class_outside_of_the_allowed_packages(
     with pytest.raises(ValueError, match=r"x\.ckpt"):
         package.load(path, device="cpu")
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_network_of_a_checkpoint_fetches_nothing(best, scan, unet3d, tmp_path):
+    connections = []
+    with TCPServer(("127.0.0.1", 0), lambda *connection: connections.append(connection)) as server:
+        Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/weights.pth"
+        network = {"_target_": "monai.networks.nets.HoVerNet", "pretrained_url": url}
+
+        def change(content):
+            content["unet3d"]["config"]["model"] = network
+
+        path = rewrite_checkpoint(best, tmp_path / "x.ckpt", change)
+        ended = unet3d("predict", f"checkpoint={path}", f"input={scan}", "output=out", "device=cpu")
+        server.shutdown()
+    assert (ended.code, connections) == (2, [])
+    assert f"model.pretrained_url is '{url}'" in ended.err
 
 
 class Executed:

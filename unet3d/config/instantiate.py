@@ -21,6 +21,9 @@ from unet3d.errors import UsageError, is_out_of_memory, summarize_error
 NETWORKS = ("unet3d.model", "unet3d.pool", "monai.networks", "torch.nn")
 """Packages of the classes that a saved network may consist of."""
 
+SOURCES = re.compile("url|path|file|weights|checkpoint|repo")
+"""Parts of the names of arguments whose text says where a class of MONAI gets its weights from."""
+
 
 @dataclass(frozen=True)
 class Factory:
@@ -110,6 +113,8 @@ def check_saved_config(values: Any, key: str, allow_targets: Sequence[str]) -> N
         path = f"{key}.{name}"
         if name == "_target_":
             _check_target(path, value, allow_targets)
+            if not _is_inside(value, allow_targets):
+                _check_sources(key, values)
         elif isinstance(value, dict | list | tuple):
             check_saved_config(value, path, allow_targets)
         elif isinstance(value, str) and "${" in value:  # Hydra would resolve it to anything
@@ -135,6 +140,23 @@ def _check_target(key: str, name: Any, allow_targets: Sequence[str]) -> None:
         f"{key} names {described}: a file may only name classes of {', '.join(NETWORKS)}; "
         "allow_targets=[my_package] adds a package that you trust"
     )
+
+
+def _check_sources(key: str, values: Mapping[str, Any]) -> None:
+    """Refuse arguments, also by default, with which a network fetches weights or reads a file."""
+    signature = inspect.signature(import_target(key, values["_target_"]))
+    given = {name: value for name, value in values.items() if not name.startswith("_")}
+    try:
+        call = signature.bind_partial(*values.get("_args_", ()), **given)
+    except TypeError:  # building it says what is wrong
+        return
+    call.apply_defaults()
+    for name, value in (call.arguments | call.arguments.get("kwargs", {})).items():
+        if ("pretrained" in name and value) or (isinstance(value, str) and SOURCES.search(name)):
+            raise UsageError(
+                f"{key}.{name} is {value!r}: a file may not name what its network fetches or "
+                f"reads; allow_targets=[{values['_target_']}] allows it, if you trust the file"
+            )
 
 
 def _is_inside(name: str, packages: Sequence[str]) -> bool:
