@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.inference.conftest import build_predictor
+from tests.inference.conftest import build_predictor, make_ensemble
 from unet3d.errors import DoesNotFitError
 from unet3d.inference import predictor as predictor_module
 from unet3d.inference.networks import ReplayedNetwork
@@ -36,6 +36,25 @@ def test_a_shortfall_of_memory_comes_with_what_to_do(predictor, task, monkeypatc
     monkeypatch.setattr(predictor_module, "get_free_bytes", lambda device: 2**20)
     with pytest.raises(DoesNotFitError, match=r"^its windows need .* on the GPU, .* batch_size=1"):
         predictor.plan(task, scan)
+
+
+@pytest.mark.parametrize(("size", "share"), [(1, None), (3, "30%")])
+def test_a_scan_that_loses_much_of_a_class_to_postprocessing_is_named(
+    tmp_path, caplog, size, share
+):
+    network = torch.nn.Conv3d(1, 3, 1)
+    network.load_state_dict(
+        {"weight": torch.tensor([0.0, 1, 0]).view(3, 1, 1, 1, 1), "bias": torch.zeros(3)}
+    )
+    predictor = build_predictor(make_ensemble(network), keep_largest_component=["a"])
+    assert str(predictor).endswith("; classes background, a, b; the largest component alone of a")
+    image = np.zeros((16, 16, 16), np.float32)
+    image[1:5, 1:5, 1:5] = image[8 : 8 + size, 8 : 8 + size, 8 : 8 + size] = 100
+    image[0, 0, 0] = image[-1, -1, -1] = 1  # the box of voxels other than zero
+    labels = predictor.segment(predictor.prepare_array(image[None], np.eye(4)))
+    assert np.count_nonzero(labels == 1) == 64
+    warned = f"the largest component alone is kept of a, which removed {share} of it"
+    assert (warned in caplog.text) == bool(caplog.records) == bool(share)
 
 
 @pytest.mark.gpu

@@ -41,16 +41,22 @@ def test_a_run_ends_with_the_labels_that_predict_writes(unet3d, tmp_path, capsys
         assert np.array_equal(read_voxels(path), read_voxels(output / path.name))
 
 
-@pytest.mark.parametrize(("reference_has_both", "chosen"), [(False, [1]), (True, [])])
-def test_the_largest_component_is_not_kept_where_that_lowers_dice(
-    tmp_path, reference_has_both, chosen
+@pytest.mark.parametrize(
+    ("voxels_of_reference", "chosen"),
+    [
+        ([np.s_[1:4, 1:4, 1:4]], [1]),
+        ([np.s_[1:4, 1:4, 1:4], (6, 6, 6)], []),
+        ([(0, 7, 0)], []),  # Dice is 0, and cannot be lower
+    ],
+)
+def test_the_largest_component_is_kept_where_it_is_found_and_dice_is_not_lower(
+    tmp_path, voxels_of_reference, chosen
 ):
-    """A class has two components in the prediction, and one or two in the reference."""
-    prediction = np.zeros((8, 8, 8), np.uint8)
-    prediction[1:4, 1:4, 1:4] = 1
-    prediction[6, 6, 6] = 1
-    reference = prediction.copy()
-    reference[6, 6, 6] = reference_has_both
+    """A class has two components in the prediction, the second of one voxel."""
+    prediction, reference = np.zeros((2, 8, 8, 8), np.uint8)
+    prediction[1:4, 1:4, 1:4] = prediction[6, 6, 6] = 1
+    for index in voxels_of_reference:
+        reference[index] = 1
     folder = tmp_path / "validation"
     folder.mkdir()
     for name, array in {"label": reference, "validation/case": prediction}.items():
@@ -59,7 +65,8 @@ def test_the_largest_component_is_not_kept_where_that_lowers_dice(
     statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(8, 8, 8), percentiles=())
     volumes = [CachedVolume(case, tmp_path, (8, 8, 8), frozenset({1}), statistics)]
     assert choose_postprocessing(volumes, [1], folder) == chosen
-    assert np.array_equal(read_voxels(folder / "case.nii.gz"), reference)
+    kept = reference if chosen else prediction
+    assert np.array_equal(read_voxels(folder / "case.nii.gz"), kept)
 
 
 def test_a_case_that_cannot_be_predicted_costs_no_other_case(unet3d, tmp_path, monkeypatch):

@@ -8,11 +8,14 @@ BYTES_PER_VOXEL = 8
 """Most bytes per voxel that `keep_largest_component` needs."""
 
 
-def keep_largest_component(labels: np.ndarray, classes: Sequence[int]) -> None:
-    """Turn all but the largest component of each class into background, in place."""
+def keep_largest_component(labels: np.ndarray, classes: Sequence[int]) -> dict[int, float]:
+    """Turn all but the largest component of each class into background, in place.
+
+    Return the share of its voxels that each class has lost, if any.
+    """
     from scipy.ndimage import find_objects, label
 
-    boxes = find_objects(labels)
+    boxes, removed = find_objects(labels), {}
     for index in classes:
         box = boxes[index - 1] if index <= len(boxes) else None
         if box is None:  # the class is absent
@@ -26,3 +29,5 @@ def keep_largest_component(labels: np.ndarray, classes: Sequence[int]) -> None:
                 sizes += np.bincount(plane.ravel(), minlength=count + 1)
             mask &= components != 1 + np.argmax(sizes[1:])
             part[mask] = 0
+            removed[index] = 1 - float(sizes[1:].max() / sizes[1:].sum())
+    return removed

@@ -1,5 +1,6 @@
 """Segment scans: preprocess, plan the memory, run the windows, write the labels."""
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
@@ -40,6 +41,11 @@ USABLE_FRACTION = 0.9
 
 HEAP_ALLOWANCE = 64 * MIB
 """Freed small blocks that the C library may keep."""
+
+MAX_REMOVED_SHARE = 0.1
+"""Share of a class in a scan that postprocessing may remove without a warning."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +115,12 @@ class Predictor:
             summary += f" (instead of {precision.requested}: {precision.reason})"
         patch, window = "x".join(map(str, ensemble.patch_size)), format_bytes(self.window_bytes)
         backend = f" with backend={self.backend}" if self.backend != "torch" else ""
+        classes = ensemble.classes
+        single = ", ".join(classes[label] for label in self.largest_component_labels)
         return (
             f"{summary}, on {self.device.type}{backend}; windows of {patch} take {window}\n"
-            f"channels {', '.join(ensemble.channels)}; classes {', '.join(ensemble.classes)}"
+            f"channels {', '.join(ensemble.channels)}; classes {', '.join(classes)}"
+            + (f"; the largest component alone of {single}" if single else "")
         )
 
     def describe_settings(self) -> dict[str, Any]:
@@ -264,7 +273,14 @@ class Predictor:
         )
         if num_skipped := segment(image, runner, prepared.plan, outputs):
             log(f"{prepared.name}: skipped {num_skipped} of {prepared.plan.windows} windows")
-        postprocess.keep_largest_component(labels, self.largest_component_labels)
+        removed = postprocess.keep_largest_component(labels, self.largest_component_labels)
+        for label, share in removed.items():
+            if share > MAX_REMOVED_SHARE:
+                logger.warning(
+                    f"{prepared.name}: the largest component alone is kept of "
+                    f"{self.ensemble.classes[label]}, which removed {share:.0%} of it: if it may "
+                    "have several, use keep_largest_component=none"
+                )
         return labels
 
     def _check_budget(self, plan: InferencePlan, budget: Budget) -> None:

@@ -306,7 +306,8 @@ def choose_postprocessing(
 ) -> list[int]:
     """Return labels whose mean Dice is not lower with only the largest component; clean the files.
 
-    A gain on a few cases alone is no evidence: it may delete true second lesions.
+    A gain on a few cases alone is no evidence: it may delete true second lesions. Nor is a class
+    of which the network finds nothing.
     """
 
     def compute_dice(prediction: np.ndarray, reference: np.ndarray, label: int) -> float:
@@ -314,14 +315,15 @@ def choose_postprocessing(
         total = int(p.sum()) + int(r.sum())
         return 2 * int((p & r).sum()) / total if total else 1.0  # nothing can be gained
 
-    gains = dict.fromkeys(labels, 0.0)
+    gains, found = dict.fromkeys(labels, 0.0), set[int]()
     for prediction, reference, _ in iter_predictions(volumes, folder) if labels else ():
         cleaned = prediction.copy()
         keep_largest_component(cleaned, labels)
+        found |= set(prediction[prediction == reference].tolist())
         for label in labels:
             before, after = (compute_dice(p, reference, label) for p in (prediction, cleaned))
             gains[label] += after - before
-    chosen = [label for label in labels if gains[label] >= 0]
+    chosen = [label for label in labels if gains[label] >= 0 and label in found]
     for prediction, _, path in iter_predictions(volumes, folder) if chosen else ():
         keep_largest_component(prediction, chosen)
         write_labels(path, prediction, path)
