@@ -245,6 +245,18 @@ def test_a_learning_rate_is_suggested_from_a_curve_of_rising_ones(unet3d, small,
     assert curve["suggestion"] in curve["lr"]
 
 
+def test_learning_rates_are_tried_on_the_weights_that_a_run_starts_from(
+    unet3d, small, trained, tmp_path
+):
+    words = ["lr", *small, "steps=20", "format=json", "output=lr.json"]
+    losses = []
+    for start in ("null", trained.folder):
+        ended = unet3d(*words, f"init_from={start}")
+        assert ended.code == 0, ended.err
+        losses.append(json.loads((tmp_path / "lr.json").read_text())["loss"])
+    assert losses[0] != losses[1]
+
+
 def test_a_search_trains_and_compares_its_trials(unet3d, small, tmp_path):
     pytest.importorskip("optuna")
     words = ["space={pool:[max,avg]}", "trials=2", "logger=none", "hydra.run.dir=search"]

@@ -109,6 +109,23 @@ def test_frozen_parts_keep_the_weights_that_a_run_starts_from(train, trained, tm
     assert not equal(select(before, "decoder"), select(after, "decoder"))
 
 
+def test_a_network_that_was_trained_on_validation_cases_is_reported(train, trained, tmp_path):
+    options = [f"init_from={trained.folder}", "logger=none"]
+    assert "validation case" not in read_warnings(train(*options), tmp_path)
+    warning = "the network of init_from= was trained on 1 of 1 validation case"
+    assert warning in read_warnings(train(*options, "fold=1"), tmp_path)
+    options[0] = f"init_from={tmp_path / 'first'}"  # of fold 1, whose own start was fold 0
+    (tmp_path / "run").rename(tmp_path / "first")
+    assert warning in read_warnings(train(*options, "fold=1"), tmp_path)
+    resumed = train(*options[1:], "fold=1", "trainer.max_steps=7", "resume=auto")
+    assert warning in read_warnings(resumed, tmp_path)
+
+
+def read_warnings(ended, folder):
+    assert ended.code == 0, ended.err
+    return " ".join(read_report(folder / "run")["warnings"])
+
+
 def test_weights_that_do_not_fit_are_named_and_the_others_are_taken(train, trained, tmp_path):
     options = [f"init_from={trained.best}", "freeze=[encoder,decoder]", "data.num_classes=5"]
     ended = train(*options, "logger=none", "fold=none")

@@ -82,6 +82,25 @@ def test_runs_that_differ_in_their_fold_alone_have_a_cross_validated_dice(write_
     assert describe_folds(find_runs([root])[0]) == [line]
 
 
+def test_folds_are_not_cross_validated_if_a_network_was_trained_on_their_cases(write_reports):
+    reports = {
+        name: make_report(0.5, 1, 1, fold=fold, init_from=f"{name}.ckpt")
+        for fold, name in enumerate("ab")
+    }
+    reports["b"]["pretrained_on_validation"] = ["y"]
+    reports["c"] = make_report(0.5, 1, 1, fold=1, init_from=None)
+    root = write_reports(**reports)
+    for name, case in zip("abc", "xyy", strict=True):
+        content = {"cases": {case: {"a": {"dice": 0.5, "reference_ml": 1}}}}
+        (root / name / "evaluation").mkdir()
+        (root / name / "evaluation" / "evaluation.json").write_text(json.dumps(content))
+    runs = find_runs([root])[0]
+    assert {run.differs["init_from"] for run in runs} == {"a.ckpt", "b.ckpt", "null"}
+    (line,) = describe_folds(runs)
+    assert line.startswith("not cross-validated, folds 0, 1: Dice 0.5000")
+    assert line.endswith(f"2 cases; init_from= of {root / 'b'} was trained on some of them")
+
+
 def test_a_run_without_scores_comes_last_and_is_not_drawn(write_reports):
     empty = make_report(0, 0, 0, evaluated=False, finished=False) | {"metrics": {}, "speed": {}}
     runs, _ = find_runs([write_reports(a=empty, b=make_report(0.5, 1, 1))])

@@ -1,6 +1,7 @@
 """`unet3d lr`: find a learning rate."""
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from unet3d.files import write_figure, write_output
 from unet3d.report.figures import LRCurve
 from unet3d.text import format_columns
 from unet3d.training.callbacks.trials import LRRangeTest
+from unet3d.training.checkpoints import resolve_start
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.run import explain_errors
 
@@ -74,6 +76,8 @@ def try_learning_rates(settings: LRConfig) -> LRCurve:
     )
     with TemporaryDirectory() as folder, SignalListener().listening() as signals:
         run = build_training(training, Path(folder), callbacks=[test])
+        for message in resolve_start(run).messages:  # loads init_from=
+            print(message, file=sys.stderr)
         cast(Any, run.trainer).callbacks.remove(run.callbacks.last)
         try:
             with explain_errors(run, None, signals):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HIDDEN_KEYS = (
-    *("resume", "init_from", "data.root", "data.cache", "debug", "save_every_seconds"),
+    *("resume", "data.root", "data.cache", "debug", "save_every_seconds"),
     *("trainer.enable_progress_bar", "data.num_workers", "logger"),
 )
 """Keys that do not affect a run's result."""
@@ -227,6 +227,7 @@ def describe_folds(runs: Sequence[RunSummary]) -> list[str]:
     for run in runs:
         config = dict(flatten_keys(run.report["config"]))
         others = {k: v for k, v in config.items() if k not in (*HIDDEN_KEYS, "fold")}
+        others["init_from"] = bool(config.get("init_from"))  # each fold has its own
         if run.cases:
             key = json.dumps([others, run.report.get("choices")], sort_keys=True, default=str)
             by_settings.setdefault(key, []).append(run)
@@ -240,10 +241,13 @@ def describe_folds(runs: Sequence[RunSummary]) -> list[str]:
         groups = [known.get(case, case) for case in cases] if known else None
         mean = format_mean(compute_bootstrap_means(np.array(dice, float), groups)[1])
         numbers = ", ".join(map(str, sorted(run.report["config"]["fold"] for run in folds)))
-        about = ", ".join(f"{k}={v}" for k, v in folds[0].differs.items() if k != "fold")
+        shared = set.intersection(*(set(run.differs.items()) for run in folds))
+        about = ", ".join(f"{k}={v}" for k, v in folds[0].differs.items() if (k, v) in shared)
+        leaks = [str(run.folder) for run in folds if run.report.get("pretrained_on_validation")]
         lines.append(
-            f"cross-validated, folds {numbers}{f' of {about}' if about else ''}: "
-            f"Dice {mean} over {len(cases)} cases"
+            f"{'not cross-validated' if leaks else 'cross-validated'}, folds {numbers}"
+            f"{f' of {about}' if about else ''}: Dice {mean} over {len(cases)} cases"
+            + (f"; init_from= of {join_first(leaks)} was trained on some of them" if leaks else "")
         )
     return lines
 

@@ -35,7 +35,11 @@ from unet3d.model.foreign_weights import (
     rename_nnssl_encoder,
     rename_weights,
 )
-from unet3d.training.callbacks.resume_state import get_logged_steps
+from unet3d.training.callbacks.resume_state import (
+    find_leak,
+    get_logged_steps,
+    list_training_cases,
+)
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.lightning_internals import is_optimizer_step
 from unet3d.training.loggers import purge_logs, warn
@@ -248,7 +252,13 @@ def resolve_start(run: "TrainingRun") -> RunStart:
     purge_logs(run.trainer, logged)
     if found is None:
         model, source = run.module.model, settings.init_from
-        return RunStart(messages=[] if source is None else [load_pretrained(model, source)])
+        if source is None:
+            return RunStart(messages=[])
+        trained_on = list_training_cases(load_checkpoint(source))
+        run.module.metadata["pretrained_on"] = trained_on
+        messages = [load_pretrained(model, source), find_leak(run.data, trained_on)[1]]
+        return RunStart(messages=[*filter(None, messages)])
+    run.module.metadata["pretrained_on"] = content["unet3d"].get("pretrained_on", [])
     if run.is_main:
         restore_checkpoints(folder, path, content, is_fallback=bool(problems))
     finished = is_finished(run, content)
@@ -327,13 +337,15 @@ def is_finished(run: "TrainingRun", content: Mapping[str, Any]) -> bool:
 def find_pretrained(path: Path) -> Path:
     """Return the file of `init_from`, downloaded if it is on the hub, before hours of other work.
 
-    A repository has the weights in checkpoint_final.pth, as nnssl and nnU-Net save it.
+    A repository has the weights in checkpoint_final.pth, as nnssl and nnU-Net save it; of a run, it
+    is the best checkpoint, if there is one.
     """
     if is_on_hub(path):
         return download(path, [PRETRAINED], is_a="pretrained network") / PRETRAINED
-    if not path.is_file():
+    files = [path, *(path / "checkpoints" / name for name in (BEST, LAST))]
+    if not (found := [file for file in files if file.is_file()]):
         raise UsageError(f"init_from: no checkpoint at {path.absolute()}")
-    return path
+    return found[0]
 
 
 def load_pretrained(model: nn.Module, path: Path) -> str:

@@ -31,6 +31,7 @@ from unet3d.report.run_report import (
     write_report,
 )
 from unet3d.text import pluralize
+from unet3d.training.callbacks.resume_state import find_leak
 from unet3d.training.config import list_choices
 from unet3d.training.run import TrainingRun
 from unet3d.training.run_folder import Log
@@ -82,6 +83,7 @@ def build_report(
     warnings = run.callbacks.training_warnings.warnings(done=finished, steps=steps, skipped=skipped)
     metrics = {name: float(value) for name, value in run.trainer.callback_metrics.items()}
     groups = list_config_groups()
+    seen, leak = find_leak(run.data, run.module.metadata.get("pretrained_on", []))
     return {
         "finished": finished,
         **({} if error is None else {"error": error}),
@@ -90,7 +92,8 @@ def build_report(
         "skipped_steps": skipped,
         "parameters": count_parameters(run.module.model),
         "skipped_cases": [finding.describe() for finding in run.data.skipped],
-        "warnings": [*filter(None, [run.data.shared_patient_warning]), *warnings],
+        "warnings": [*filter(None, [run.data.shared_patient_warning, leak]), *warnings],
+        "pretrained_on_validation": seen,
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
         "memory": run.callbacks.memory.summarize(),
         "speed": run.callbacks.timing.summarize(),

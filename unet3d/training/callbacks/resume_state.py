@@ -7,7 +7,7 @@ refused: RESUMABLE_CHANGES says what may differ.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from unet3d.errors import UsageError
-from unet3d.text import flatten_keys, join_first
+from unet3d.text import flatten_keys, join_first, pluralize
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.lightning_internals import (
@@ -161,6 +161,25 @@ def get_logged_steps(
             "from its weights"
         )
     return state["logged"]
+
+
+def list_training_cases(checkpoint: Mapping[str, Any]) -> list[str]:
+    """Return digests of the cases on which a network was trained, also before its `init_from`."""
+    state = checkpoint.get("callbacks", {}).get("ResumeState", {}).get("fixed_settings", {})
+    before = checkpoint.get("unet3d", {}).get("pretrained_on", [])
+    return sorted({*before, *state.get("cases", {}).get("training", {}).values()})
+
+
+def find_leak(data: VolumeDataModule, trained_on: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return the validation cases on which the network of `init_from` was trained, and a line."""
+    cases, known = data.digest_cases()["validation"], set(trained_on)
+    seen = [name for name, digest in cases.items() if digest in known]
+    warning = (
+        f"the network of init_from= was trained on {len(seen)} of "
+        f"{pluralize(len(cases), 'validation case')} ({join_first(seen)}), which inflates the "
+        "scores: start from a network of the same fold"
+    )
+    return seen, warning if seen else None
 
 
 def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
