@@ -39,6 +39,11 @@ JOBS = {
         *("experiment=hippocampus_cpu", "trainer.max_time=null", "trainer.max_steps=400"),
         "trainer.check_val_every_n_epoch=1",
     ],
+    "few": [  # data/few.json: the first 20 training cases of fold 0, and its validation cases
+        *("experiment=hippocampus_cpu", "trainer.max_time=null", "trainer.max_steps=1000"),
+        *("data.splits=data/few.json", "data.patches_per_case=50", "model.width=8"),
+        "trainer.check_val_every_n_epoch=1",
+    ],
     "hard": ["data=synthetic_hard", "trainer.max_steps=1000", "trainer.check_val_every_n_epoch=5"],
     "brain": [
         *("data=nnunet", "data.root=data/Dataset029_BRATS6", "data.spacing_mm=[2,2,2]"),

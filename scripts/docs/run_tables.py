@@ -17,6 +17,7 @@ JOBS = {
     "hard": "`data=synthetic_hard`",
     "hard, 10 minutes": "`data=synthetic_hard`, 10 minutes",
     "brain": "brain tumors, 2 mm, width 8",
+    "few": "hippocampus, 20 training cases, width 8",
 }
 """Jobs of scripts.bench.quality, as the documents call them."""
 
@@ -32,6 +33,7 @@ VARIANTS = {
     "nnunet": "nnU-Net PlainConvUNet",
     "adamw_light": "`recipe=short`",
     "adamw_nnunet": "`recipe=short augmentation=nnunet`",
+    "adamw_turned": "`recipe=short`, rotations and scales",
     "adamw_nnunet_flips": "the same, flipped along all axes",
     "long": "`recipe=long`",
     "nnunet_trainer": "nnU-Net's own trainer",
