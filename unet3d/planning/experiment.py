@@ -41,7 +41,7 @@ RECIPES: dict[str, tuple[Sequence[str], str]] = {
 }
 """Changes of the defaults of `unet3d train`, and what they are."""
 
-MANY_PASSES = 30
+MANY_PASSES = 50
 """Times that a run sees each training case, from which it learns them by heart."""
 
 TURNING = {"augmentation.rotation_p": 0.4, "augmentation.scale_p": 0.4}
