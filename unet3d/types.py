@@ -82,7 +82,7 @@ class HasHeads(Protocol):
 
 ENCODER_MODES = (
     *("store_all", "store_later", "store_last"),
-    *("offload", "recompute", "recompute_tiled", "stream"),
+    *("recompute", "recompute_tiled", "stream"),
 )
 DECODER_MODES = ("store_all", "store_last", "stream")
 

@@ -44,7 +44,7 @@ from unet3d.pool.max import MaxPool3d
 from unet3d.text import MIB
 
 PLAIN = "plain modules"
-STRATEGIES = (PLAIN, *FUSED_STRATEGIES, "offload", "blocks")
+STRATEGIES = (PLAIN, *FUSED_STRATEGIES, "blocks")
 SMALL, LARGE = [1, 2, 4, 4], [1, 2, 4, 8, 8]  # times the width
 Factory = Callable[[], nn.Module]
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.99, nesterov=True)

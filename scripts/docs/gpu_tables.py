@@ -24,7 +24,7 @@ from scripts.docs.tables import (
     read_result,
     read_times,
 )
-from scripts.gpu.steps import FORUM_RUN, GRID, PATCHES
+from scripts.gpu.steps import FORUM_RUN, GRID
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.text import MIB
 
@@ -139,7 +139,7 @@ def gpu_error() -> str:
             )
     notes = []
     if read_gpu_part("predict").get("state") == "cut off":
-        total, measured = len(PATCHES) * prod(map(len, GRID.values())), len(read_gpu("predict"))
+        total, measured = prod(map(len, GRID.values())), len(read_gpu("predict"))
         notes.append(f"the prediction benchmark stopped after {measured} of {total} combinations")
     if tests := read_gpu("tests").values():
         passed, failed = (sum(row.get(key, 0) for row in tests) for key in ("passed", "failed"))
@@ -171,11 +171,10 @@ def gpu_step() -> str:
     lines = []
     for name in (FORUM_RUN, *STRATEGIES):
         small, large = (measured.get(f"{network}, {name}") for network in ("small", "large"))
-        batch = "" if name == FORUM_RUN else OPEN
+        label, batch = format_strategy(name), "" if name == FORUM_RUN else OPEN
         if tried := batches.get(f"small, {name}"):
             estimate = estimates[f"small, {name}"]["largest_batch_in_7000_mib"] or "below 2"
             batch = f"{tried['largest']} ({estimate})"
-        label = name if name == FORUM_RUN else format_strategy(name)
         lines.append(f"{label} | {list_cells(small)} | {batch} | {list_cells(large)}")
     for name, row in read_gpu("tuned").items():
         if name.startswith("small, "):
@@ -200,6 +199,7 @@ def gpu_tiles() -> str:
     times = [
         f"{format_strategy(name)} {row['device_ms']:.0f} ms"
         for name, row in read_gpu("profile").items()
+        if name in STRATEGIES  # the report also has the offloading of fused blocks, as it was
     ]
     table = make_table("`checkpointing=`, MiB of a tile | peak (estimated) | step | host", lines)
     return f"{table}\n\nKernels alone take: {', '.join(times)}."
@@ -245,7 +245,7 @@ def unmeasured() -> str:
         "tuned": "other projects' networks channels-last, and compiled at these sizes",
         "pool": "pooling",
         "later": "steps with the present kernels, which launch fewer; CUDA graphs on several GPUs, "
-        "in prediction and in nnU-Net's trainer; `offload` in networks without fused blocks",
+        "in prediction and in nnU-Net's trainer; `offload`",
     }
     missing = "; ".join(title for part, title in parts.items() if not read_gpu(part))
     return f"**Not yet measured on a GPU:** {missing}. `make gpu` measures them." if missing else ""

@@ -71,7 +71,6 @@ def lightning(context: Context) -> dict[str, Row]:
     """Measure peak and time of steps in runs with Lightning; of two processes on two GPUs."""
     graphs = {"fused": "trainer.cuda_graph=false", "CUDA graph": "trainer.cuda_graph=true"}
     rows: dict[str, Row] = {n: partial(measure_run, context, o) for n, o in graphs.items()}
-    rows["offload"] = partial(measure_run, context, "checkpointing=offload")
     for name, option in graphs.items() if torch.cuda.device_count() > 1 else ():
         rows[f"{name}, 2 GPUs"] = partial(measure_run, context, option, "trainer.devices=2")
     return rows

@@ -46,9 +46,8 @@ GRID = {
     "checkpointing": ("fused", "leanest"),
     "model": ("unet_small", "unet_nnunet"),
     "optimizer": ("adamw", "sgd"),
+    "data.patch_size": ("[64,64,64]", "[160,144,32]"),
 }
-PATCHES = ("[64,64,64]", "[160,144,32]")
-"""Patch sizes for each of the 32 configurations of GRID."""
 
 FORUM_RUN = "in pure fp16 with SGD"
 CUBE_SIZE = [128, 128, 128]
@@ -67,15 +66,13 @@ Steps = dict[str, tuple[Factory, list[int]]]
 
 def predict(context: Context) -> dict[str, Row]:
     """Compare estimated with measured memory over a grid of configurations."""
-    rows: dict[str, Row] = {}
-    for patch, *values in product(PATCHES, *GRID.values()):
-        words = [f"{key}={value}" for key, value in zip(GRID, values, strict=True)]
-        words.append(f"data.patch_size={patch}")
-        rows[" ".join(words)] = partial(compare_configuration, context, words)
+    grid = [
+        [f"{key}={value}" for key, value in zip(GRID, values, strict=True)]
+        for values in product(*GRID.values())
+    ]
     if not context.cuda:
-        words = ["precision=32", "model=unet_tiny", "data.patch_size=[16,16,16]"]
-        return {" ".join(words): partial(compare_configuration, context, words)}
-    return rows
+        grid = [["precision=32", "model=unet_tiny", "data.patch_size=[16,16,16]"]]
+    return {" ".join(words): partial(compare_configuration, context, words) for words in grid}
 
 
 def compare_configuration(context: Context, overrides: list[str]) -> dict[str, Any]:
@@ -272,8 +269,7 @@ def measure_replayed(context: Context, make: Factory, size: list[int]) -> dict[s
     step.model, step.loss = nn.Identity(), Replay(graphed)
     for _ in range(WARMUP_BATCHES + 1):
         step.train(NullListener())
-    row["replayed"] = time_steps(context, step)
-    row["replayed"]["reserved"] = torch.cuda.memory_reserved()
+    row["replayed"] = time_steps(context, step) | {"reserved": torch.cuda.memory_reserved()}
     row["good"] = graphed.recording is not None
     return row
 
@@ -319,9 +315,8 @@ def find_largest_batch(context: Context, make: Factory, size: list[int]) -> dict
     """Try batches, starting from the estimated one, until one fits and the next does not."""
     two, three = (estimate(make, size, n, context.precision, cuda=True) for n in (2, 3))
     any_batch = BatchExtrapolation(two, three)
-    predicted = 0
-    if any_batch.affine and context.cuda:
-        predicted = any_batch.find_largest(GPU_MEMORY)
+    is_known = any_batch.affine and context.cuda
+    predicted = any_batch.find_largest(GPU_MEMORY) if is_known else 0
     tried: dict[int, bool] = {}
 
     def fits(count: int) -> bool:
@@ -364,7 +359,7 @@ def try_batch(context: Context, make: Factory, size: list[int], count: int) -> b
 def profile(context: Context) -> dict[str, Row]:
     """List the slowest kernels of a step of the small forum network."""
     steps = list_forum_steps(context.width)
-    names = (PLAIN, *FUSED_STRATEGIES, "offload")
+    names = (PLAIN, *FUSED_STRATEGIES)
     return {name: partial(profile_step, context, *steps[f"small, {name}"]) for name in names}
 
 

@@ -171,7 +171,8 @@ def test_each_strategy_takes_less_than_the_one_before_and_what_an_h100_measured(
         assert peaks[strategy] == pytest.approx(measured, rel=0.005), strategy
     order = ["leanest", "lean", "skips", "fused", "blocks", "none"]
     assert [peaks[name] for name in order] == sorted({peaks[name] for name in order})
-    assert peaks["offload"] < peaks["fused"] < peaks["none"] / 2
+    assert peaks["fused"] < peaks["none"] / 2
+    assert peaks["offload"] < peaks["blocks"]
 
 
 def test_the_estimate_follows_batch_precision_and_pooling():

@@ -68,7 +68,6 @@ RUN = (
     ("row", "override", "reserved_error"),
     [
         ("fused", "checkpointing=fused", -2),
-        pytest.param("offload", "checkpointing=offload", -13, marks=pytest.mark.slow),
         pytest.param("CUDA graph", "trainer.cuda_graph=true", -6, marks=pytest.mark.slow),
     ],
 )

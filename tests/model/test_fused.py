@@ -23,10 +23,10 @@ POOLS = sorted(path.stem for path in (get_config_dir() / "pool").glob("[!_]*.yam
 MIXED = Retention(("stream", "recompute_tiled", "recompute"), ("stream", "store_last"))
 POLICIES = [  # every mode at full resolution (FUSED has store_last and store_later) and below
     MIXED,
-    Retention(("store_all", "offload", "stream"), ("store_last", "stream")),
-    Retention(("offload", "recompute", "store_later"), ("store_all", "store_last")),
+    Retention(("store_all", "recompute_tiled", "stream"), ("store_last", "stream")),
+    Retention(("store_last", "recompute", "store_later"), ("store_all", "store_last")),
     Retention(("recompute", "store_later", "recompute_tiled"), ("store_last", "store_all")),
-    Retention(("recompute_tiled", "stream", "offload"), ("stream", "stream")),
+    Retention(("recompute_tiled", "stream", "store_last"), ("stream", "stream")),
 ]
 STRIDED = partial(Strided, skip_pool=nn.AvgPool3d)
 NETWORKS = {

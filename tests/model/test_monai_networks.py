@@ -48,11 +48,7 @@ def train_two_steps(model, size):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=LARGE.get(n, ())) for n in NETWORKS])
 def test_blocks_and_offload_change_no_bit_of_loss_gradients_and_buffers(composed, name):
     results = []
-    for strategy in (
-        None,
-        RecomputeBlocks(),
-        OffloadActivations(["offload"], ["store_all"], min_mib=0),
-    ):
+    for strategy in (None, RecomputeBlocks(), OffloadActivations(min_mib=0)):
         torch.manual_seed(0)
         settings = composed(f"model={name}", *SHRUNK[name], *DEEP.get(name, []))
         model = build_network(settings.step).double().train()

@@ -50,7 +50,7 @@ def read_all(folder):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
-CHANGES = """fold=1 optimizer=sgd checkpointing=none data.batch_size=1 scheduler.power=2
+CHANGES = """fold=1 optimizer=sgd checkpointing=offload data.batch_size=1 scheduler.power=2
 +trainer.detect_anomaly=true precision=bf16 ema_decay=0.9 lr_factors={encoder:0.1}"""
 
 

@@ -1,6 +1,5 @@
 """Offload what autograd saves for backward to host memory."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,37 +7,26 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from unet3d.checkpointing.per_level import PerLevelStrategy
 from unet3d.errors import UsageError
 from unet3d.text import MIB
 from unet3d.types import HasRetention
 
 
-class OffloadActivations(PerLevelStrategy):
-    """Set the retention of fused blocks; in other networks, offload every saved tensor.
+class OffloadActivations:
+    """Run a network as plain modules, and offload every tensor that autograd saves.
 
-    In other networks tensors smaller than `min_mib` stay on the GPU: copying them would take
-    longer than the work.
+    Tensors smaller than `min_mib` stay on the GPU: copying them would take longer than the work.
     """
 
-    def __init__(
-        self,
-        encoders: Sequence[str],
-        decoders: Sequence[str],
-        tile_mib: float | str = "auto",
-        min_mib: float = 1,
-        residual_encoders: Sequence[str] | None = None,
-    ):
+    def __init__(self, min_mib: float = 1):
         if not min_mib >= 0:
             raise UsageError(f"checkpointing.min_mib must be 0 or more, got {min_mib!r}")
-        super().__init__(encoders, decoders, tile_mib, residual_encoders=residual_encoders)
         self.min_bytes = min_mib * MIB
 
     def apply(self, model: nn.Module) -> None:
-        """Wrap the network's forward, or set the retention of fused blocks; names do not change."""
+        """Switch fused blocks off and wrap the network's forward; names do not change."""
         if isinstance(model, HasRetention):
-            super().apply(model)
-            return
+            model.retention = None
         forward = model.forward
 
         def forward_with_offload(*inputs: Any) -> Any:

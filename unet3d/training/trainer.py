@@ -33,7 +33,6 @@ from unet3d.training.config import TrainConfig, list_choices
 from unet3d.training.datamodule import Prefetch, VolumeDataModule
 from unet3d.training.distributed import CudaGraphStrategy, choose_environment
 from unet3d.training.module import SegmentationModule
-from unet3d.types import HasRetention
 
 
 class RunCallbacks:
@@ -64,7 +63,7 @@ class RunCallbacks:
             limits, self.curves.loss, suggest, data.absent_class_warnings
         )
         # With equal tiles, strategies of fused blocks give equal steps; so do the plain ones.
-        is_plain = step.strategy in ("none", "blocks") or not isinstance(module.model, HasRetention)
+        is_plain = getattr(module.model, "retention", None) is None
         fixed = {
             "head_warmup": step.head_warmup,
             "lr_factors": dict(step.lr_factors),

@@ -73,16 +73,12 @@ class FusedEncoderLevel(FusedBlock):
         layout = self.layout.shrink(self.pool_kernel)
         return FeatureMap(small[0], StoredFeatureMap(small[0].detach(), layout)), skip
 
-    def pool_output(self, needs_grad: bool) -> tuple[Tensor, ...]:
+    def pool_output(self) -> tuple[Tensor, ...]:
         """Return the pooled map, if any, and the placeholder of the output."""
         output = self.output
         small = None if self.pool is None else pool_map(output, self.pool, self.pool_kernel)
         if isinstance(output, LazyActivation):
-            is_coarsest = self.pool is None and not self.next_is_strided
             output.drop_when_downsampled = self.mode == "stream"
-            output.offload_when_downsampled = (
-                self.mode == "offload" and needs_grad and not is_coarsest
-            )
             output.raw.drop_after_read = self.mode in ("recompute", "recompute_tiled")
             output.raw.restore_for_decoder = self.mode == "recompute"
             if not self.next_is_strided:
@@ -121,7 +117,7 @@ class ConvEncoderLevel(FusedEncoderLevel):
         self.output = self.layers.output
         if self.layers.is_strided:
             self.source.finish_downsampling()
-        return self.pool_output(needs_grad)
+        return self.pool_output()
 
     def backward(
         self, gradients: list[Tensor | None], needs_grad: Sequence[bool]
@@ -207,7 +203,7 @@ class ResidualEncoderLevel(FusedEncoderLevel):
             self.source.finish_downsampling()
         if not needs_grad:
             self.blocks, self.stem = [], None
-        return self.pool_output(needs_grad)
+        return self.pool_output()
 
     def backward(
         self, gradients: list[Tensor | None], needs_grad: Sequence[bool]

@@ -1,29 +1,18 @@
-"""Define feature maps that return any of their rows on demand: stored, on the host, recomputed."""
+"""Define feature maps that return any of their rows on demand: stored or recomputed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from unet3d.model.fused import operators
 from unet3d.model.fused.convolution import Convolution
 from unet3d.model.fused.norms import FoldedNorm
 from unet3d.model.fused.tiling import MapLayout
 from unet3d.types import Triple
-
-CHUNK_BYTES = 4 * 2**20
-"""Size of a copy for one volume: enough to saturate the bus, small next to a map."""
-
-
-@cache
-def get_copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream that copies maps to and from the host."""
-    return torch.cuda.Stream(device)
 
 
 class FeatureMap(NamedTuple):
@@ -35,14 +24,14 @@ class FeatureMap(NamedTuple):
 
 
 class Part:
-    """A tensor that a map is computed from; it can be dropped or offloaded, and restored."""
+    """A tensor that a map is computed from; it can be dropped, and restored."""
 
     stored: Tensor | None = None
     drop_after_read = False  # free it once the decoder has read it
     restore_for_decoder = False  # bring it back as a whole for the decoder's backward
 
     def restore(self) -> None:
-        """Bring it back to the device, from the host or by recomputing it."""
+        """Recompute it if it was dropped."""
 
 
 class StoredFeatureMap(Part):
@@ -81,84 +70,9 @@ class StoredFeatureMap(Part):
         """Do nothing: only blocks have outputs that change where they are stored."""
 
 
-class HostFeatureMap:
-    """A map in pinned host memory, copied on a stream of its own, concurrently with the work.
-
-    The GPU holds the map until its copy is done, then the chunk that is read and its neighbors. The
-    working stream waits for a copy before its memory is freed, so how much memory is in use does
-    not depend on how far the CPU has run ahead of the GPU.
-    """
-
-    def __init__(self, x: Tensor, layout: MapLayout):
-        self.layout, self.channels = layout, x.shape[1]
-        row_bytes = layout.get_row_bytes(self.channels)
-        self.step = min(max(1, CHUNK_BYTES // row_bytes), layout.rows)
-        self.chunks: list[list[Tensor]] = []  # per chunk, one tensor per volume
-        self.in_flight: list[Tensor] = []  # must live until the copy to the host is done
-        self.on_device: dict[int, tuple[Tensor, torch.cuda.Event | None]] = {}  # by chunk
-        pinned = x.is_cuda or isinstance(x, FakeTensor)
-        for start in range(0, layout.rows, self.step):
-            rows = layout.narrow_rows(x, start, min(start + self.step, layout.rows))
-            # Rows along D are views; rows along H are strided and copied here.
-            parts = [v.contiguous(memory_format=torch.channels_last_3d) for v in rows.split(1)]
-            chunk = [torch.empty_like(part, device="cpu", pin_memory=pinned) for part in parts]
-            self._copy(parts, chunk)
-            self.in_flight += parts
-            self.chunks.append(chunk)
-        self.offloaded = self._record_event()
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Return rows [start, stop) as a new tensor, and prefetch the chunk after them."""
-        if self.in_flight:
-            self._wait(self.offloaded)
-            self.in_flight.clear()
-        out = self.layout.empty(self.channels, stop - start)
-        for n in range(start // self.step, (stop - 1) // self.step + 1):
-            for m in [m for m in self.on_device if not n - 1 <= m <= n + 1]:  # n - 1: tiles overlap
-                self._wait(self.on_device[m][1])
-                del self.on_device[m]
-            for m in range(n, min(n + 2, len(self.chunks))):
-                if m not in self.on_device:
-                    self._prefetch(m)
-            block, done = self.on_device[n]
-            self._wait(done)
-            first = n * self.step
-            low, high = max(start, first), min(stop, first + self.step)
-            part = self.layout.narrow_rows(block, low - first, high - first)
-            self.layout.narrow_rows(out, low - start, high - start).copy_(part)
-        if stop == self.layout.rows:
-            self.on_device.clear()
-        return out
-
-    def _prefetch(self, n: int) -> None:
-        chunk = self.chunks[n]
-        block = self.layout.empty(self.channels, chunk[0].shape[self.layout.axis])
-        self._copy(chunk, list(block.split(1)))
-        self.on_device[n] = block, self._record_event()
-
-    def _copy(self, sources: list[Tensor], targets: list[Tensor]) -> None:
-        """Copy after the work queued so far, concurrently with later work."""
-        device = self.layout.device
-        stream = get_copy_stream(device) if device.type == "cuda" else None
-        if stream is not None:
-            stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):  # None: does nothing
-            for source, target in zip(sources, targets, strict=True):
-                target.copy_(source, non_blocking=stream is not None)
-
-    def _record_event(self) -> torch.cuda.Event | None:
-        device = self.layout.device
-        return get_copy_stream(device).record_event() if device.type == "cuda" else None
-
-    def _wait(self, done: torch.cuda.Event | None) -> None:
-        if done is not None:
-            torch.cuda.current_stream(self.layout.device).wait_event(done)
-
-
 class ConvOutput(Part):
-    """A convolution's output before its norm: in memory, in host memory, or recomputed."""
+    """A convolution's output before its norm: in memory, or recomputed."""
 
-    host: HostFeatureMap | None = None
     is_cheap = False  # recomputed a few rows at a time wherever it is read
 
     def __init__(self, convolution: Convolution):
@@ -167,25 +81,15 @@ class ConvOutput(Part):
     @property
     def is_recomputed(self) -> bool:
         """Return whether reading it takes a convolution."""
-        return self.stored is None and self.host is None
-
-    def offload(self) -> None:
-        """Move it to host memory."""
-        if self.stored is not None:
-            self.host = HostFeatureMap(self.stored, self.convolution.layout)
-            self.stored = None
+        return self.stored is None
 
     def restore(self) -> None:
-        if self.host is not None:
-            self.stored, self.host = self.host.rows(0, self.convolution.layout.rows), None
-        elif self.stored is None:
+        if self.stored is None:
             self.stored = self.convolution.forward(store=True, moments=None)
 
     def rows(self, start: int, stop: int) -> Tensor:
         if self.stored is not None:
             return self.convolution.layout.narrow_rows(self.stored, start, stop)
-        if self.host is not None:
-            return self.host.rows(start, stop)
         return self.convolution.rows(start, stop)
 
 
@@ -214,7 +118,7 @@ class LazyActivation:
         self.scale, self.shift = norm.scale, norm.shift
         if self.factors is not None:
             self.scale, self.shift = norm.scale * self.factors, norm.shift * self.factors
-        self.offload_when_downsampled = self.drop_when_downsampled = False
+        self.drop_when_downsampled = False
         self.gradient: Tensor | None = None
         """The gradient of the decoder; a next level that reads this map with stride adds to it."""
 
@@ -264,13 +168,9 @@ class LazyActivation:
         return out
 
     def finish_downsampling(self) -> None:
-        """Drop or offload what is brought back when it is read, now that the level is pooled."""
+        """Drop what is recomputed when it is read, now that the level is pooled."""
         if self.drop_when_downsampled:
             self.raw.stored = None
-        if self.offload_when_downsampled:
-            for part in self.parts():
-                if isinstance(part, ConvOutput) and not part.drop_after_read:
-                    part.offload()
 
 
 class PooledMap(Part):
