@@ -58,8 +58,10 @@ def is_eager(args: Iterable[Any]) -> bool:
 
 
 def is_transformed() -> bool:
-    """Return whether a transform of torch.func runs."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Return whether torch.func transforms, or torch.jit.trace records, what runs."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.autograd import gradgradcheck
+from torch.autograd import forward_ad, gradgradcheck
 
 from scripts.bench.pool import measure_peak
 from tests.contract.helpers.components import saved_bytes
@@ -60,5 +60,5 @@ def test_the_memory_peak_is_gradients_output_and_codes(name, dtype, peak):
 @pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own, on first use
 def test_forward_mode_differentiation_is_an_error():
     x = torch.randn(1, 1, 4, 4, 4)
-    with pytest.raises(NotImplementedError, match="forward-mode"):
-        torch.func.jvp(MedianPool3d(2), (x,), (torch.ones_like(x),))
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+        MedianPool3d(2)(forward_ad.make_dual(x, torch.ones_like(x)))

@@ -205,8 +205,7 @@ class BestCheckpoint(ModelCheckpoint):
         if path.name != BEST:
             return path
         target = path.with_name(f"best-step={load_checkpoint(path)['global_step']:06d}.ckpt")
-        if rank_zero_only.rank == 0:
-            replace_with_copy(path, target)
+        rank_zero_only(replace_with_copy)(path, target)
         return target
 
 

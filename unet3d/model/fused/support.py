@@ -41,7 +41,7 @@ FORWARDS = {kind: kind.forward for kind in (*SUPPORTED, nn.Conv3d, nn.ConvTransp
 
 def find_unsupported(network: nn.Module) -> str | None:
     """Return what fused blocks would ignore of a UNet3D, or None."""
-    if is_transformed() or torch.jit.is_tracing():
+    if is_transformed():
         name = "torch.jit.trace" if torch.jit.is_tracing() else "torch.func"
         return f"{name} cannot transform fused blocks"
     if network._backward_hooks or network._backward_pre_hooks:
