@@ -1,6 +1,8 @@
 """The best checkpoint is evaluated on whole validation cases when training ends."""
 
 import json
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
 
 import nibabel
 import numpy as np
@@ -12,7 +14,9 @@ from unet3d.checkpoint_file import load_checkpoint
 from unet3d.data.case import Case
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.statistics import Statistics
+from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor
+from unet3d.training import results
 from unet3d.training.results import choose_postprocessing
 
 
@@ -102,6 +106,24 @@ def train_on_components(tmp_path):
     words += ["model.depth=2", "data.num_classes=5"]
     words += ["data.classes=[background,organ,rare,lesion,speckled]", "logger=none"]
     return words
+
+
+def test_several_training_labels_are_searched_for_components_at_a_time(
+    train_on_components, tmp_path, monkeypatch
+):
+    pair = Barrier(2)
+
+    def meet_another(*arguments):
+        with suppress(BrokenBarrierError):  # the last of five labels is alone
+            met.append(pair.wait(timeout=2))
+        return keep_largest_component(*arguments)
+
+    met: list[int] = []
+    monkeypatch.setattr(results, "count_usable_cores", lambda: 2)
+    monkeypatch.setattr(results, "keep_largest_component", meet_another)
+    words = [*train_on_components, "fold=none", f"hydra.run.dir={tmp_path / 'all'}"]
+    assert main([*words, "evaluation.enabled=true"]) == 0
+    assert sorted(met) == [0, 0, 1, 1]
 
 
 def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_training_labels(

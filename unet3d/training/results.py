@@ -1,6 +1,7 @@
 """The results of a run: the evaluation of its best checkpoint, report.json and report.html."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from unet3d.checkpoint_file import update_metadata
 from unet3d.config.compose import list_config_groups
+from unet3d.control_groups import count_usable_cores
 from unet3d.data.formats.volumes import read_label_pair, write_labels
 from unet3d.data.layouts.dataset_json import LabelNames
 from unet3d.data.layouts.scans import ScanFiles
@@ -272,17 +274,23 @@ def find_single_components(run: TrainingRun) -> tuple[list[int], str]:
     """
     classes, volumes = run.data.dataset.classes, run.data.training
     cases = {} if run.data.dataset.regions else dict.fromkeys(range(1, len(classes)), 0)
-    for volume in volumes:
-        if not cases:
-            break
-        labels = volume.label
-        cleaned = np.array(labels)
-        keep_largest_component(cleaned, list(cases))
-        for label in list(cases):
-            size, kept = (np.count_nonzero(array == label) for array in (labels, cleaned))
-            cases[label] += bool(size)
-            if kept < MIN_SHARE * size:
-                del cases[label]
+
+    def measure(volume: CachedVolume) -> dict[int, tuple[int, float]]:
+        left = list(cases)  # labels that no case has spoken against so far
+        if not left:
+            return {}
+        cleaned = np.array(volume.label)
+        sizes = np.bincount(cleaned.ravel(), minlength=len(classes)).tolist()
+        removed = keep_largest_component(cleaned, left)
+        return {label: (sizes[label], 1 - removed.get(label, 0.0)) for label in left}
+
+    with ThreadPoolExecutor(count_usable_cores()) as pool:
+        for shares in pool.map(measure, volumes):
+            for label, (size, share) in shares.items():
+                if label in cases:
+                    cases[label] += bool(size)
+                    if share < MIN_SHARE:
+                        del cases[label]
     cases = {label: count for label, count in cases.items() if count >= MIN_CASES}
     counts = ", ".join(f"{classes[label]} {count}" for label, count in cases.items())
     return list(cases), (
