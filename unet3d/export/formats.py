@@ -21,7 +21,6 @@ from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 
 from unet3d.errors import RunError, explain_missing_packages, summarize_error
-from unet3d.pool.replace import replace_with_standard_operators
 from unet3d.types import HasRetention
 
 REQUIRED_PACKAGES = {
@@ -44,10 +43,9 @@ OPSET = 18
 
 
 def to_plain_operators(network: nn.Module) -> nn.Module:
-    """Return the network in plain modules and operators; its weights are shared, not copied."""
+    """Return the network in plain modules; its weights are shared, not copied."""
     weights = [*network.parameters(), *network.buffers()]
     copy = deepcopy(network, {id(weight): weight for weight in weights})
-    replace_with_standard_operators(copy)
     if isinstance(copy, HasRetention):
         copy.retention = None
     return copy

@@ -29,7 +29,6 @@ class Pool3d(nn.Module):
 
     pool: ClassVar[str]
     tau = 0.0
-    exports = False  # by standard operators, not kernels
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0):
         super().__init__()
@@ -37,7 +36,7 @@ class Pool3d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, D, H, W) -> (B, C, D', H', W')."""
-        if self.exports or is_transformed():
+        if torch.compiler.is_exporting() or is_transformed():
             return self.pool_by_standard_operators(x)
         return pool3d(to_supported_layout(x), self.pool, self.windows.numbers, self.tau)[0]
 

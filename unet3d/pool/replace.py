@@ -66,13 +66,6 @@ def replace_pooling(model: nn.Module, pool: str | PoolFactory | None = None) -> 
     return len(replacements)
 
 
-def replace_with_standard_operators(network: nn.Module) -> None:
-    """Let our pooling layers in a network compute with standard operators, for export."""
-    for module in network.modules():
-        if isinstance(module, Pool3d):
-            module.exports = True
-
-
 def _make_replacement(where: str, layer: Any, factory: PoolFactory | None) -> nn.Module:
     """Return the replacement of a layer; refuse one that pools in another way."""
     if isinstance(layer, Pool3d):
