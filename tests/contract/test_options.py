@@ -174,6 +174,8 @@ POOL = """
 import torch
 
 class Corner(torch.nn.Module):
+    by_window = True
+
     def __init__(self, kernel_size=2):
         super().__init__()
         self.kernel_size = kernel_size

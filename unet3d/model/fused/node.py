@@ -43,8 +43,10 @@ class _Node(Function):
     def forward(ctx: Any, block: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.block = block
-        # So that torch refuses those that are changed in place; placeholders have no strides.
-        ctx.save_for_backward(*(x for x in inputs if any(x.stride())))
+        # So that torch refuses those that are changed in place: all but the maps of other blocks,
+        # which only blocks have, and placeholders, which have no strides.
+        own = (x for x in inputs if type(x.grad_fn).__name__ != "_NodeBackward")
+        ctx.save_for_backward(*(x for x in own if any(x.stride())))
         with torch.autocast(block.device.type, enabled=False):
             return block.forward(needs_grad=any(ctx.needs_input_grad))
 
