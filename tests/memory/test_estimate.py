@@ -127,3 +127,9 @@ def test_the_estimate_is_near_the_measurement_on_a_gpu(composed):
 def test_a_patch_that_no_device_holds_is_not_traced(command, capsys):
     assert main([*command, "data.patch_size=[4096,4096,4096]"]) == 3
     assert "no device has beside the rest of a step: lower" in capsys.readouterr().err
+
+
+def test_a_volume_of_more_windows_than_can_be_traced_is_refused(capsys):
+    assert main(["memory", "volume=[1024,1024,1024]"]) == 2
+    error = capsys.readouterr().err
+    assert "volume= has 250,047 windows of data.patch_size=[32, 32, 32], and an" in error

@@ -15,32 +15,20 @@ SMALL = ("model.depth=2", "model.width=4")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        ["precision=bf16"],
-        *([f"inference.batch_size={n}", "trainer.accelerator=cpu"] for n in (2, 3)),
-    ],
+    "overrides", [["precision=bf16"], ["inference.batch_size=3", "trainer.accelerator=cpu"]]
 )
 def test_a_few_windows_of_a_volume_have_the_peak_of_all_of_them(composed, monkeypatch, overrides):
     settings = composed(*SMALL, *overrides)
 
     def estimate_validation():
-        estimate = estimate_configured_step(settings.step, [56, 40, 72])
+        estimate = estimate_configured_step(settings.step, [40, 24, 56])
         return estimate.phases["validation"], len(estimate.trace.events)
 
     peak_of_few, events_of_few = estimate_validation()
-    monkeypatch.setattr(training_step, "replace", lambda inference, **_: inference)
-    monkeypatch.setattr(training_step, "SkipSmallerWindows", lambda model, *_: model)
+    monkeypatch.setattr(training_step, "SkipSmallerWindows", lambda model, trace: model)
     peak_of_all, events_of_all = estimate_validation()
     assert peak_of_few == peak_of_all
     assert events_of_few < 0.7 * events_of_all
-
-
-@pytest.mark.slow
-def test_a_volume_of_eight_times_the_windows_traces_few_more(composed):
-    step = composed(*SMALL, "trainer.accelerator=cpu").step
-    small, large = (estimate_configured_step(step, 3 * [n], validates=True) for n in (64, 128))
-    assert len(large.trace.events) < 4 * len(small.trace.events)
 
 
 def test_an_optimizer_that_replaces_its_state_is_traced_twice(composed, monkeypatch):

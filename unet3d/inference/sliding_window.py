@@ -79,27 +79,18 @@ class SlidingWindow:
     overlap: float = 0.5
     batch_size: int = 1
     decide: LabelFunction = argmax_labels
-    thinned: bool = False  # fewer windows that take as much memory, for an estimate
 
     def __call__(self, image: Tensor, network: Network, observe: Observer | None = None) -> Tensor:
         """(B, C, D, H, W) -> labels (B, D, H, W), uint8; `observe` gets each part's logits."""
         return torch.stack([self._segment(volume, network, observe) for volume in image])
 
-    def choose_grid(self, size: Triple) -> WindowGrid:
-        """Return the windows of a volume in the order that sums the fewest voxels at a time."""
-        windows = WindowGrid(
-            size=size,
-            patch=self.patch_size,
-            overlap=self.overlap,
-            batch_size=self.batch_size,
-            thinned=self.thinned,
-        )
-        schedules = [replace(windows, order=(a, b, c)) for a, b, c in permutations(range(3))]
-        return min(schedules, key=lambda s: s.max_active_voxels)
-
     def _segment(self, image: Tensor, network: Network, observe: Observer | None) -> Tensor:
         _, d, h, w = image.shape
-        window_grid = self.choose_grid((d, h, w))
+        windows = WindowGrid(
+            size=(d, h, w), patch=self.patch_size, overlap=self.overlap, batch_size=self.batch_size
+        )
+        schedules = [replace(windows, order=(a, b, c)) for a, b, c in permutations(range(3))]
+        window_grid = min(schedules, key=lambda s: s.max_active_voxels)
         labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 
         def write_tile(tile: OutputTile, logits: Tensor) -> None:

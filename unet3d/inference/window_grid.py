@@ -43,7 +43,6 @@ class WindowGrid:
     order: Triple = (0, 1, 2)  # the volume's axes for rows, columns and the tiles' length
     columns: Span | None = None  # only these columns are computed; None: all
     batch_size: int = 1
-    thinned: bool = False  # without windows along the length that take the memory of their neighbor
 
     @property
     def column_span(self) -> Span:
@@ -58,9 +57,6 @@ class WindowGrid:
         )
         begin, end = self.column_span
         width = self.patch[self.order[1]]
-        kept = 2 * self.batch_size + len(lengthwise) % self.batch_size  # lines end as without it
-        if self.thinned and kept < len(lengthwise):
-            lengthwise = [*lengthwise[: kept - 1], lengthwise[-1]]
         return [rows, [s for s in columns if s < end and s + width > begin], lengthwise]
 
     @cached_property

@@ -12,6 +12,7 @@ from unet3d.checkpointing.recompute import find_blocks
 from unet3d.config.compose import format_overrides
 from unet3d.data.dataset import get_network_sizes
 from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.inference.window_grid import compute_window_starts
 from unet3d.machine import Precision, get_available_bytes, resolve_precision
 from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, estimate_step
 from unet3d.memory.step.build import build_network, complete_step
@@ -27,6 +28,9 @@ from unet3d.types import WHOLE_MAPS_MIB, HasRetention
 
 LARGEST_BATCH_BYTES = 64 * GIB
 """Bytes of a network's input and output; a step takes many times as much."""
+
+MAX_TRACED_WINDOWS = 5000
+"""Windows that are traced in about three minutes."""
 
 LARGER_TILES_MIB = (WHOLE_MAPS_MIB, 256)
 """Tiles that a GPU with room for them computes faster."""
@@ -60,6 +64,15 @@ def check_step_size(config: StepConfig, volume_size: Sequence[int] | None = None
             f"the input and the output of the network alone take {format_bytes(needed)}, which no "
             "device has beside the rest of a step: lower data.batch_size or data.patch_size"
         )
+    if volume_size is not None:
+        sides = zip(volume_size, data.patch_size, strict=True)
+        starts = [compute_window_starts(*side, config.windows.overlap) for side in sides]
+        if (count := prod(map(len, starts))) > MAX_TRACED_WINDOWS:
+            raise UsageError(
+                f"volume= has {count:,} windows of data.patch_size={list(data.patch_size)}, and an "
+                f"estimate follows at most {MAX_TRACED_WINDOWS:,}: set the patch size of a run on "
+                "such volumes"
+            )
 
 
 def estimate_resolved_step(

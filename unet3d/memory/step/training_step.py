@@ -1,8 +1,8 @@
 """A training step as Lightning runs it, without trainer or data: to trace, to measure, to time."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -36,33 +36,23 @@ class NullListener:
         """Do nothing."""
 
 
-class EnoughWindows(Exception):
-    """The windows that are left cannot raise the peak."""
-
-
 class SkipSmallerWindows:
     """A network that runs only on windows that find more memory allocated than any before them.
 
-    Every window needs the same in addition, so no other of the hundreds can raise the peak. Nor can
-    any after `patience` calls in a row, those of a layer of windows, that found no more: layers
-    repeat. An EnoughWindows ends the volume there.
+    Every window needs the same in addition, so no other of the hundreds can raise the peak.
     """
 
-    def __init__(self, model: nn.Module, trace: Any, patience: int):
-        self.model, self.trace, self.patience = model, trace, patience
-        self.skipped = 0  # calls in a row
+    def __init__(self, model: nn.Module, trace: Any):
+        self.model, self.trace = model, trace
         self.peaks: dict[torch.Size, int] = {}
         self.logits: dict[torch.Size, tuple[torch.Size, torch.dtype]] = {}
 
     def __call__(self, windows: Tensor) -> Tensor:
         live_bytes, size = self.trace.count_live_bytes(), windows.shape
-        self.skipped += 1
-        if self.skipped > self.patience:
-            raise EnoughWindows
         if live_bytes <= self.peaks.get(size, -1):
             shape, dtype = self.logits[size]
             return windows.new_empty(shape, dtype=dtype)
-        self.skipped, logits = 0, self.model(windows)
+        logits = self.model(windows)
         self.peaks[size], self.logits[size] = live_bytes, (logits.shape, logits.dtype)
         return logits
 
@@ -135,18 +125,9 @@ class TrainingStep:
         if self.average is not None:
             self.average.apply()
         image, _ = self._make_batch(trace, self.volume_shape)
-        windows = replace(self.inference, thinned=True)
-        d, h, w = image.shape[2:]
-        _, columns, lengthwise = windows.choose_grid((d, h, w)).starts
-        layer = len(columns) * len(lengthwise) // windows.batch_size + 1
         self.model.eval()
-        with (
-            torch.no_grad(),
-            self._autocast(),
-            self._use_graph_pool(trace),
-            suppress(EnoughWindows),
-        ):
-            windows(image, SkipSmallerWindows(self.model, trace, layer))
+        with torch.no_grad(), self._autocast(), self._use_graph_pool(trace):
+            self.inference(image, SkipSmallerWindows(self.model, trace))
         self.model.train()
         if self.average is not None:
             self.average.restore()
