@@ -138,6 +138,12 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8-sig"))  # editors on Windows write such a mark
 
 
+def find_run_checkpoint(folder: Path) -> Path | None:
+    """Return the best or else last checkpoint of a run, if there is one."""
+    files = (folder / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
+    return next((file for file in files if file.is_file()), None)
+
+
 def read_report(folder: Path) -> dict[str, Any]:
     """Return report.json of a run's folder; nothing if it has none that can be read."""
     with suppress(OSError, ValueError):

@@ -12,6 +12,7 @@ from monai.networks.nets.dynunet import DynUNet
 from torch import nn
 
 from tests.contract.test_nnunet import make_network, swap
+from unet3d.checkpoint_file import load_checkpoint
 from unet3d.errors import UsageError
 from unet3d.model.blocks import Strided
 from unet3d.model.foreign_weights import adapt_input_channels, is_first_convolution, rename_weights
@@ -161,7 +162,8 @@ def test_an_encoder_that_nnssl_pretrained_is_loaded_from_the_hub(encoder, tmp_pa
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     ours = UNet3D(**RESENC)
-    message = load_pretrained(ours, find_pretrained(Path("hf://lab/resenc@v2")))
+    path = find_pretrained(Path("hf://lab/resenc@v2"))
+    message = load_pretrained(ours, path, load_checkpoint(path))
     options = {"revision": "v2", "allow_patterns": ["checkpoint_final.pth"]}
     assert asked == [("lab/resenc", options)]
     assert "weights of nnU-Net's ResidualEncoderUNet" in message

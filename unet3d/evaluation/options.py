@@ -28,7 +28,7 @@ from unet3d.data.layouts.dataset_json import LabelNames, find_label_names
 from unet3d.data.layouts.splits import read_groups
 from unet3d.errors import UsageError
 from unet3d.evaluation.evaluate import CasePair, Evaluation
-from unet3d.files import TRAINING_FILES
+from unet3d.files import TRAINING_FILES, find_run_checkpoint
 from unet3d.metric.scores import SCORES, ClassMetric, LogitMetric
 from unet3d.text import join_first
 
@@ -188,8 +188,7 @@ def load_run(path: Path) -> dict[str, Any]:
     """Return the content of a checkpoint, or of the best or else last one of a run folder."""
     from unet3d.checkpoint_file import load_checkpoint  # torch takes a second
 
-    files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
-    return load_checkpoint(next((file for file in files if file.is_file()), path))
+    return load_checkpoint(find_run_checkpoint(path) or path)
 
 
 def resolve_ignore_labels(settings: EvaluationConfig, names: LabelNames | None) -> tuple[int, ...]:

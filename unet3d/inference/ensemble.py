@@ -13,6 +13,7 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import TrainingStatistics
 from unet3d.errors import UsageError
 from unet3d.export.bundle import DESCRIPTION_FILE, download_bundle, is_bundle, read_bundle
+from unet3d.files import find_run_checkpoint
 from unet3d.model.config import parse_saved_network
 from unet3d.types import Triple
 
@@ -94,12 +95,11 @@ def resolve_checkpoint(path: Path) -> Path:
         return download_bundle(path)
     if not path.is_dir() or is_bundle(path):
         return path
-    for name in ("best.ckpt", "last.ckpt"):
-        if (path / "checkpoints" / name).is_file():
-            return path / "checkpoints" / name
-    raise UsageError(
-        f"checkpoint={path}: found neither best.ckpt nor last.ckpt in {path / 'checkpoints'}"
-    )
+    if (found := find_run_checkpoint(path)) is None:
+        raise UsageError(
+            f"checkpoint={path}: found neither best.ckpt nor last.ckpt in {path / 'checkpoints'}"
+        )
+    return found
 
 
 def load_ensemble(paths: Sequence[Path], allow_targets: Sequence[str] | None = ()) -> Ensemble:

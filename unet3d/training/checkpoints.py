@@ -27,7 +27,7 @@ from unet3d.checkpoint_file import (
     save_checkpoint,
 )
 from unet3d.errors import UsageError, describe_os_error
-from unet3d.files import make_temporary_path, remove_temporary_files
+from unet3d.files import find_run_checkpoint, make_temporary_path, remove_temporary_files
 from unet3d.model.foreign_weights import (
     adapt_input_channels,
     get_nnunet_axes,
@@ -253,9 +253,10 @@ def resolve_start(run: "TrainingRun") -> RunStart:
         model, source = run.module.model, settings.init_from
         if source is None:
             return RunStart(messages=[])
-        trained_on = list_training_cases(load_checkpoint(source))
+        given = load_checkpoint(source)
+        trained_on = list_training_cases(given)
         run.module.metadata["pretrained_on"] = trained_on
-        messages = [load_pretrained(model, source), find_leak(run.data, trained_on)[1]]
+        messages = [load_pretrained(model, source, given), find_leak(run.data, trained_on)[1]]
         return RunStart(messages=[*filter(None, messages)])
     run.module.metadata["pretrained_on"] = content["unet3d"].get("pretrained_on", [])
     if run.is_main:
@@ -341,19 +342,18 @@ def find_pretrained(path: Path) -> Path:
     """
     if is_on_hub(path):
         return download(path, [PRETRAINED], is_a="pretrained network") / PRETRAINED
-    files = [path, *(path / "checkpoints" / name for name in (BEST, LAST))]
-    if not (found := [file for file in files if file.is_file()]):
+    found = path if path.is_file() else find_run_checkpoint(path)
+    if found is None:
         raise UsageError(f"init_from: no checkpoint at {path.absolute()}")
-    return found[0]
+    return found
 
 
-def load_pretrained(model: nn.Module, path: Path) -> str:
+def load_pretrained(model: nn.Module, path: Path, content: Mapping[str, Any]) -> str:
     """Load the weights that match by name and shape; return a line on what was loaded.
 
-    Those of nnU-Net, nnssl and MONAI are renamed first.
+    `content` is that of the file. Weights of nnU-Net, nnssl and MONAI are renamed first.
     """
     initial = model.state_dict()
-    content = load_checkpoint(path)
     given = {
         name.removeprefix("model."): value for name, value in extract_weights(path, content).items()
     }

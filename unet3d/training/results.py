@@ -317,8 +317,8 @@ def choose_postprocessing(
 ) -> list[int]:
     """Return labels whose mean Dice is not lower with only the largest component; clean the files.
 
-    A gain on a few cases alone is no evidence: it may delete true second lesions. Nor is a class
-    of which the network finds nothing.
+    A gain on a few cases alone is no evidence: it may delete true second lesions. A class of
+    which the network finds nothing gives no evidence either.
     """
 
     def compute_dice(prediction: np.ndarray, reference: np.ndarray, label: int) -> float:

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.formats.volume_format import VolumeFormat, VolumeHeader
+from unet3d.data.preprocessing.channels import convert_to_mm
 from unet3d.files import atomic_write
 
 logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # how it corrects a header
-
-MM_PER_CODE = {1: 1e3, 3: 1e-3}  # of units in xyzt_units: meters and microns; others are mm
 
 
 class Nifti(VolumeFormat):
@@ -29,11 +28,9 @@ class Nifti(VolumeFormat):
         """Read the header, as nibabel corrects it."""
         image = open_image(file)
         dtype, header = image.get_data_dtype(), image.header
-        affine = np.array(image.affine, np.float64)
-        affine[:3] *= MM_PER_CODE.get(int(header.get("xyzt_units", 0)) & 7, 1)
         return VolumeHeader(
             shape=tuple(map(int, image.shape)),
-            affine=affine,
+            affine=convert_to_mm(image.affine, header.get("xyzt_units", 0)),
             dtype=np.dtype(np.float32) if is_scaled(image) and dtype.kind in "iuf" else dtype,
             has_orientation=bool(header.get("qform_code", 1) or header.get("sform_code", 1)),
         )

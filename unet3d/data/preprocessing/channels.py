@@ -151,6 +151,13 @@ def find_orientation(affine: np.ndarray, code: str) -> tuple[Triple, tuple[bool,
     return (d, h, w), (flips[0], flips[1], flips[2])
 
 
+def convert_to_mm(affine: np.ndarray, xyzt_units: int) -> np.ndarray:
+    """Return an affine in mm; NIfTI's `xyzt_units` say if its own is in meters or microns."""
+    converted = np.array(affine, np.float64)
+    converted[:3] *= {1: 1e3, 3: 1e-3}.get(int(xyzt_units) & 7, 1)
+    return converted
+
+
 def get_spacing(affine: np.ndarray, axes: Triple) -> tuple[float, float, float]:
     """Return the spacing in mm along the reoriented axes."""
     sizes = np.linalg.norm(affine[:3, :3], axis=0)

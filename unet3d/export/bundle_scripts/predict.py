@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from unet3d.data.preprocessing.channels import (
     FileGrid,
+    convert_to_mm,
     make_interpolation_matrix,
     preprocess_channels,
 )
@@ -145,11 +146,6 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, Any]:
     while arrays[0].ndim > 3 and arrays[0].shape[-1] == 1:
         arrays = [array[..., 0] for array in arrays]
     return np.moveaxis(arrays[0], -1, 0) if arrays[0].ndim == 4 else np.stack(arrays), first
-
-
-def convert_to_mm(affine: np.ndarray, units: Any) -> np.ndarray:
-    """Return an affine in mm; NIfTI's `xyzt_units` say if its own is in meters or microns."""
-    return np.diag([{1: 1e3, 3: 1e-3}.get(int(units) & 7, 1.0)] * 3 + [1.0]) @ affine
 
 
 def write_labels(file: Path, labels: np.ndarray, like: Any) -> None:
