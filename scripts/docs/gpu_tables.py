@@ -9,78 +9,39 @@ from itertools import product
 from math import prod
 from statistics import median
 
-from scripts.bench.step import CHANNELS_LAST, STRATEGIES, VARIANTS
+from scripts.bench.step import STRATEGIES
 from scripts.docs.tables import (
     OPEN,
     Row,
     find_gpu_report,
     format_mib,
     format_strategy,
-    format_time,
     make_table,
     read_estimates,
     read_gpu,
     read_gpu_part,
-    read_result,
-    read_times,
 )
 from scripts.gpu.steps import FORUM_RUN, GRID
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.text import MIB
 
-SHIPPED_COMPILED = ("nnU-Net PlainConvUNet",)
-"""Networks that their project compiles on a GPU, with cudnn.benchmark; on a CPU it does not."""
-
 PLAIN_NETWORK = re.compile(f"plain modules|blocks|{FORUM_RUN}|nnU-Net|MONAI|pytorch-3dunet")
 """Rows of estimates without blocks of unet3d."""
 
 
-def front() -> str:
-    """Compare one network in four implementations: peak memory, and time of a step."""
-    return compare_networks(
-        {
-            "nnU-Net PlainConvUNet": "nnU-Net's PlainConvUNet",
-            "MONAI DynUNet": "MONAI's DynUNet",
-            "unet3d, fused": "**unet3d**, default",
-            "unet3d, leanest": "**unet3d**, `checkpointing=leanest`",
-        }
-    )
-
-
 def peers() -> str:
-    """Compare the same channels in networks of other projects."""
-    return compare_networks({name: name for name in read_estimates("peers")})
-
-
-def compare_networks(labels: dict[str, str]) -> str:
-    """Compare networks of the peers' size; those of plain modules as shipped and at their best."""
-    estimates, times, lines = read_estimates("peers"), read_times(), []
-    measured, tuned = read_gpu("peers"), read_gpu("tuned")
-    for name, label in labels.items():
-        estimate = format_mib(estimates[name]["peak_allocated_mib"] * MIB)
-        shipped = [f"{OPEN} ({estimate})", OPEN]
-        if name in measured:
-            shipped = describe_step(measured[name])
-        variants = [name + variant for variant in VARIANTS if name + variant in times]
-        if not variants:
-            lines.append(" | ".join([label, *shipped, format_time(times[name])]))
-            continue
-        if name in SHIPPED_COMPILED:
-            row = tuned.get(f"{name}, compiled")
-            shipped = describe_step(row) if row else [f"{cell}, eager" for cell in shipped]
-        lines.append(" | ".join([f"{label}, as shipped", *shipped, format_time(times[name])]))
-        best = [OPEN, OPEN]
-        ways = {way: row for way, row in tuned.items() if way.startswith(name)}
-        if ways and name in measured:
-            ways[name] = measured[name]
-            fastest = min(ways, key=lambda way: ways[way]["step_seconds"])
-            best = describe_step(ways[fastest])
-            best[1] += fastest.removeprefix(name) or ", eager"
-        fastest = min([name, *variants], key=lambda way: times[way]["time_ratio"])
-        best.append(format_time(times[fastest]) + (fastest.removeprefix(name) or ", eager"))
-        lines.append(" | ".join([f"{label}, at its best", *best]))
-    heads = " | peak GPU memory, measured (estimated) | step on that GPU | relative time on a CPU"
-    return make_table(heads, lines)
+    """Compare networks of other projects with ours of the same channels: memory, and time."""
+    estimates, measured, lines = read_estimates("peers"), read_gpu("peers") | read_gpu("tuned"), []
+    names = [*estimates, *(n for n in measured if n.partition(",")[0] in estimates)]
+    for name in dict.fromkeys(names):
+        peak, seconds, estimate = OPEN, OPEN, ""
+        if name in estimates:
+            estimate = format_mib(estimates[name]["peak_allocated_mib"] * MIB)
+        if row := measured.get(name):
+            peak = format_mib(row["measured"]["allocated"])
+            seconds = f"{1000 * row['step_seconds']:.0f} ms"
+        lines.append(f"{name} | {estimate} | {peak} | {seconds}")
+    return make_table(" | estimated peak: | measured: | step:", lines)
 
 
 def describe_step(row: Row) -> list[str]:
@@ -94,38 +55,8 @@ def format_peak(row: Row) -> str:
     return peak + (f" ({format_mib(row['predicted']['allocated'])})" if "predicted" in row else "")
 
 
-def front_limits() -> str:
-    """List what the tables of the front page do not show."""
-    shares: dict[str, list[float]] = defaultdict(list)
-    for name, row in read_result("predicted-nnunet")["rows"].items():
-        peaks = {s: row["strategies"][s]["peak_allocated_bytes"] for s in row["strategies"]}
-        shares[name.split()[0]].append(peaks["fused"] / peaks["plain modules"])
-    plan, residual = (f"{min(s):.2f}x to {max(s):.2f}x" for s in shares.values())
-    pools = {k: v["summary"] for k, v in read_result("cpu-hippocampus")["hippocampus"].items()}
-    dice, runs = {k: f"{v['dice']:.4f}" for k, v in pools.items()}, pools["median"]
-    sizes = [read_times(case) for case in ("96x64x32", "64x64x64, width 32")]
-    last, fused = (
-        " and ".join(f"{rows[name]['time_ratio']:.2f}x" for rows in sizes)
-        for name in (f"plain modules{CHANNELS_LAST}", "fused")
-    )
-    errors = list_errors()
-    allocated, reserved = errors["allocated"], errors["reserved"]
-    return (
-        "- The table shows the most favorable case. For networks that nnU-Net plans, fused blocks "
-        f"need an estimated {plan} of the memory of its eager PlainConvUNet, "
-        f"and {residual} of its residual encoders.\n"
-        f"- Median pooling did not raise Dice: {dice['median']} against {dice['max']} with max "
-        f"pooling (hippocampus, fold 0, {runs['steps']} steps, means of {runs['runs']} runs).\n"
-        "- On a CPU, plain modules also gain from one line, `channels_last_3d`: "
-        f"{last} of the time at two sizes; fused blocks take {fused}.\n"
-        f"- In {len(reserved)} steps on that GPU, the estimate was off by {min(allocated):+.1f}% "
-        f"to {max(allocated):+.1f}% for allocated memory, and {min(reserved):+.0f}% to "
-        f"{max(reserved):+.0f}% for reserved memory, which decides what fits."
-    )
-
-
 def gpu_error() -> str:
-    """Compare estimates with all peaks of a GPU, and name the tests that failed in that run."""
+    """Compare estimates with all peaks of a GPU."""
     plain, ours = list_errors(plain=True), list_errors(plain=False)
     groups = {"": list_errors(), "own blocks": ours, "plain modules": plain}
     lines = []
@@ -137,16 +68,12 @@ def gpu_error() -> str:
                 f"{median(sizes):.1f}% | {sizes[int(0.95 * len(sizes))]:.1f}% | "
                 f"{errors[0]:+.1f}% | {errors[-1]:+.1f}% | {sum(size > 8 for size in sizes)}"
             )
-    notes = []
+    note = ""
     if read_gpu_part("predict").get("state") == "cut off":
         total, measured = prod(map(len, GRID.values())), len(read_gpu("predict"))
-        notes.append(f"the prediction benchmark stopped after {measured} of {total} combinations")
-    if tests := read_gpu("tests").values():
-        passed, failed = (sum(row.get(key, 0) for row in tests) for key in ("passed", "failed"))
-        notes.append(f"{failed} of {passed + failed} tests failed (the results name them)")
+        note = f"\n\nThe grid of configurations stopped after {measured} of {total}."
     heads = "cases: | median: | 95th percentile: | lowest: | highest: | beyond 8%:"
-    table = make_table(f"error of the estimate | {heads}", lines)
-    return f"{table}\n\nIn the same `make gpu` run, {', and '.join(notes)}." if notes else table
+    return make_table(f"error of the estimate | {heads}", lines) + note
 
 
 def list_errors(*, plain: bool | None = None) -> dict[str, list[float]]:

@@ -1,5 +1,7 @@
 """Write measured values into the documents: `python -m scripts.docs.update_tables`.
 
+The picture of the front page is drawn from the same results.
+
 The text between `<!-- NAME -->` and `<!-- end -->`, in README.md and in docs/, is what the function
 NAME of one of the three modules of tables returns; a test compares.
 """
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from scripts.bench.results import ROOT
 from scripts.docs import cpu_tables, gpu_tables, run_tables
+from scripts.docs.drawing import PICTURE, draw_front
 
 TABLES = {**vars(cpu_tables), **vars(run_tables), **vars(gpu_tables)}
 PLACE = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -31,6 +34,7 @@ def list_documents() -> list[Path]:
 
 
 def main() -> None:
+    (ROOT / PICTURE).write_text(draw_front())
     for document in list_documents():
         text = document.read_text()
         if (filled := fill(text)) != text:

@@ -19,6 +19,7 @@ class LongDescription(MetadataHookInterface):
 
 
 def remove_local_links(text: str) -> str:
-    """Replace links to files by their text and remove images that are files."""
-    text = re.sub(r"^!\[[^\]]*\]\((?!\w+://)[^)]*\)\n\n?", "", text, flags=re.MULTILINE)
+    """Remove pictures, with their captions, and the list of documents; keep the text of links."""
+    text = re.sub(r"^!\[[^\]]*\]\((?!\w+://)[^)]*\)\n(.+\n)*\n?", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^## Documentation\n(.*\n)*?(?=## |\Z)", "", text, flags=re.MULTILINE)
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?!\w+://|#)[^)]*\)", r"\1", text)

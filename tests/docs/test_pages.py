@@ -6,6 +6,9 @@ from collections import Counter
 import pytest
 
 from scripts.docs import update_tables
+from scripts.docs.drawing import PICTURE, draw_front
+from scripts.docs.gpu_tables import list_errors
+from scripts.docs.tables import read_result
 from tests.docs.helpers.pages import (
     COMMANDS_OR_FILES,
     DOCUMENTS,
@@ -21,6 +24,7 @@ from tests.docs.helpers.pages import (
 from unet3d.__main__ import COMMANDS
 from unet3d.config.compose import get_config_dir, list_config_groups
 from unet3d.config.keys import read_keys
+from unet3d.text import GIB
 
 CONF = get_config_dir()
 GROUPS = set(list_config_groups())
@@ -138,3 +142,17 @@ def test_tables_are_those_of_the_result_files():
     for document in update_tables.list_documents():
         text = document.read_text()
         assert update_tables.fill(text) == text, "python -m scripts.docs.update_tables"
+
+
+def test_the_front_page_is_short_and_its_figures_are_those_of_the_result_files():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 500
+    assert (ROOT / PICTURE).read_text() == draw_front()
+    bars = re.findall(r">([\d,]+ (?:ms|MiB))<", draw_front())
+    assert [bar for bar in bars if bar not in text] == []
+    preset = read_result("predicted-nnunet")["rows"]["ResEnc L, like AMOS"]["strategies"]
+    fused, plain = (preset[s]["peak_allocated_bytes"] / GIB for s in ("fused", "plain modules"))
+    assert f"needs {fused:.1f} GiB instead of {plain:.1f} (estimated)" in text
+    planned = read_result("cpu-recipes")["hippocampus, 10 minutes"]["planned"]["summary"]
+    assert f"mean Dice of {planned['dice']:.3f} after ten minutes" in text
+    assert f"off by up to {max(map(abs, list_errors()['reserved'])):.0f}%" in text

@@ -1,5 +1,6 @@
 import pytest
 
+from unet3d.commands.memory import list_faster_settings
 from unet3d.errors import UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES, Precision
 from unet3d.memory import from_config
@@ -57,3 +58,16 @@ def test_a_network_without_fused_blocks_runs_as_plain_modules_and_others_as_conf
 def test_leaner_strategies_follow_the_configured_one(composed, strategy, leaner):
     settings = composed(*f"checkpointing={strategy}".split())
     assert list_leaner_strategies(settings.step) == leaner
+
+
+def test_a_run_on_a_gpu_with_room_changes_the_tiles_of_fused_blocks_and_records_graphs(composed):
+    def list_changes(*words):
+        return [*list_faster_settings(composed("trainer.accelerator=auto", *words))]
+
+    assert list_changes() == ["checkpointing.tile_mib", "cuda_graph"]
+    assert list_changes("trainer.cuda_graph=false") == ["checkpointing.tile_mib"]
+    for words in (
+        *(["trainer.accelerator=cpu"], ["checkpointing=leanest"], ["checkpointing=none"], NAIVE),
+        *(["compile=true"], ["trainer.deterministic=true"], ["checkpointing.tile_mib=64"]),
+    ):
+        assert list_changes(*words) == []

@@ -20,6 +20,8 @@ from unet3d.files import write_figure, write_output
 from unet3d.memory.cuda_libraries import assume_cudnn
 from unet3d.memory.estimate import MemoryEstimate, Step, estimate_step
 from unet3d.memory.from_config import (
+    FUSED_STRATEGIES,
+    LARGER_TILES_MIB,
     estimate_configured_step,
     estimate_with_savings,
     make_figure_title,
@@ -29,6 +31,7 @@ from unet3d.memory.from_config import (
 )
 from unet3d.memory.report import (
     estimate_to_dict,
+    format_faster_peak,
     format_layers,
     format_measured,
     format_peaks,
@@ -101,6 +104,9 @@ def print_estimate(settings: MemoryConfig) -> None:
         summary = f"{summarize_compiled(estimate)} {summary}"
     if settings.format == "table":
         tables = [(format_peaks if settings.view == "peak" else format_layers)(estimate)]
+        if faster := list_faster_settings(settings.training):
+            peak = estimate_configured_step(step.vary(faster), settings.volume).peak
+            tables[0] += f"\n\n{format_faster_peak(peak, has_graphs='cuda_graph' in faster)}"
         tables += [] if measured is None else [format_measured(estimate, measured)]
         write_output("\n\n".join([*tables, summary]), settings.output)
         return
@@ -115,6 +121,20 @@ def print_estimate(settings: MemoryConfig) -> None:
         write_figure(draw(estimate, title), settings.output, dpi=110)
         print(settings.output, file=sys.stderr)
     print(summary, file=sys.stderr)
+
+
+def list_faster_settings(training: TrainConfig) -> dict[str, Any]:
+    """Return what a run changes of the step on a GPU that has room for it; else nothing."""
+    step, values = resolve_fused(training.step), training.trainer.factory.arguments
+    has_tiles = step.strategy in FUSED_STRATEGIES and not (
+        step.compile or step.accelerator == "cpu"
+    )
+    is_open = step.checkpointing.arguments.get("tile_mib") == "auto"
+    if not (has_tiles and is_open) or values.get("deterministic"):
+        return {}
+    records = step.cuda_graph == "auto" and not step.several_processes
+    graphs = {"cuda_graph": True} if records else {}
+    return {"checkpointing.tile_mib": LARGER_TILES_MIB[0], **graphs}
 
 
 def print_variants(settings: MemoryConfig, vary: str) -> None:

@@ -52,6 +52,14 @@ def format_peaks(estimate: MemoryEstimate) -> str:
     return "\n\n".join(parts)
 
 
+def format_faster_peak(peak: MemoryRecord, *, has_graphs: bool) -> str:
+    """Say what a step needs as a run computes it on a GPU that has room for it."""
+    return (
+        f"on a GPU with room for it, a run computes whole maps{', in CUDA graphs' * has_graphs}: "
+        f"{format_mib(peak.allocated)} MiB allocated, {format_mib(peak.reserved)} MiB reserved"
+    )
+
+
 def format_layers(estimate: MemoryEstimate) -> str:
     """Format one row per call of a module."""
     rows = [("layer", "type", "phase", "allocated MiB", "change bytes", "reserved MiB")]
