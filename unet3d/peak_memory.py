@@ -27,6 +27,8 @@ class MemoryRecord:
     """All memory of the process on the GPU, as nvidia-smi reports it."""
     resident: int | None = None
     """Resident memory of the process, as the operating system reports it."""
+    above_start: int | None = None
+    """Resident memory beyond that with which training began: of tensors, for the most part."""
 
     def __or__(self, other: "MemoryRecord") -> "MemoryRecord":
         """Return the peaks over two phases that run one after the other."""

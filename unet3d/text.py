@@ -81,6 +81,25 @@ def pluralize(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def format_time(seconds: float) -> str:
+    """Format a time in its two largest units; of seconds, with two digits.
+
+    >>> format_time(0.3472), format_time(605), format_time(41_000), format_time(25_065_360)
+    ('0.35 s', '10 min 5 s', '11 h 23 min', '290 d 2 h')
+    """
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    seconds = round(seconds)
+    for size, unit, small, part in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if seconds >= size:
+            return f"{seconds // size} {unit} {seconds % size // small} {part}"
+    return f"{seconds} s"
+
+
 def format_bytes(nbytes: float) -> str:
     """Return bytes as text in GiB or MiB.
 

@@ -117,7 +117,7 @@ def test_a_network_without_depth_is_planned_without_levels(decathlon_folder, tmp
 def test_a_plan_for_a_training_time_ends_the_run_after_it(plan, tmp_path, capsys):
     words = ["data.patch_size=[8,8,8]", "overwrite=true"]
     assert plan("max_time=00:00:01:00", "measure_time=true", *words) == 0
-    assert " steps fit 00:00:01:00" in capsys.readouterr().out
+    assert " steps fit 1 min 0 s" in capsys.readouterr().out
     written = experiment(tmp_path)
     assert written["trainer"]["max_time"] == "00:00:01:00"
     assert "max_steps" not in written["trainer"]

@@ -7,7 +7,6 @@ import re
 from html import unescape
 
 import pytest
-from matplotlib.figure import Figure
 
 from tests.report.helpers.reports import make_report
 from unet3d.report.comparison import RunSummary, render_comparison
@@ -75,7 +74,7 @@ def render_report(report, result, **changes):
     options = {
         "title": "run",
         "curves": {"train/loss": [[1, 2.0], [2, 1.0]], "val/dice": [[2, 0.5]]},
-        "timeline": Figure(),
+        "timeline": "<svg></svg>",
         "kinds_at_peak": {"parameters": MIB, "saved activations": 199 * MIB},
         "command": "unet3d train",
         "machine": MACHINE,
@@ -86,7 +85,7 @@ def render_report(report, result, **changes):
 
 def check(page):
     """A page without a viewer has no script, asks for nothing, and shows ATTACK as text."""
-    assert not re.search(r"<(script|link|iframe)|\s(src|href)=", page)
+    assert not re.search(r"<(script|link|iframe)|\s(src|href)=(?!.data:)", page)
     assert "default-src 'none'" in page
     text = unescape(re.sub("<[^>]*>", "", page))
     assert "alert(1)" in text
@@ -155,10 +154,30 @@ def test_an_evaluation_without_a_scored_case_says_so():
 
 def test_a_run_shows_headline_curves_memory_and_config():
     text = check(render_report(make_run(), make_result()))
-    for part in ("0.7500", "100 MiB", "0.500 s", "training loss", "note:"):
+    for part in ("0.7500", "100 MiB", "0.500 s", "loss over steps", "note:"):
         assert part in text
     assert "measured in forward" in text
     assert "saved activations 199.0 MiB (100%)" in text
+
+
+def test_a_chart_names_the_values_under_the_pointer_and_the_best_step_without_a_script():
+    curves = {"val/dice": [[2, 0.25], [4, 0.5]], f"val/dice/{ATTACK}": [[2, 0.1], [4, 0.2]]}
+    page = render_report(make_run(best_step=4), None, curves=curves)
+    check(page)
+    titles = [unescape(title) for title in re.findall(r"<title>(step.*?)</title>", page, re.DOTALL)]
+    values = ["step 2\nmean 0.25\n{0} 0.1", "step 4 (best)\nmean 0.5\n{0} 0.2"]
+    assert titles == [text.format(ATTACK) for text in values]
+    assert 'class="best"' in page
+    assert 'style="stroke:var(--accent)"' in page  # the mean, on light and dark
+
+
+def test_a_page_of_a_running_run_says_so_and_reloads_itself():
+    report, shown = make_run(finished=False), ("case", "Y2FzZQ==")
+    text = check(page := render_report(report, None, is_running=True, picture=shown))
+    assert "running, 10 steps at" in text
+    assert 'http-equiv="refresh"' in page
+    assert 'src="data:image/png;base64,Y2FzZQ=="' in page
+    assert 'http-equiv="refresh"' not in render_report(report, None)
 
 
 def test_a_run_without_results_has_a_page():

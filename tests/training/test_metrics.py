@@ -2,12 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
 
 from unet3d.__main__ import main
 from unet3d.commands.train import build_training
 from unet3d.config.compose import list_options
 from unet3d.errors import UsageError
+from unet3d.training.module import crop_foreground
+from unet3d.types import IGNORE_LABEL
 
 
 def test_a_run_validates_with_every_metric(composed, tmp_path):
@@ -17,9 +21,30 @@ def test_a_run_validates_with_every_metric(composed, tmp_path):
     run.trainer.fit(run.module, run.data)
     logged = {name.split("/")[1] for name in run.trainer.callback_metrics if "val/" in name}
     assert logged == {
-        *("dice", "iou", "hd95_mm", "volume_ratio", "volume_error", "cldice", "ece"),
+        *("loss", "dice", "iou", "hd95_mm", "volume_ratio", "volume_error", "cldice", "ece"),
         *("lesion_f1", "lesion_sensitivity", "lesion_precision"),
     }
+
+
+def test_the_validation_loss_is_that_of_the_patch_around_the_foreground(composed, tmp_path):
+    run = build_training(composed(), tmp_path)
+    run.trainer.fit(run.module, run.data)
+    (volume,), module = run.data.validation, run.module.eval()
+    image, label = (torch.from_numpy(np.array(x))[None] for x in (volume.image, volume.label))
+    patch, labels = crop_foreground(image, label, run.settings.data.patch_size)
+    assert patch.shape[2:] == labels.shape[1:] == run.settings.data.patch_size
+    with torch.no_grad():
+        expected = float(module.loss(module.model(patch.float()), labels))
+    assert float(run.trainer.callback_metrics["val/loss"]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [(2, 4, 4), (12, 4, 4)])
+def test_a_patch_is_around_the_middle_of_the_foreground_and_padded(size):
+    label = torch.zeros(1, 8, 8, 8, dtype=torch.uint8)
+    label[0, 5:7, 6, 7], label[0, 0, 0, 0] = 1, IGNORE_LABEL
+    image, labels = crop_foreground(torch.rand(1, 2, 8, 8, 8), label, size)
+    assert (image.shape[1:], labels.shape[1:]) == ((2, *size), size)
+    assert (labels == 1).sum() == 2
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.helpers.browser import needs_browser, open_page, turn_slices
+from unet3d.training import run_reports
 
 OPTIONS = ("trainer.max_steps=2", "evaluation.enabled=true", "memory.estimate=true", "logger=none")
 
@@ -34,6 +35,26 @@ def test_an_interrupted_run_has_a_page_with_its_curves(unet3d, tmp_path, capsys)
 def test_a_run_does_not_fail_because_of_its_page(unet3d, tmp_path, capsys):
     (tmp_path / "run" / "report.html").mkdir(parents=True)
     assert unet3d("logger=none") == 0
-    line = capsys.readouterr().out.splitlines()[-1]
+    *_, line, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(f"next: unet3d predict checkpoint={tmp_path}/run ")
     assert line.startswith(f"{tmp_path}/run/report.html was not written: ")
     assert (tmp_path / "run" / "report.json").exists()
+
+
+def test_a_run_has_a_page_after_its_first_epoch_and_a_page_costs_little_time(
+    unet3d, tmp_path, monkeypatch
+):
+    pages, write = [], run_reports.write_text
+
+    def keep(path, text):
+        pages.append(text)
+        write(path, text)
+
+    monkeypatch.setattr(run_reports, "write_text", keep)
+    options = ("trainer.max_epochs=4", "trainer.max_steps=null", "evaluation.enabled=true")
+    assert unet3d(*options, "logger=none", "callbacks.case_images.cases=1") == 0
+    running, finished = pages  # the second epoch ends before a page is due again
+    for part in ("running, 2 steps at", "after 2 steps", 'http-equiv="refresh"', "data:image/png"):
+        assert part in running
+    assert "finished after 8 steps" in finished
+    assert 'http-equiv="refresh"' not in finished

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -34,17 +35,7 @@ from unet3d.training.preflight import (
     initialize_head_bias,
 )
 from unet3d.training.ranks import ProcessRank, read_process_rank
-from unet3d.training.results import (
-    TrainingResult,
-    build_report,
-    evaluate_best_checkpoint,
-    is_complete,
-    make_result,
-    reopen_report,
-    report_early_end,
-    try_write_report,
-    write_page,
-)
+from unet3d.training.results import TrainingResult, evaluate_best_checkpoint, make_result
 from unet3d.training.run import (
     TrainingRun,
     explain_errors,
@@ -54,6 +45,16 @@ from unet3d.training.run import (
     write_config,
 )
 from unet3d.training.run_folder import Log
+from unet3d.training.run_reports import (
+    GrowingReport,
+    build_report,
+    is_complete,
+    list_callbacks,
+    reopen_report,
+    report_early_end,
+    try_write_report,
+    write_page,
+)
 from unet3d.training.trainer import RunCallbacks, build_trainer, seed_run
 
 ALREADY_FINISHED = (
@@ -171,6 +172,7 @@ def train(
                 return make_result(run, report)
             break
         write_config(run)
+        list_callbacks(run).append(GrowingReport(run))
         checkpoint = None if start.checkpoint is None else str(start.checkpoint.absolute())
         try:
             with explain_errors(run, start.checkpoint, signals):
@@ -205,4 +207,6 @@ def train(
     write_page(run, report, log)
     if problems:
         raise RunError("; ".join(dict.fromkeys(problems)))
+    if not settings.composition.sweeping:
+        log(f"next: unet3d predict checkpoint={quote(str(folder))} input=SCANS output=predictions")
     return result

@@ -1,5 +1,6 @@
 """Show a memory estimate: as tables, sentences, JSON, and figures of matplotlib."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unet3d.memory.estimate import KINDS, MemoryEstimate
+from unet3d.memory.trace import Block
 from unet3d.peak_memory import MemoryRecord
 from unet3d.report.figures import make_figure
 from unet3d.text import MIB, format_bytes, format_columns
@@ -19,6 +21,14 @@ PERMANENT = ("parameters", "gradients", "optimizer state", "averaged weights")
 
 MAX_LAYERS = 40
 """Rows of a layer plot."""
+
+OPERATIONS = {
+    **{"cuDNN": "workspace of cuDNN", "cuBLAS": "workspace of cuBLAS"},
+    **{"convolution": "convolution", "norm": "norm", "fold_": "norm", "pool3d": "pooling"},
+    **{"upsample": "upsampling", "interpolate": "upsampling", "cat": "concatenation"},
+    **{"relu": "activation", "dice_ce": "loss"},
+}
+"""Parts of the names of torch's operations and ours, in words."""
 
 PALETTE = """#4c566a #88a0c0 #b48ead #7b5a8f #d08770 #ebcb8b #a3be8c #c8d0dc #8fbcbb #bf616a
 #5e81ac""".split()
@@ -153,6 +163,27 @@ def compute_kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
     return {kind: values for kind, values in curves.items() if values.any()}
 
 
+def describe_block(block: Block, blocks: Sequence[Block]) -> str:
+    """Say which operation of which part of the network has allocated a block; level 1 is finest.
+
+    >>> make = lambda path, op: Block(0, 1, "backward", path, op, 0, None)
+    >>> upsampling = make("decoder.1.up", "upsample_trilinear3d_backward")
+    >>> describe_block(upsampling, [upsampling])
+    'gradient of upsampling, decoder level 1'
+    """
+    found = (word for part, word in OPERATIONS.items() if part in block.op)
+    operation = next(found, block.op.rpartition(".")[2].strip("_"))
+    if re.search("backward|gradient", block.op):
+        operation = f"gradient of {operation}"
+    place, part = block.path or block.phase, re.match(r"(encoder|decoder)\.(\d+)", block.path)
+    if part and part[1] == "encoder":
+        place = f"encoder level {int(part[2]) + 1}"
+    elif part:  # coarsest first
+        indices = (re.match(r"decoder\.(\d+)", b.path) for b in blocks)
+        place = f"decoder level {max(int(i[1]) for i in indices if i) - int(part[2]) + 1}"
+    return f"{operation}, {place}"
+
+
 def plot_timeline(
     estimate: MemoryEstimate, title: str, *, measured: Mapping[str, int] | None = None
 ) -> "Figure":
@@ -179,7 +210,7 @@ def plot_timeline(
     block = estimate.trace.blocks[blocks[estimate.peak_event - start]]
     axes.plot([at], [top / MIB], "o", color="black", markersize=5)
     axes.annotate(
-        f"peak {format_bytes(int(top))}\n{block.path or block.phase}: {block.op}",
+        f"peak {format_bytes(int(top))}\n{describe_block(block, estimate.trace.blocks)}",
         (at, top / MIB),
         xytext=(8, 10),
         textcoords="offset points",

@@ -53,9 +53,13 @@ class CaseMetricAccumulator:
 
         return update if self.logit_metrics else None
 
-    def end(self, case: str, prediction: Tensor, labels: Tensor) -> None:
-        """Add a case with its predicted and reference labels (D, H, W)."""
+    def end(
+        self, case: str, prediction: Tensor, labels: Tensor, *, loss: float | None = None
+    ) -> None:
+        """Add a case with its predicted and reference labels (D, H, W), and its loss."""
         scores = {k: v for metric in self.logit_metrics for k, v in metric.finish().items()}
+        if loss is not None:
+            scores["loss"] = loss
         if self.class_scores:
             by_class = score_case(
                 prediction.cpu().numpy(),

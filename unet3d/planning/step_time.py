@@ -26,7 +26,7 @@ from unet3d.planning.planner import (
     make_plan,
 )
 from unet3d.planning.topology import list_coarser_spacings, list_patches, round_up_to_multiple
-from unet3d.text import format_bytes, pluralize
+from unet3d.text import format_bytes, format_time, pluralize
 from unet3d.types import Triple
 
 MIN_STEPS = 1000
@@ -62,9 +62,9 @@ class StepTime:
 
     def describe(self) -> str:
         verb = "takes" if self.is_measured else "may take up to"
-        line = f"a step {verb} {self.seconds:.2g} s on {self.device}"
+        line = f"a step {verb} {format_time(self.seconds)} on {self.device}"
         if self.seconds_now > BUSY_RATIO * self.seconds:
-            line += f" ({self.seconds_now:.2g} s now, because other programs run)"
+            line += f" ({format_time(self.seconds_now)} now, because other programs run)"
         return line
 
     def count_steps(self, training_seconds: float) -> int:
@@ -149,7 +149,7 @@ def describe_step_time(config: StepConfig, plan: TrainingPlan, steps: int) -> st
     except Exception as error:  # a plan may be for another machine, and is useful without a time
         return f"time not measured on this machine: {summarize_error(error)}"
     return (
-        f"{time.describe()}: {steps:,} steps take {steps * time.seconds / 3600:.1f} hours, plus "
+        f"{time.describe()}: {steps:,} steps take {format_time(steps * time.seconds)}, plus "
         f"validation; an hour has time for {time.count_steps(3600):,} of them "
         "(max_time=00:01:00:00 plans for an hour)"
     )
@@ -158,7 +158,7 @@ def describe_step_time(config: StepConfig, plan: TrainingPlan, steps: int) -> st
 def describe_limit(time: StepTime, training_seconds: float) -> str:
     """Say how many steps fit a training time, and which time would suffice if they are too few."""
     steps, line = time.count_steps(training_seconds), time.describe()
-    line += f": about {pluralize(steps, 'step')} fit {format_duration(training_seconds)}"
+    line += f": about {pluralize(steps, 'step')} fit {format_time(training_seconds)}"
     if steps >= MIN_STEPS:
         return line
     enough = format_duration(1 + MIN_STEPS * time.seconds / TRAINING_FRACTION)

@@ -15,7 +15,8 @@ import numpy as np
 from unet3d.errors import UsageError
 from unet3d.files import read_json
 from unet3d.metric.bootstrap import compute_bootstrap_means
-from unet3d.report.figures import Points, add_legend, make_figure, plot_curves, to_svg
+from unet3d.report.charts import Line, draw_chart
+from unet3d.report.figures import add_legend, make_figure, to_svg
 from unet3d.report.page import format_mean, format_score, render_page
 from unet3d.report.run_report import replace_nan, select_headline_metrics
 from unet3d.report.slices import get_palette
@@ -347,14 +348,14 @@ def render_comparison(
 def draw_run_curves(runs: Sequence[RunSummary]) -> dict[str, str]:
     """Return charts of the first runs by heading."""
     palette = get_palette(len(runs))
-    lines: dict[str, list[tuple[str, Points, str]]] = {label: [] for label in CURVES.values()}
+    lines: dict[str, list[Line]] = {label: [] for label in CURVES.values()}
     for run, color in list(zip(runs, palette, strict=True))[:MAX_CURVES]:
         file = run.folder / "curves.json"
         curves = read_json(file)["curves"] if file.exists() else {}
         for key, label in CURVES.items():
             if curves.get(key):
-                lines[label].append((run.label, curves[key], color))
-    return {label: to_svg(plot_curves(drawn, label)) for label, drawn in lines.items() if drawn}
+                lines[label].append(Line(run.label, curves[key], color))
+    return {label: draw_chart(drawn, label) for label, drawn in lines.items() if drawn}
 
 
 def plot_runs(runs: Sequence[RunSummary]) -> "Figure":

@@ -1,12 +1,12 @@
-"""Record curves in a bounded number of points, plot them, and put figures into pages."""
+"""Record curves in a bounded number of points, and put figures of matplotlib into pages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unet3d.text import escape_mathtext
+from unet3d.report.charts import Points
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,9 +15,6 @@ MAX_POINTS = 512  # at this number, neighboring points are merged in pairs
 SMOOTHING = 0.9  # decay of the moving average of the loss: those of single batches are noisy
 DIVERGED = 3.0  # a loss that is this much as high as the first one has diverged
 SKIPPED = 0.1  # fraction of the steps at either end in which no slope is trusted
-
-Points = Sequence[Sequence[float]]
-"""(step, value) pairs."""
 
 
 class Curve:
@@ -112,22 +109,6 @@ def make_figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure  # which few commands need
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def plot_curves(curves: Sequence[tuple[str, Points, Any]], y_label: str) -> "Figure":
-    """Plot points over steps; a curve is its name, points and color."""
-    figure = make_figure(7, 3.4)
-    axes = figure.subplots()
-    for name, points, color in curves:
-        marker = "o" if len(points) < 12 else ""
-        xs, ys = zip(*points, strict=True)
-        axes.plot(xs, ys, color=color, marker=marker, markersize=4, label=escape_mathtext(name))
-    axes.set(xlabel="step", ylabel=y_label, xlim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(curves) > 1:
-        add_legend(figure)
-    return figure
 
 
 def add_legend(figure: "Figure") -> None:

@@ -4,30 +4,29 @@ import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from unet3d import __version__
 from unet3d.files import write_text
+from unet3d.report.charts import ACCENT, Line, Points, draw_chart
 from unet3d.report.evaluation import make_score_cards, make_scores
-from unet3d.report.figures import Points, plot_curves, to_svg
 from unet3d.report.page import render_page
-from unet3d.report.slices import get_class_colors
-from unet3d.text import MIB, format_bytes, format_columns, pluralize
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from unet3d.report.slices import get_class_colors, get_palette
+from unet3d.text import MIB, format_bytes, format_columns, format_time, pluralize
 
 PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
 
 MEMORY_LABELS = {
     "allocated": "allocated, MiB",
     "reserved": "reserved, MiB",
+    "above_start": "RAM above the start, MiB",
     "resident": "RAM of the process, MiB",
 }
 
@@ -104,7 +103,8 @@ def format_report_table(report: Mapping[str, Any]) -> str:
     peaks = {"a step": get_step_memory(report), "validation": report["memory"].get("validation")}
     for task, peak in peaks.items():
         if peak:
-            parts = [f"{v / MIB:.0f} MiB {k}" for k, v in peak.items() if k != "phases"]
+            values = {k.replace("_", " the "): v for k, v in peak.items() if k != "phases"}
+            parts = [f"{v / MIB:.0f} MiB {k}" for k, v in values.items()]
             rows.append((f"peak memory of {task}", ", ".join(parts) or "not measured"))
     if estimate := describe_estimate(report):
         rows.append(("estimated peak", estimate))
@@ -159,15 +159,22 @@ def describe_run(
     *,
     title: str,
     curves: Mapping[str, Points],
-    timeline: "Figure | None",
+    timeline: str | None,
     kinds_at_peak: Mapping[str, int],
     result: Mapping[str, Any] | None,
     command: str,
     machine: Mapping[str, str],
+    picture: tuple[str, str] | None = None,
+    is_running: bool = False,
 ) -> dict[str, Any]:
-    """Return the content of run.html; `result` is that of the run's evaluation.json."""
+    """Return the content of run.html; `result` is that of the run's evaluation.json.
+
+    `picture` is that of a case, in base64, with its title.
+    """
     choices = report.get("choices", {})
     state = f"{'finished' if report.get('finished') else 'stopped'} after {report['steps']:,} steps"
+    if is_running:
+        state = f"running, {report['steps']:,} steps at {datetime.now():%Y-%m-%d %H:%M:%S}"
     chosen = [f"{k}={choices[k]}" for k in ("data", "model", "checkpointing") if k in choices]
     error = f": {report['error']}" if report.get("error") else ""
     return {
@@ -177,8 +184,10 @@ def describe_run(
         "subtitle": ", ".join([state, *chosen, f"on {report['device']}"]) + error,
         "headline": make_headline(report, {} if result is None else result["mean"]),
         "numbers": format_report_table(report),
-        "curves": draw_curves(curves, result),
-        "timeline": None if timeline is None else to_svg(timeline),
+        "curves": draw_curves(curves, result, report.get("best_step")),
+        "timeline": timeline,
+        "picture": picture,
+        "is_running": is_running,
         "peak": describe_peak(kinds_at_peak),
         "memory": make_memory_rows(report),
         "measured": get_step_memory(report),
@@ -201,34 +210,39 @@ def make_headline(report: Mapping[str, Any], mean: Mapping[str, Any]) -> list[tu
         *make_score_cards(metrics, mean, [selection, selection]),
         ("Peak memory", "-" if peak is None else format_bytes(peak * MIB), kind),
         ("Step time", "-" if seconds is None else f"{seconds:.3f} s", remark),
+        ("Training time", format_time(report.get("seconds", 0)), "with validations"),
         ("Parameters", f"{report['parameters']:,}", "trained"),
     ]
 
 
 def draw_curves(
-    curves: Mapping[str, Points], result: Mapping[str, Any] | None
-) -> dict[str, object]:
-    """Return charts by heading; a single point is no chart: the page's table has its value."""
+    curves: Mapping[str, Points], result: Mapping[str, Any] | None, best: float | None
+) -> dict[str, str]:
+    """Return charts by heading; a single point is no chart: the page's table has its value.
+
+    `best` is the step of the best checkpoint.
+    """
     prefix = "val/dice/"
     names = [name.removeprefix(prefix) for name in curves if name.startswith(prefix)]
     classes = {name: [n] for n, name in enumerate(names, start=1)}
     colors = get_class_colors(classes if result is None else result["classes"])
     dice = {"mean": "val/dice"} | {name: prefix + name for name in names}
     charts = {
-        "Loss": ("training loss", {"loss": "train/loss"}),
+        "Loss": ("loss", {"training": "train/loss", "validation": "val/loss"}),
         "Dice of validations": ("Dice", dice),
         "HD95 of validations": ("mm", {"HD95": "val/hd95_mm"}),
         "Learning rate": ("rate", {"rate": "train/lr"}),
     }
+    colors["validation"] = get_palette(1)[0]
     drawn = {}
     for heading, (unit, keys) in charts.items():
         shown = [
-            (name, curves[key], colors[name] if key.startswith(prefix) else "#3b5bdb")
+            Line(name, curves[key], colors.get(name, ACCENT))
             for name, key in keys.items()
             if curves.get(key)
         ]
-        if any(len(points) > 1 for _, points, _ in shown):
-            drawn[heading] = to_svg(plot_curves(shown, unit))
+        if any(len(line.points) > 1 for line in shown):
+            drawn[heading] = draw_chart(shown, unit, best=best if unit != "rate" else None)
     return drawn
 
 

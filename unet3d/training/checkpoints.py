@@ -163,6 +163,7 @@ class BestCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
         self.folder = folder
+        self.step: int | None = None  # of best.ckpt
 
     @property
     def state_key(self) -> str:
@@ -171,13 +172,16 @@ class BestCheckpoint(ModelCheckpoint):
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         save_logs(trainer)
+        if filepath == self.best_model_path:
+            self.step = trainer.global_step
         super()._save_checkpoint(trainer, filepath)
         if filepath == self.best_model_path and Path(filepath).name != BEST:
             trainer.save_checkpoint(self.folder / BEST)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the score of each file, by its name in the folder."""
-        return {"scores": {Path(path).name: float(v) for path, v in self.best_k_models.items()}}
+        scores = {Path(path).name: float(v) for path, v in self.best_k_models.items()}
+        return {"scores": scores, "step": self.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         scores = {
@@ -187,6 +191,7 @@ class BestCheckpoint(ModelCheckpoint):
         }
         if not scores:
             return
+        self.step = state_dict.get("step")
         best, worst = (max, min) if self.mode == "max" else (min, max)
         while len(scores) > self.save_top_k > 0:  # which a resumed run may change
             del scores[worst(scores, key=scores.__getitem__)]

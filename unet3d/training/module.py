@@ -1,11 +1,12 @@
 """The LightningModule: training, validation and optimizer steps of a segmentation network."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grads_with_norm_
@@ -31,7 +32,7 @@ from unet3d.training.distributed import gather_in_case_order
 from unet3d.training.loggers import get_metric, log_values
 from unet3d.training.nonfinite import NonFiniteGuard
 from unet3d.training.schedules import build_scheduler, get_rate
-from unet3d.types import Sample
+from unet3d.types import IGNORE_LABEL, Sample
 
 
 class SegmentationModule(LightningModule):
@@ -134,6 +135,8 @@ class SegmentationModule(LightningModule):
             return None
         recorded, observe = self.graphed_pass, self.case_scores.begin(batch["label"][0])
         with nullcontext() if recorded is None else recorded.use_memory():
+            patch = crop_foreground(batch["image"], batch["label"], self.sliding_window.patch_size)
+            loss = float(self.loss(self.model(patch[0]), patch[1]))
             prediction = self.sliding_window(batch["image"], self.model, observe)
         if recorded is not None:
             prediction = prediction.clone()  # the next replay overwrites the original
@@ -141,7 +144,7 @@ class SegmentationModule(LightningModule):
             prediction, batch["label"], self.unannotated_classes
         )
         self.metric.update(known, batch["label"])
-        self.case_scores.end(batch["case"][0], known[0], batch["label"][0])
+        self.case_scores.end(batch["case"][0], known[0], batch["label"][0], loss=loss)
         return prediction
 
     def on_validation_start(self) -> None:
@@ -226,6 +229,24 @@ class SegmentationModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.nonfinite_guard.skipped = checkpoint.get("skipped_steps", 0)
+
+
+def crop_foreground(image: Tensor, label: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the patch around the middle of the foreground of a volume (1, C, D, H, W).
+
+    A volume that is smaller is padded with zeros.
+    """
+    is_foreground = (label[0] > 0) & (label[0] != IGNORE_LABEL)
+    box, padding = [], []
+    for axis, (length, whole) in enumerate(zip(size, label.shape[1:], strict=True)):
+        others = [n for n in range(3) if n != axis]
+        found = is_foreground.any(others[1]).any(others[0]).nonzero().flatten()
+        middle = (int(found[[0, -1]].sum()) + 1) // 2 if len(found) else whole // 2
+        start = max(0, min(middle - length // 2, whole - length))
+        box.append(slice(start, start + length))
+        padding = [0, max(0, length - whole), *padding]  # F.pad counts axes from the last
+    image, label = image[:, :, *box], label[:, *box]
+    return (F.pad(image, padding), F.pad(label, padding)) if any(padding) else (image, label)
 
 
 def make_config_record(settings: TrainConfig) -> dict[str, Any]:

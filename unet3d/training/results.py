@@ -1,4 +1,4 @@
-"""The results of a run: the evaluation of its best checkpoint, report.json and report.html."""
+"""The results of a run: the evaluation of its best checkpoint on the validation cases."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,34 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from unet3d.checkpoint_file import update_metadata
-from unet3d.config.compose import list_config_groups
 from unet3d.control_groups import count_usable_cores
 from unet3d.data.formats.volumes import read_label_pair, write_labels
 from unet3d.data.layouts.dataset_json import LabelNames
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.loading.datasets import CachedVolume
-from unet3d.errors import Interrupted, RunError, UsageError, describe_os_error, summarize_error
+from unet3d.errors import UsageError, summarize_error
 from unet3d.evaluation.evaluate import CasePair, Evaluation, run_evaluation
 from unet3d.evaluation.options import build_metrics, select_class_metrics
-from unet3d.files import read_report, write_text
 from unet3d.inference.ensemble import Ensemble, load_ensemble
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor, ScanTask
-from unet3d.machine import summarize_machine
-from unet3d.memory.report import plot_timeline
-from unet3d.model.weights import count_parameters
 from unet3d.report.run_report import (
-    collect_versions,
-    get_step_memory,
     select_headline_metrics,
-    write_report,
 )
 from unet3d.text import pluralize
-from unet3d.training.callbacks.resume_state import find_leak
-from unet3d.training.config import list_choices
 from unet3d.training.run import TrainingRun
 from unet3d.training.run_folder import Log
 
@@ -72,130 +61,6 @@ def make_result(run: TrainingRun, report: Mapping[str, Any]) -> TrainingResult:
         metrics=select_headline_metrics(report),
         report=report,
     )
-
-
-# report.json and report.html
-
-
-def build_report(
-    run: TrainingRun, *, steps: int, finished: bool, error: str | None = None
-) -> dict[str, Any]:
-    """Return the content of report.json."""
-    skipped, device = run.module.nonfinite_guard.skipped, run.data.device
-    warnings = run.callbacks.training_warnings.warnings(done=finished, steps=steps, skipped=skipped)
-    metrics = {name: float(value) for name, value in run.trainer.callback_metrics.items()}
-    groups = list_config_groups()
-    seen, leak = find_leak(run.data, run.module.metadata.get("pretrained_on", []))
-    return {
-        "finished": finished,
-        **({} if error is None else {"error": error}),
-        "folder": str(run.folder),
-        "steps": steps,
-        "skipped_steps": skipped,
-        "parameters": count_parameters(run.module.model),
-        "skipped_cases": [finding.describe() for finding in run.data.skipped],
-        "warnings": [*filter(None, [run.data.shared_patient_warning, leak]), *warnings],
-        "pretrained_on_validation": seen,
-        "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
-        "memory": run.callbacks.memory.summarize(),
-        "speed": run.callbacks.timing.summarize(),
-        "precision": {"requested": run.precision.requested, "used": run.precision.used},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "versions": collect_versions(),
-        "choices": {k: v for k, v in list_choices(run.settings).items() if k in groups},
-        "config": dict(run.config),
-    }
-
-
-def reopen_report(run: TrainingRun, steps: int) -> dict[str, Any]:
-    """Return the report of a run that has reached its limits; rebuild what a kill prevented."""
-    report = build_report(run, steps=steps, finished=True) | read_report(run.folder)
-    report.pop("error", None)
-    return report | {"finished": True, "steps": steps}
-
-
-def is_complete(run: TrainingRun) -> bool:
-    """Return whether a run that has reached its limits has its report and its evaluation."""
-    report = read_report(run.folder)
-    part = "evaluation" if run.data.validation else "postprocessing"
-    is_evaluated = part in report and not report[part].get("errors")
-    needs_evaluation = run.settings.evaluation.enabled and not is_evaluated
-    return bool(report.get("finished")) and "error" not in report and not needs_evaluation
-
-
-def report_early_end(run: TrainingRun, error: BaseException, log: Log) -> None:
-    """Write the report of a run that an error or a signal ends before its limits."""
-    steps = run.trainer.global_step
-    if isinstance(error, Interrupted):
-        log(
-            f"\ninterrupted by {error} after {steps} steps; resume with resume=auto "
-            f"hydra.run.dir={run.folder}"
-        )
-        error.is_reported = True
-    reason = str(error) if isinstance(error, RunError | UsageError) else None
-    report = build_report(run, steps=steps, finished=False, error=reason)
-    run.callbacks.dashboard.finish({}, 0, finished=False)
-    if run.is_main:
-        try_write_report(run, report)
-        write_page(run, report, log)
-
-
-def try_write_report(run: TrainingRun, report: dict[str, Any]) -> list[str]:
-    """Write the report; return what prevented it, if anything."""
-    path = run.folder / "report.json"
-    try:
-        write_report(report, path)
-    except OSError as error:
-        return [describe_os_error(error, path)]
-    return []
-
-
-def write_page(run: TrainingRun, report: Mapping[str, Any], log: Log) -> None:
-    """Write report.html, and the curves that comparisons draw; the run does not fail if that fails.
-
-    It shows what the run has recorded, and its evaluation if there is one.
-    """
-    path, evaluation = run.folder / "report.html", run.folder / "evaluation"
-    try:
-        # Imported here to keep the start of a run fast.
-        from unet3d.report.evaluation import embed_worst_cases, read_result
-        from unet3d.report.page import render_page
-        from unet3d.report.run_report import describe_run
-
-        curves = run.callbacks.curves.list_points()
-        write_report({"curves": curves}, run.folder / "curves.json", indent=None)
-        result = read_result(evaluation / "evaluation.json") if report.get("evaluation") else None
-        content = describe_run(
-            report,
-            title=run.folder.resolve().name,
-            curves=curves,
-            timeline=draw_timeline(run, report),
-            kinds_at_peak={} if run.estimate is None else run.estimate.kinds,
-            result=result,
-            command=run.settings.composition.format_command(f"hydra.run.dir={run.folder}"),
-            machine=summarize_machine(),
-        )
-        content |= embed_worst_cases("run.html", content, result, evaluation)
-        write_text(path, render_page("run.html", **content))
-        log(f"report: {path}")
-    except Exception as error:
-        log(f"{path} was not written: {summarize_error(error)}")
-
-
-def draw_timeline(run: TrainingRun, report: Mapping[str, Any]) -> Any:
-    """Plot the estimated memory of a step, on a GPU with the measured peak of each phase."""
-    if run.estimate is None:
-        return None
-    phases = get_step_memory(report).get("phases", {})
-    measured = {name: peak["allocated"] for name, peak in phases.items() if "allocated" in peak}
-    figure = plot_timeline(run.estimate, "", measured=measured)
-    figure.set_size_inches(12, 4.5)
-    for layer in figure.axes[0].collections:
-        layer.set_rasterized(True)  # thousands of steps would make a large file
-    return figure
-
-
-# The evaluation of the best checkpoint
 
 
 def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
@@ -305,10 +170,8 @@ def record_postprocessing(
     """Record in the checkpoints which classes keep only their largest component; say why."""
     for path in checkpoints if classes else []:
         update_metadata(path, {"keep_largest_component": classes})
-    if classes:
-        log(f"keeping only the largest component of {', '.join(classes)}, judged by {evidence}")
-    else:
-        log(f"keeping all components: no class meets the condition for its largest ({evidence})")
+    kept = f"the largest component alone of {', '.join(classes)}" if classes else "all components"
+    log(f"predictions keep {kept} (report.json says why)")
     return {"largest_component": classes, "evidence": evidence}
 
 

@@ -55,7 +55,10 @@ class RunCallbacks:
         self.memory = StepMemory({} if module.graphed_pass is None else module.graphed_pass.peaks)
         self.timing = StepTimer()
         self.dashboard = RunLogger(
-            config, select_hparams(settings, config), make_figure_title(step)
+            config,
+            select_hparams(settings, config),
+            make_figure_title(step),
+            list(module.metric.scored_classes),
         )
         self.curves = Curves()
         suggest = partial(suggest_overrides, settings)

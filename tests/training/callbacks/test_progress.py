@@ -42,3 +42,6 @@ def test_the_bar_shows_the_time_left_and_scores_before_memory(unet3d, capsys):
     rates = r"\[ *[\d.]+(?:it/s|s/it), loss=[\d.]+, dice=[\d.]+, peak_mib=\d+\]"
     line = rf"Epoch 2, training ends in \d\d:\d\d: \|.*\| 1/2 {rates}.*"
     assert [x for x in shown if re.fullmatch(line, x)], shown
+    kept = r"epoch \d, step (\d)/4, loss \d\.\d{4}, Dice \d\.\d{4}"
+    steps = [found[1] for x in shown if (found := re.fullmatch(kept, x.strip()))]
+    assert steps == ["2", "4"]  # a line per validation stays above the bar

@@ -124,9 +124,11 @@ class TrainingStep:
         trace.begin_phase("validation")
         if self.average is not None:
             self.average.apply()
-        image, _ = self._make_batch(trace, self.volume_shape)
+        image, label = self._make_batch(trace, self.volume_shape)
+        box = tuple(slice(size) for size in self.batch_shape[2:])
         self.model.eval()
         with torch.no_grad(), self._autocast(), self._use_graph_pool(trace):
+            self.loss(self.model(image[:, :, *box]), label[:, *box])
             self.inference(image, SkipSmallerWindows(self.model, trace))
         self.model.train()
         if self.average is not None:

@@ -1,5 +1,6 @@
 """What loggers show besides curves: cases, config, choices, memory, final metrics."""
 
+import re
 from collections.abc import Mapping, Sequence
 from textwrap import indent
 from typing import Any
@@ -21,16 +22,20 @@ from unet3d.types import IGNORE_LABEL, Sample, Triple
 
 CHARTS = {
     "Quality": {
-        "loss": ["^train/loss$"],
-        "Dice, mean and classes": ["^val/dice$", "^val/dice/"],
+        "loss": ["^train/loss$", "^val/loss$"],
+        "Dice, mean": ["^val/dice$"],
         "HD95 in mm, mean and classes": ["^val/hd95_mm$", "^val/hd95_mm/"],
         "predicted voxels / reference voxels": ["^val/volume_ratio/"],
     },
     "Memory": {
-        "peak of a step in MiB": ["^memory/step_peak_", "^memory/estimated_step_peak_mib$"],
-        "peak by phase in MiB": [
-            r"^memory/(forward|backward|optimizer|validation)_peak_(allocated|resident)_mib$"
+        "peak of a step in MiB": [
+            "^memory/step_peak_(allocated|reserved|process|above_start)_mib$",
+            "^memory/estimated_step_peak_mib$",
         ],
+        "peak by phase in MiB": [
+            "^memory/(forward|backward|optimizer|validation)_peak_(allocated|above_start)_mib$"
+        ],
+        "RAM of the process in MiB": ["^memory/step_peak_resident_mib$"],
     },
     "Speed": {
         "seconds of a step": ["^speed/step_seconds$"],
@@ -49,8 +54,15 @@ class RunLogger(Callback):
     `choices` are the hyperparameters in which this run differs from its neighbors.
     """
 
-    def __init__(self, config: Mapping[str, Any], choices: Mapping[str, Any], title: str):
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        choices: Mapping[str, Any],
+        title: str,
+        class_names: Sequence[str],
+    ):
         self.config, self.choices, self.title = config, choices, title
+        self.class_names = class_names
         self.estimate: MemoryEstimate | None = None
         self.loggers: list[Logger] = []
 
@@ -83,9 +95,14 @@ class RunLogger(Callback):
                     page: {
                         name: ["Multiline", tags]
                         for name, tags in charts.items()
-                        if has_gpu or "GPU" not in name
+                        if not name.startswith("RAM" if has_gpu else "GPU")
                     }
                     for page, charts in CHARTS.items()
+                }
+                # All lines of a run have its color: classes are told apart in charts of their own.
+                layout["Dice by class"] = {
+                    name: ["Multiline", [f"^val/dice/{re.escape(name)}$"]]
+                    for name in self.class_names
                 }
                 writer.add_custom_scalars(layout)
             case WandbLogger():
@@ -129,6 +146,7 @@ class CaseImages(Callback):
         self.axes: Triple = (sagittal, coronal, axial)
         self.flips = [orientation[axis] in "LPI" for axis in self.axes]
         self.slices: dict[str, Triple] = {}
+        self.latest: tuple[str, np.ndarray] | None = None  # the first case, with a title
 
     def on_validation_batch_end(
         self,
@@ -141,10 +159,12 @@ class CaseImages(Callback):
     ) -> None:
         if batch_idx >= self.cases or trainer.sanity_checking or outputs is None:
             return
-        if not (trainer.loggers and trainer.is_global_zero):
+        if not trainer.is_global_zero:
             return
         case = batch["case"][0]
         rgb = self.draw(case, batch["image"][0, 0], batch["label"][0], outputs[0])
+        if batch_idx == 0:
+            self.latest = f"{case} after {trainer.global_step:,} steps", rgb
         for logger in trainer.loggers:
             log_image(logger, f"cases/{case}", rgb, trainer.global_step - 1)
 

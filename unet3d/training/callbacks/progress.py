@@ -37,12 +37,23 @@ def format_epoch(trainer: Trainer) -> str:
     return f"epoch {trainer.current_epoch + 1}" + (f"/{last}" if last > 0 else "")
 
 
+def format_line(trainer: Trainer, limits: StoppingLimits) -> str:
+    """Return what a run has reached: epoch, step, loss and Dice."""
+    step = f"step {trainer.global_step}" + (f"/{limits.max_steps}" if limits.max_steps else "")
+    parts = [format_epoch(trainer), step]
+    for name, key in (("loss", "train/loss"), ("Dice", "val/dice")):
+        value = float(trainer.callback_metrics.get(key, nan))
+        if isfinite(value):
+            parts.append(f"{name} {value:.4f}")
+    return ", ".join(parts)
+
+
 class ProgressBar(TQDMProgressBar):
-    """Show Lightning's progress bar of each epoch, with the time left of the whole run."""
+    """Show Lightning's progress bar with the time left of the run, below a line per validation."""
 
     def __init__(self, limits: StoppingLimits):
-        super().__init__(leave=True)
-        self.time_left = TimeLeft(limits)
+        super().__init__(leave=False)
+        self.limits, self.time_left = limits, TimeLeft(limits)
 
     def init_train_tqdm(self) -> Tqdm:
         """Return a bar without the epoch's own times, which would compete with the time left."""
@@ -58,6 +69,11 @@ class ProgressBar(TQDMProgressBar):
     def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
         super().on_train_epoch_start(trainer, *args)
         self.train_progress_bar.set_description(format_epoch(trainer).capitalize())
+
+    def on_validation_end(self, trainer: Trainer, *args: Any) -> None:
+        super().on_validation_end(trainer, *args)
+        if not trainer.sanity_checking:
+            self.print(format_line(trainer, self.limits))
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         description = format_epoch(trainer).capitalize() + self.time_left.describe(trainer)
@@ -83,13 +99,6 @@ class ProgressLines(Callback):
             self._print_line(trainer)
 
     def _print_line(self, trainer: Trainer) -> None:
-        max_steps = self.limits.max_steps
-        step = f"step {trainer.global_step}" + ("" if max_steps is None else f"/{max_steps}")
-        parts = [format_epoch(trainer), step]
-        for name, key in (("loss", "train/loss"), ("Dice", "val/dice")):
-            value = float(trainer.callback_metrics.get(key, nan))
-            if isfinite(value):
-                parts.append(f"{name} {value:.4f}")
         if trainer.is_global_zero:
-            line = ", ".join(parts) + self.time_left.describe(trainer)
+            line = format_line(trainer, self.limits) + self.time_left.describe(trainer)
             print(line, flush=True)  # logs are read during the run

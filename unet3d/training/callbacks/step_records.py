@@ -3,6 +3,7 @@
 import time
 from array import array
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from statistics import median
@@ -21,8 +22,8 @@ from unet3d.training.loggers import log_values
 from unet3d.training.module import SegmentationModule
 from unet3d.training.schedules import get_rate
 
-VALIDATION = ("val/dice", "val/hd95_mm")
-"""Scores of a validation that have a curve; Dice has one per class, too."""
+VALIDATION = ("val/loss", "val/dice", "val/hd95_mm")
+"""Values of a validation that have a curve; Dice has one per class, too."""
 
 
 class StepMemory(Callback):
@@ -38,12 +39,19 @@ class StepMemory(Callback):
         self.estimated: MemoryRecord | None = None
         self.recorded = recorded  # is filled during the run
         self.phase: str | None = None  # None between steps
+        self.before: int | None = None  # resident bytes before the first step, without weights
         self.step: dict[str, MemoryRecord] = {}  # peaks by phase, here and below
         self.first: dict[str, MemoryRecord] = {}
         self.steady: dict[str, MemoryRecord] = {}
         self.validation: MemoryRecord | None = None
 
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        device, meter = trainer.strategy.root_device, PeakMeter()
+        if device.type == "cpu" and not (self.first or self.step):
+            meter.start(device)
+            weights = sum(parameter.nbytes for parameter in pl_module.parameters())
+            resident = meter.read(device).resident
+            self.before = None if resident is None else resident - weights
         self._enter("forward", trainer)
 
     def on_before_backward(self, trainer: Trainer, *_: Any) -> None:
@@ -105,6 +113,8 @@ class StepMemory(Callback):
         assert self.phase is not None
         record = self.meter.read(trainer.strategy.root_device)
         record |= self.recorded.get(self.phase, record)
+        if record.resident is not None and self.before is not None:
+            record = replace(record, above_start=max(0, record.resident - self.before))
         self.step[self.phase] = record | self.step.get(self.phase, record)
         self.phase = None
 
