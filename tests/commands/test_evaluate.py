@@ -6,6 +6,7 @@ import pytest
 
 from tests.contract.helpers.datasets import save
 from unet3d.__main__ import main
+from unet3d.evaluation import options
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +41,26 @@ def evaluate(*words, base=FOLDERS):
 
 def read_result(folder="out"):
     return json.loads((Path(folder) / "evaluation.json").read_text())
+
+
+def test_a_tolerance_that_hides_every_error_is_named(folder, capsys):
+    assert evaluate("draw_worst=0", "tolerance_mm=2") == 0
+    assert "accepts errors" not in capsys.readouterr().err
+    assert evaluate("draw_worst=0", "tolerance_mm=20") == 0
+    shown = capsys.readouterr()
+    assert "accepts errors of 20 mm, but a.nii.gz is 27 mm large" in shown.out + shown.err
+
+
+def test_classes_in_another_order_than_those_of_the_checkpoint_are_refused(
+    folder, capsys, monkeypatch
+):
+    trained = {"unet3d": {"classes": ["background", "head", "tail"]}}
+    monkeypatch.setattr(options, "load_run", lambda path: trained)
+    monkeypatch.setattr(options, "group_cases_by_use", lambda *_: None)
+    assert evaluate("checkpoint=run", "classes=[background,tail,head]") == 2
+    error = capsys.readouterr().err
+    assert "classes: the checkpoint has them in the order background, head, tail" in error
+    assert evaluate("checkpoint=run", "classes=[background,Kopf,Ende]", "draw_worst=0") == 0
 
 
 def test_class_names_come_from_dataset_json_and_they_and_tolerances_can_be_configured(folder):

@@ -72,6 +72,30 @@ def test_training_warns_once_of_patients_on_both_sides_of_the_split(write, train
         assert not any("patients" in line for line in train(word)[1])
 
 
+def test_training_warns_of_validation_cases_with_the_images_of_training_cases(
+    write, train, tmp_path
+):
+    write(names := [f"case_{letter}" for letter in "abcdefghij"])
+    assert not any("the same images" in line for line in train()[2])
+    for name in names:
+        save_volume(tmp_path / "scans" / "images" / f"{name}.nii.gz", make_image(0))
+    (warning,) = [line for line in train()[2] if "the same images" in line]
+    assert warning.startswith("2 of 2 validation cases have the same images as training cases, ")
+
+
+def test_a_constant_image_is_refused_or_skipped(write, train, tmp_path):
+    write(names := [f"case_{letter}" for letter in "abcdefghij"])
+    for name in names[:2]:
+        constant = np.full_like(make_image(0), 5)
+        save_volume(tmp_path / "scans" / "images" / f"{name}.nii.gz", constant)
+    code, lines, _ = train()
+    assert code == 2
+    assert any("case_a.nii.gz has one value everywhere" in line for line in lines)
+    code, lines, _ = train("data.invalid_cases=skip")
+    assert code == 0
+    assert sum(line.startswith("skipped: case_") for line in lines) == 2
+
+
 def test_training_says_which_volumes_match_no_pattern(write, train, tmp_path):
     write(SCANS)
     (tmp_path / "scans" / "images" / "p0_visit1.nii.gz").rename("scans/images/p0_visit1.NII.GZ")

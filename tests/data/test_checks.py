@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import nibabel
 import numpy as np
@@ -20,6 +21,7 @@ from unet3d.data.checks import (
     check_single_header,
     check_voxels,
     find_assumptions,
+    find_odd_spacings,
 )
 from unet3d.data.formats.volume_format import VolumeHeader
 from unet3d.data.formats.volumes import read_header
@@ -136,6 +138,19 @@ def test_a_missing_orientation_is_one_hint_for_all_cases_that_assume_the_same(tm
     assert nifti.message == "2 of 4 cases have no orientation: LAS is assumed"
     assert nrrd.message == "1 of 4 cases have no orientation: LPS is assumed"
     assert "write the orientation" in nifti.advice
+
+
+def test_voxels_of_another_order_of_magnitude_are_a_hint_and_thick_slices_are_not():
+    def make_header(*spacing_mm):
+        return VolumeHeader(shape=SIZE, affine=np.diag([*spacing_mm, 1.0]), dtype=np.dtype("u1"))
+
+    headers = {Path(f"{n}.nii"): make_header(1, 1, 0.5 + n) for n in range(5)}
+    assert find_odd_spacings(headers) == []
+    (hint,) = find_odd_spacings(headers | {Path("x.nii"): make_header(1000, 1000, 2000)})
+    assert hint.is_hint
+    assert "1 image with voxels 10 times as large or small as those of most others: x.nii" in (
+        hint.describe()
+    )
 
 
 @pytest.mark.parametrize(("degrees", "is_refused"), [(4, False), (10, True)])

@@ -6,7 +6,7 @@ import torch
 from tests.config.helpers.configs import SHRUNK
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
-from unet3d.training.checkpoints import resolve_start
+from unet3d.training.checkpoints import describe_other_meaning, resolve_start
 
 
 def count_class_fractions(run):
@@ -71,3 +71,14 @@ def test_a_package_that_a_network_lacks_is_not_taken_for_a_patch_it_cannot_take(
     message = "model=dynunet needs a package that is not installed: .*einops"
     with pytest.raises(UsageError, match=message):
         build_training(composed("model=dynunet"), tmp_path)
+
+
+def test_a_start_whose_classes_or_channels_meant_something_else_is_named():
+    before = {"classes": ["background", "liver", "tumor"], "channels": ["flair", "t1"]}
+    assert describe_other_meaning(before, before) is None
+    assert describe_other_meaning({}, before) is None  # of another project
+    now = before | {"classes": ["background", "tumor", "liver"]}
+    assert describe_other_meaning(before, now) == (
+        "init_from: classes were background, liver, tumor and are background, tumor, liver: "
+        "weights are matched by position, not by name"
+    )

@@ -18,6 +18,7 @@ from unet3d.data.checks import (
     check_voxels,
     describe_images,
     find_assumptions,
+    find_odd_spacings,
     read_image_headers,
 )
 from unet3d.data.config import DataConfig, parse_data_config
@@ -133,7 +134,7 @@ def check_dataset(
     findings = check_headers(cases, channels=len(dataset.channels), ram=ram)
     findings = [*layout.find_problems(), *findings]
     headers = read_image_headers(cases)
-    findings += find_assumptions(headers.values(), len(cases))
+    findings += [*find_assumptions(headers.values(), len(cases)), *find_odd_spacings(headers)]
     if rule.note is not None:
         advice = "set data.splits or data.group_by to choose the folds"
         findings.append(Finding(None, None, rule.note, advice, is_hint=True))

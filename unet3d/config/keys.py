@@ -233,10 +233,13 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 
     >>> suggest_name("lr", ["logger", "optimizer.lr", "model.layers"])
     '; did you mean optimizer.lr?'
+    >>> suggest_name("data.patch", ["data.pattern", "data.patch_size"])
+    '; did you mean data.patch_size?'
     """
     names, last = list(known), name.rpartition(".")[2]
     parts = {key.rpartition(".")[2]: key for key in reversed(names)}  # of equal ones, the first
-    near = [last] if last in parts else get_close_matches(name, names, n=1, cutoff=0.65)
+    near = [last] if last in parts else [key for key in names if key.startswith(f"{name}_")][:1]
+    near = near or get_close_matches(name, names, n=1, cutoff=0.65)
     near = near or get_close_matches(last, parts, n=1, cutoff=0.75)
     return f"; did you mean {parts.get(near[0], near[0])}?" if near else "."
 

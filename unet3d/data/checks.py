@@ -17,7 +17,7 @@ from unet3d.data.case import Case, Finding
 from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader, iter_slabs
 from unet3d.data.formats.volumes import FIX_2D, NOT_2D, find_format, read_header, read_volume
 from unet3d.data.preprocessing.pipeline import check_label_values, count_nonfinite
-from unet3d.text import format_bytes
+from unet3d.text import format_bytes, join_first, pluralize
 
 MIN_SIZE = 4  # a volume with fewer voxels along an axis is a slice, or its axes are mixed up
 
@@ -39,6 +39,10 @@ FIX_GRID = (
 )
 
 Problems = Iterator[tuple[str, str]]  # (problem, fix) pairs
+
+
+ODD_RATIO = 10
+"""Ratio to the median spacing above which a unit is likely wrong; slices of CT are 0.5 to 5 mm."""
 
 
 def check_headers(cases: Sequence[Case], *, channels: int, ram: int | None = None) -> list[Finding]:
@@ -220,6 +224,21 @@ def find_assumptions(headers: Collection[VolumeHeader], cases: int) -> list[Find
         Finding(None, None, f"{count} of {cases} cases have {assumption}", advice, is_hint=True)
         for (assumption, advice), count in counts.items()
     ]
+
+
+def find_odd_spacings(headers: Mapping[Path, VolumeHeader]) -> list[Finding]:
+    """Return a hint on images whose voxels are of another order of magnitude than the others'."""
+    if not headers:
+        return []
+    sizes = np.array([header.spacing_mm for header in headers.values()])
+    ratios = sizes / np.median(sizes, axis=0)
+    odd = (np.maximum(ratios, 1 / ratios) > ODD_RATIO).any(axis=1)
+    names = [file.name for file, is_odd in zip(headers, odd, strict=True) if is_odd]
+    if not names:
+        return []
+    message = f"{pluralize(len(names), 'image')} with voxels {ODD_RATIO:g} times as large or small "
+    message += f"as those of most others: {join_first(names)}"
+    return [Finding(None, None, message, "check the unit of the spacing", is_hint=True)]
 
 
 def format_range(*rows: Sequence[float]) -> str:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unet3d.data.formats.volumes import read_label_pair
+from unet3d.data.formats.volumes import read_header, read_label_pair
 from unet3d.data.layouts.dataset_json import LabelNames
 from unet3d.data.preprocessing.channels import get_spacing
 from unet3d.errors import UsageError
@@ -28,6 +29,7 @@ from unet3d.text import join_first
 
 AFFINE_TOLERANCE_MM = 1e-3  # affines that differ by more are different grids
 SAME_GRID = "both must be on the same voxel grid; resample the prediction to the reference's grid"
+MIN_SIZE_RATIO = 4  # size of a volume divided by the tolerance, below which surfaces agree anyway
 MAX_LABELS = 255  # a file with more labels, none of them named, is taken for an image
 
 
@@ -185,6 +187,8 @@ def run_evaluation(
     folder = evaluation.output
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
+    if warning := find_large_tolerance(evaluation):
+        warn(warning)
     scored = []
     for case in evaluation.score_all():
         scored.append(case)
@@ -199,6 +203,22 @@ def run_evaluation(
             files += try_write_evaluation_page(content, folder, evaluation.command, warn)
     parts = {key: content[key] for key in ("mean", "per_class", "cases", "errors")}
     return EvaluationResult(**parts, content=content, files=tuple(files))
+
+
+def find_large_tolerance(evaluation: Evaluation) -> str | None:
+    """Return a warning if the tolerance hides every error, as 1 mm does in microscopy."""
+    tolerance = evaluation.tolerance_mm
+    tolerances = tolerance.values() if isinstance(tolerance, Mapping) else [tolerance]
+    for file in [pair.reference[0] for pair in evaluation.pairs if pair.reference][:1]:
+        with suppress(UsageError):
+            header = read_header(file)
+            size = float(np.linalg.norm(np.multiply(header.shape[:3], header.spacing_mm)))
+            if max(tolerances) > size / MIN_SIZE_RATIO:
+                return (
+                    f"surface Dice accepts errors of {max(tolerances):g} mm, but {file.name} is "
+                    f"{size:.2g} mm large: set a smaller tolerance_mm"
+                )
+    return None
 
 
 def build_result(evaluation: Evaluation, scored: Sequence[ScoredCase]) -> dict[str, Any]:

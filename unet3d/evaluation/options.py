@@ -162,6 +162,10 @@ def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
         folder = references if references.is_dir() else references.absolute().parent
         names = find_label_names(folder) or find_checkpoint_names(settings.checkpoints)
     else:
+        trained = load_run(settings.checkpoints[0])["unet3d"] if settings.checkpoints else {}
+        known = [*map(str, trained.get("classes", ()))]
+        if {*known} == {*settings.classes} and known != [*settings.classes]:
+            raise UsageError(f"classes: the checkpoint has them in the order {', '.join(known)}")
         names = LabelNames(
             classes={name: (c,) for c, name in enumerate(settings.classes) if c > 0},
             known_labels=frozenset(range(len(settings.classes))),

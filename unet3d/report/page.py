@@ -20,8 +20,11 @@ def render_page(template: str, **content: Any) -> str:
 
 
 def format_score(value: float | None, digits: int = 4) -> str:
-    """Return a score, or a dash if there is none."""
-    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+    """Return a score, or a dash if there is none; 0 is nothing else than 0."""
+    if value is None or math.isnan(value):
+        return "-"
+    text = f"{value:.{digits}f}"
+    return f"{value:.1g}" if value and not float(text) else text
 
 
 def format_mean(score: Mapping[str, float | None] | None, sign: str = "") -> str:

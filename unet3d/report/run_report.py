@@ -17,7 +17,7 @@ from unet3d import __version__
 from unet3d.files import write_text
 from unet3d.report.charts import ACCENT, Line, Points, draw_chart
 from unet3d.report.evaluation import make_score_cards, make_scores
-from unet3d.report.page import render_page
+from unet3d.report.page import format_score, render_page
 from unet3d.report.slices import get_class_colors, get_palette
 from unet3d.text import MIB, format_bytes, format_columns, format_time, pluralize
 
@@ -135,7 +135,7 @@ def make_dice_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for name, scores in {"mean": evaluation["mean"], **evaluation["per_class"]}.items():
         dice, hd95, surface = (scores[s]["mean"] for s in ("dice", "hd95_mm", "surface_dice"))
-        text = f"{dice:.4f}, HD95 {hd95:.2f} mm, surface Dice {surface:.4f}"
+        text = f"{dice:.4f}, HD95 {format_score(hd95, 2)} mm, surface Dice {surface:.4f}"
         # The cases that are scored have chosen the checkpoint.
         note = f" ({describe_selection(evaluation)})" if name == "mean" else ""
         rows.append((f"Dice, {name}", "class absent" if math.isnan(dice) else text + note))

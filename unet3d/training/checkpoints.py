@@ -261,7 +261,11 @@ def resolve_start(run: "TrainingRun") -> RunStart:
         given = load_checkpoint(source)
         trained_on = list_training_cases(given)
         run.module.metadata["pretrained_on"] = trained_on
-        messages = [load_pretrained(model, source, given), find_leak(run.data, trained_on)[1]]
+        messages = [
+            load_pretrained(model, source, given),
+            describe_other_meaning(given.get("unet3d", {}), run.module.metadata),
+            find_leak(run.data, trained_on)[1],
+        ]
         return RunStart(messages=[*filter(None, messages)])
     run.module.metadata["pretrained_on"] = content["unet3d"].get("pretrained_on", [])
     if run.is_main:
@@ -351,6 +355,19 @@ def find_pretrained(path: Path) -> Path:
     if found is None:
         raise UsageError(f"init_from: no checkpoint at {path.absolute()}")
     return found
+
+
+def describe_other_meaning(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Warn if a network's outputs or inputs meant something else, by metadata of checkpoints."""
+    pairs = {key: (list(before.get(key) or now[key]), now[key]) for key in ("classes", "channels")}
+    different = [
+        f"{key} were {', '.join(one)} and are {', '.join(other)}"
+        for key, (one, other) in pairs.items()
+        if one != other
+    ]
+    if not different:
+        return None
+    return f"init_from: {'; '.join(different)}: weights are matched by position, not by name"
 
 
 def load_pretrained(model: nn.Module, path: Path, content: Mapping[str, Any]) -> str:

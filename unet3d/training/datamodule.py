@@ -55,7 +55,7 @@ class VolumeDataModule(pl.LightningDataModule):
     skipped: list[Finding]
     hints: list[Finding]  # about the dataset
     split_note: str | None  # about a file of folds that no option names
-    shared_patient_warning: str | None  # a warning that validation and training may share some
+    leak_warnings: list[str]  # of patients and images in training and in validation
     train_loader: TrainLoader
     val_loader: DataLoader | None
 
@@ -105,7 +105,8 @@ class VolumeDataModule(pl.LightningDataModule):
         self.groups, self.skipped, self.hints = rule.groups, usable.skipped, usable.hints
         self.split_note = None if settings.fold is None else rule.note
         is_grouped = settings.composition.is_overridden("data.group_by")
-        self.shared_patient_warning = None if is_grouped else find_shared_patients(rule, *parts)
+        shared = None if is_grouped else find_shared_patients(rule, *parts)
+        self.leak_warnings = [*filter(None, [shared, find_shared_images(*volumes)])]
         self.spacing_mm |= {v.name: v.get_spacing_mm(self.preprocessing) for v in self.validation}
         scored = Dice(dataset.classes, dataset.regions).scored_classes
         present = ([v.classes for v in part] for part in volumes)
@@ -207,6 +208,24 @@ def find_shared_patients(
         f"{len(shared)} of {pluralize(len(validation), 'validation case')} seem to be of patients "
         f"that are also in training, which inflates the scores: {likely.message}; add "
         f"{likely.option}"
+    )
+
+
+def find_shared_images(
+    training: Sequence[CachedVolume], validation: Sequence[CachedVolume]
+) -> str | None:
+    """Return a warning if cases of the validation have the images of training cases."""
+    trained = {volume.contents[:-1]: volume.name for volume in training}  # without the label
+    shared = [
+        f"{volume.name} those of {trained[volume.contents[:-1]]}"
+        for volume in validation
+        if volume.contents[:-1] in trained
+    ]
+    if not shared:
+        return None
+    return (
+        f"{len(shared)} of {pluralize(len(validation), 'validation case')} have the same images as "
+        f"training cases, which inflates the scores ({join_first(shared)}): remove one of each"
     )
 
 

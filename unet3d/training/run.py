@@ -112,7 +112,7 @@ def summarize_run(run: TrainingRun) -> str:
         f"{precision.used}{reason}, on {run.data.device}{ranks}",
         f"{training} for training, {validation} for validation; "
         f"classes {', '.join(data.dataset.classes)}",
-        *filter(None, (data.split_note, data.shared_patient_warning)),
+        *filter(None, [data.split_note, *data.leak_warnings]),
         *(f"hint: {finding.describe()}" for finding in data.hints),
         *(f"skipped: {finding.describe()}" for finding in data.skipped),
         *run.notes,

@@ -267,8 +267,8 @@ def check_target(path: Path, like: Path) -> VolumeHeader:
     for what in format.cannot_hold:
         if losses[what]:
             raise UsageError(
-                f"{path} cannot hold the {what} of {like}: write another format, such as "
-                "output_format=nii.gz"
+                f"{path} cannot hold the {what} of {like}: write another format, such as .nii.gz "
+                "(for a folder: output_format=nii.gz)"
             )
     return grid
 

@@ -77,8 +77,9 @@ class Pairs:
             matches = {self._get_file(pattern, name): name for name in self._match_names(pattern)}
             new_names = {name for file, name in matches.items() if file not in assigned}
             if not new_names:
+                same = ", where every * stands for the same name" if pattern.count("*") > 1 else ""
                 raise UsageError(
-                    f"data.{key}: no file in {self.root.absolute()} matches {pattern}"
+                    f"data.{key}: no file in {self.root.absolute()} matches {pattern}{same}"
                     f"{describe_nested_series(self.root)}"
                 )
             names |= new_names
@@ -105,8 +106,9 @@ class Pairs:
         if not unused:
             return []
         listed = join_first([path.relative_to(self.root).as_posix() for path in unused], 3)
-        message = f"{pluralize(len(unused), 'volume')} match no pattern of data.images and "
-        message += f"data.labels, and are left out: {listed}"
+        verbs = ("matches", "is") if len(unused) == 1 else ("match", "are")
+        message = f"{pluralize(len(unused), 'volume')} {verbs[0]} no pattern of data.images and "
+        message += f"data.labels, and {verbs[1]} left out: {listed}"
         advice = "rename them, or change the patterns, if they belong to the dataset"
         return [Finding(None, None, message, advice, is_hint=True)]
 

@@ -180,6 +180,9 @@ def count_parallel_jobs(cost: int, ram: int | None) -> int:
 def preprocess_case(case: Case, preprocessing: Preprocessing) -> Entry:
     """Return the arrays and values of a case for the cache."""
     scan = preprocessing.preprocess_scan(case.images)
+    if scan.image.min() == scan.image.max():
+        names = " and ".join(file.name for file in case.images)
+        raise UsageError(f"{names} has one value everywhere: replace it with the correct file")
     label = preprocessing.preprocess_label(case.label, scan)
     points = sample_foreground_points(label)
     arrays = {"image": scan.image, "label": label, "foreground_points": points}
