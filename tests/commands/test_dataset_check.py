@@ -1,6 +1,12 @@
 """What training does about cases that it cannot use."""
 
+import nibabel
+import numpy as np
+
+from tests.data.helpers.datasets import make_image, make_label
+from unet3d.__main__ import main
 from unet3d.commands.train import build_training
+from unet3d.training.run import summarize_run
 
 
 def test_a_patch_that_is_mostly_padding_is_a_warning(composed, tmp_path):
@@ -8,3 +14,32 @@ def test_a_patch_that_is_mostly_padding_is_a_warning(composed, tmp_path):
     expected = "data.patch_size=[32, 32, 32] has 8 times the voxels of the largest case (16x16x16)"
     assert any(note.startswith(expected) for note in run.notes)
     assert not any("padding" in note for note in build_training(composed(), tmp_path).notes)
+
+
+def test_a_patch_that_is_thin_along_another_axis_than_the_volumes_is_a_warning(
+    composed, tmp_path, capsys
+):
+    words = ("data.layout.size=[16,16,8]", "data.patch_size=[8,16,16]")
+    swapped = (
+        "data.patch_size=[8, 16, 16] is thin along x, volumes of 16 x 16 x 8 along z (up-down)"
+    )
+    run = build_training(composed(*words), tmp_path)
+    assert swapped in run.notes
+    assert "patches of 8 (left-right) x 16 (front-back) x 16 (up-down) voxels" in summarize_run(run)
+    run = build_training(composed(words[0], "data.patch_size=[16,16,8]"), tmp_path)
+    assert not any("is thin along" in note for note in run.notes)
+
+
+def test_a_check_names_such_a_patch_for_files_of_any_orientation(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    affine = np.array([[0, 0, 1.0, 0], [0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]])  # SAR
+    for part, volume in {"images": make_image(0), "labels": make_label(0)}.items():
+        file = nibabel.Nifti1Image(np.concatenate([volume] * 3, 1)[:8], affine)
+        (tmp_path / part).mkdir()
+        nibabel.save(file, tmp_path / part / "a.nii")
+    words = ["check", "data=pairs", "data.root=.", "data.num_classes=3", "fold=none"]
+    words += ["data.images=images/*.nii", "data.labels=labels/*.nii"]
+    main([*words, "data.patch_size=[8,16,16]"])
+    assert "is thin along x, volumes of 16 x 48 x 8 along z (up-down)" in capsys.readouterr().out
+    main([*words, "data.patch_size=[16,16,8]"])
+    assert "is thin along" not in capsys.readouterr().out

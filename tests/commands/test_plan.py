@@ -58,7 +58,7 @@ def test_axes_along_which_classes_are_ordered_are_not_flipped(tmp_path, monkeypa
     words += ["data.patch_size=[8,8,8]", "data.batch_size=2", "overwrite=true"]
     assert main(["plan", *words]) == 0
     output = capsys.readouterr().out
-    for axis in "DW":
+    for axis in "xz":
         assert f"no flips along {axis}, where front comes before back" in output
     assert experiment(tmp_path)["augmentation"] == {"flip_axes": [1]}
     assert main(["plan", *words, "augmentation.flip_axes=[0]"]) == 0

@@ -38,7 +38,7 @@ from tests.docs.helpers.pages import (
 from unet3d.__main__ import COMMANDS, main
 from unet3d.commands import memory
 from unet3d.memory import from_config as estimate
-from unet3d.report import run_report as run_page
+from unet3d.training import run_reports
 
 pytestmark = pytest.mark.slow
 
@@ -272,7 +272,7 @@ def reader(small, tmp_path, monkeypatch, decathlon_folder, plans, capsys):  # no
 
     monkeypatch.setattr(estimate, "estimate_resolved_step", trace_once)
     # Figures take a seventh of the time, savings several estimates; no page quotes them.
-    monkeypatch.setattr(run_page, "to_svg", lambda figure: "")
+    monkeypatch.setattr(run_reports, "draw_timeline", lambda run, report: None)
     alone = lambda *settings: (estimate.estimate_configured_step(*settings), [])  # noqa: E731
     monkeypatch.setattr(memory, "estimate_with_savings", alone)
     yield Reader(small, monkeypatch, capsys)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 
 from unet3d.app import show_progress
@@ -19,12 +20,18 @@ from unet3d.data.checks import (
     describe_images,
     find_assumptions,
     find_odd_spacings,
+    has_valid_affine,
     read_image_headers,
 )
 from unet3d.data.config import DataConfig, parse_data_config
 from unet3d.data.dataset import build_layout, choose_split, resolve_dataset
 from unet3d.data.layouts.splits import describe_groups
 from unet3d.data.preprocessing.cache import count_parallel_jobs
+from unet3d.data.preprocessing.channels import (
+    describe_axes,
+    explain_swapped_axes,
+    find_orientation,
+)
 from unet3d.files import write_output
 from unet3d.machine import get_available_bytes
 from unet3d.text import escape_unprintable, join_first, pluralize
@@ -156,6 +163,14 @@ def check_dataset(
         )
     findings = list(dict.fromkeys(findings))  # both checks find a file that cannot be read
     names = f"channels {', '.join(dataset.channels)}; classes {', '.join(dataset.classes)}"
+    names += f"; data.patch_size {describe_axes(data.patch_size, data.orientation)}"
+    shapes = [
+        [header.shape[axis] for axis in find_orientation(header.affine, data.orientation)[0]]
+        for header in headers.values()
+        if has_valid_affine(header)
+    ]
+    if shapes and (swapped := explain_swapped_axes(data.patch_size, shapes, data.orientation)):
+        findings.append(Finding(None, None, swapped, "reorder data.patch_size", is_hint=True))
     assert data.root is not None  # or there is no layout
     return DatasetCheckResult(
         root=data.root,

@@ -18,7 +18,7 @@ from unet3d.config.fields import (
     read,
     read_settings,
 )
-from unet3d.data.preprocessing.channels import get_plane_names
+from unet3d.data.preprocessing.channels import describe_axes
 from unet3d.errors import UsageError
 from unet3d.files import write_text
 from unet3d.planning.dataset_summary import summarize_dataset
@@ -118,8 +118,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     budget = get_memory_budget(training.step) if time and settings.budget_gib is None else None
     budget = budget or get_budget_bytes(settings.budget_gib)
     dataset = inspect_dataset(training.data, training.fold, is_overridden)
-    axes = get_plane_names(training.data.orientation)
-    summary = summarize_dataset(dataset.fingerprints, dataset.classes, axes)
+    summary = summarize_dataset(dataset.fingerprints, dataset.classes, training.data.orientation)
     print(*(f"skipped: {reason}" for reason in dataset.skipped), summary, sep="\n")
     if time:
         plan, step_time = plan_within_time(training.step, dataset, budget, is_overridden, time)
@@ -131,7 +130,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         plan, limit = make_plan(training.step, dataset, budget, is_overridden), {"max_steps": steps}
         measures = settings.measure_time
         timing = [describe_step_time(training.step, plan, steps)] if measures else []
-    lines = summarize_plan(plan, budget)
+    lines = summarize_plan(plan, budget, training.data.orientation)
     lines += explain_limits(plan, is_overridden, is_timed=time is not None)
     if border := find_constant_border(dataset, is_overridden):
         span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in border))
@@ -183,18 +182,18 @@ def choose_flip_axes(
     reasons = []
     for axis in filter(ordered.__contains__, axes):
         first, second = ordered[axis]
-        reasons.append(f"no flips along {'DHW'[axis]}, where {first} comes before {second}")
+        reasons.append(f"no flips along {'xyz'[axis]}, where {first} comes before {second}")
     return [axis for axis in axes if axis not in ordered], reasons
 
 
-def summarize_plan(plan: TrainingPlan, budget: int) -> list[str]:
+def summarize_plan(plan: TrainingPlan, budget: int, orientation: str) -> list[str]:
     """Return the plan as lines of text."""
     windows = " ".join("x".join(map(str, window)) for window in plan.levels.pool_windows)
     spacing, median = format_dims(plan.spacing_mm), format_dims(plan.median_shape)
     reserved, strategy = format_bytes(plan.peak.reserved or 0), format_overrides(plan.strategy)
     return [
         f"spacing {spacing} mm; the median case has {median} voxels",
-        f"patch {format_dims(plan.patch_size)}, batch {plan.batch_size}, {strategy}",
+        f"patch {describe_axes(plan.patch_size, orientation)}, batch {plan.batch_size}, {strategy}",
         f"{len(plan.levels.kernels)} levels, pooling {windows}",
         f"a step is estimated to reserve {reserved} of {format_bytes(budget)}",
     ]

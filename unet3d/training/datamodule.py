@@ -25,6 +25,7 @@ from unet3d.data.layouts.splits import read_groups, split_cases
 from unet3d.data.loading.loaders import TrainLoader, build_loaders
 from unet3d.data.loading.worker_errors import WorkerCaseTracker
 from unet3d.data.preprocessing.cache import CachedVolume
+from unet3d.data.preprocessing.channels import explain_swapped_axes
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.inference.window_grid import compute_window_starts
@@ -122,9 +123,11 @@ class VolumeDataModule(pl.LightningDataModule):
             world_size=self.process.world_size,
         )
 
-    def describe_padding(self) -> list[str]:
-        """Return a warning if patches have far more voxels than any case."""
+    def check_patch_size(self) -> list[str]:
+        """Return a warning if patches are not shaped as the cases, or are mostly padding."""
         patch, shapes = self.settings.data.patch_size, [v.shape for v in self.training]
+        if swapped := explain_swapped_axes(patch, shapes, self.settings.data.orientation):
+            return [swapped]
         largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
         if (ratio := prod(patch) / prod(largest)) < MUCH_PADDING:
             return []

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from unet3d.data.layouts.splits import describe_groups
 from unet3d.data.loading.worker_errors import end_workers_on_error, explain_worker_error
+from unet3d.data.preprocessing.channels import describe_axes
 from unet3d.errors import (
     DoesNotFitError,
     Interrupted,
@@ -96,6 +97,7 @@ def join_run(
 def summarize_run(run: TrainingRun) -> str:
     """Say what is trained, on which data, in which precision."""
     model, data, precision = run.module.model, run.data, run.precision
+    config = run.settings.data
     training = describe_groups([volume.name for volume in data.training], data.groups)
     validation = describe_groups([volume.name for volume in data.validation], data.groups)
     reason = ""
@@ -112,6 +114,8 @@ def summarize_run(run: TrainingRun) -> str:
         f"{precision.used}{reason}, on {run.data.device}{ranks}",
         f"{training} for training, {validation} for validation; "
         f"classes {', '.join(data.dataset.classes)}",
+        f"patches of {describe_axes(config.patch_size, config.orientation)} voxels, "
+        f"{config.batch_size} at a time",
         *filter(None, [data.split_note, *data.leak_warnings]),
         *(f"hint: {finding.describe()}" for finding in data.hints),
         *(f"skipped: {finding.describe()}" for finding in data.skipped),

@@ -258,6 +258,47 @@ def resample_labels(labels: np.ndarray, shape: Sequence[int], orders: Sequence[i
     return result
 
 
+def describe_axes(sizes: Sequence[float], orientation: str) -> str:
+    """Format sizes along x, y and z with the directions of these axes.
+
+    >>> describe_axes((40, 56, 40), "RAS")
+    '40 (left-right) x 56 (front-back) x 40 (up-down)'
+    """
+    names = {"RL": "left-right", "AP": "front-back", "SI": "up-down"}
+    directions = (next(name for ends, name in names.items() if c in ends) for c in orientation)
+    pairs = zip(sizes, directions, strict=True)
+    return " x ".join(f"{size:g} ({direction})" for size, direction in pairs)
+
+
+def find_thin_axis(sizes: Sequence[float]) -> int | None:
+    """Return the axis along which sizes are half of the others or less.
+
+    >>> find_thin_axis((26, 320, 150)), find_thin_axis((100, 80, 60))
+    (0, None)
+    """
+    least, second, _ = sorted(sizes)
+    return list(sizes).index(least) if 2 * least <= second else None
+
+
+def explain_swapped_axes(
+    patch: Sequence[int], shapes: Sequence[Sequence[int]], orientation: str
+) -> str | None:
+    """Return a warning if patches are thin along another axis than the volumes.
+
+    >>> print(explain_swapped_axes((16, 64, 64), [(128, 128, 20), (140, 128, 22)], "RAS"))
+    data.patch_size=[16, 64, 64] is thin along x, volumes of 134 x 128 x 21 along z (up-down)
+    """
+    sizes = np.median(shapes, axis=0).tolist()
+    ours, theirs = find_thin_axis(patch), find_thin_axis(sizes)
+    if ours is None or theirs in (None, ours):
+        return None
+    direction = describe_axes(sizes, orientation).split(" x ")[theirs].partition(" ")[2]
+    return (
+        f"data.patch_size={list(patch)} is thin along {'xyz'[ours]}, volumes of "
+        f"{' x '.join(f'{n:g}' for n in sizes)} along {'xyz'[theirs]} {direction}"
+    )
+
+
 def get_plane_names(code: str) -> tuple[str, str, str]:
     """Return the plane that is orthogonal to each axis of a volume with orientation `code`.
 
