@@ -43,8 +43,8 @@ from unet3d.training import run_reports
 pytestmark = pytest.mark.slow
 
 LONG = frozenset(
-    """architecture augmentation callbacks cross-validation errors export formats memory-fit nnunet
-    optimizer partial-labels python runs search serve share sweeps""".split()
+    """augmentation cross-validation formats labels memory network nnunet optimization python runs
+    share sweeps troubleshooting""".split()
 )
 """Pages that take longest, of things that have tests of their own: `make long` runs them."""
 

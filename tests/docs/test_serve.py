@@ -1,4 +1,4 @@
-"""The files of docs/how-to/serve.md, with a stand-in for Triton Inference Server."""
+"""The files of docs/how-to/share.md, with a stand-in for Triton Inference Server."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from tests.docs.helpers.pages import ROOT, read_blocks
 
 pytestmark = pytest.mark.slow
 
-BLOCKS = read_blocks(ROOT / "docs" / "how-to" / "serve.md")
+BLOCKS = read_blocks(ROOT / "docs" / "how-to" / "share.md")
 CONFIG, CLIENT = (block.content for block in BLOCKS if block.file)
 
 
