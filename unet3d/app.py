@@ -26,6 +26,7 @@ from unet3d.config.compose import (
     find_user_config_dirs,
     get_config_dir,
     has_current_time,
+    list_config_groups,
     list_user_config_dirs,
     quote,
     quote_override,
@@ -72,12 +73,13 @@ def run_app(command: str, args: Sequence[str]) -> int:
 
 
 def print_help(command: str, about: str, args: Sequence[str]) -> int:
-    """Print the help for the config that the arguments make."""
+    """Print the help for the config that the arguments make, or for groups that they name."""
+    topics = [word for word in args if word in (*list_config_groups(), "all")]
     with report_errors(command, args) as outcome:
-        flags = parse_flags(command, args)
+        flags = parse_flags(command, [word for word in args if word not in topics])
         overrides = [quote_override(word, sweep=False) for word in flags.overrides]
         folders = find_user_config_dirs(flags.config_dir)
-        write_output(format_command_help(command, about, overrides, folders), None)
+        write_output(format_command_help(command, about, overrides, folders, topics), None)
     return outcome.code
 
 

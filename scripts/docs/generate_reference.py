@@ -39,13 +39,17 @@ page lists all groups, options and keys. It is generated from the comments in `c
 (`python -m scripts.docs.generate_reference`).
 
 - The command line overrides an [experiment](#experiment), and an experiment overrides the defaults.
-- `null` means no value, `???` means required, and `[1,2,3]` is a list. Keys that take the value of
-  another key, such as `model.in_channels`, are left out, and so are, where an option extends
-  another one or the settings of *every* option, the keys described there.
+- `null` means no value, `???` means required, and `[1,2,3]` is a list. Inherited keys are listed
+  once, at the option that others extend; keys that follow another key are left out.
 - `-m key=a,b` starts one run per value, and one per combination of several such lists.
 - YAML files in a folder `conf/` of your working folder, in a subfolder for each group, add options.
 - A key that does not exist is rejected, and the error names the nearest one.
+- Keys of MONAI's networks, and of torch's optimizers and schedules, are not on this page:
+  `unet3d train model=dynunet --help model` lists them.
 """
+
+FOREIGN = re.compile(r"^_target_: (monai|torch)\.", re.MULTILINE)
+"""Options of other projects, whose keys their documents describe."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,8 @@ def options_page() -> str:
         for path in sorted((CONF / group).glob("*.yaml")):
             first, rest = read_about(path)
             keys = list_keys(path, "" if group == "experiment" else f"{group}.")
-            table = [] if group == "experiment" else make_table([k.row for k in keys if k.comment])
+            is_listed = group != "experiment" and not FOREIGN.search(path.read_text())
+            table = make_table([k.row for k in keys if k.comment]) if is_listed else []
             section = [*format_lines(rest), *table] if rest or table else []
             label, title = f"`{path.stem}`", f"{group}={path.stem}"
             if path.stem.startswith("_"):

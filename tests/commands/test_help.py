@@ -26,6 +26,24 @@ def test_help_and_missing_keys_are_answered_without_heavy_imports(tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
+def test_the_help_of_train_is_an_overview_that_names_the_way_to_each_group(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["train", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 100
+    words = {line.split()[0] for line in lines if line.startswith("  ")}
+    assert {"data=synthetic", "model=unet_tiny", "precision=32", "evaluation.tta=false"} <= words
+    assert main(["train", "--help", "pool"]) == 0
+    shown = capsys.readouterr().out
+    assert "pool=approx_median" in shown
+    assert "optimizer" not in shown
+    assert main(["train", "pool=approx_median", "pool", "--help"]) == 0
+    assert "pool.tau=0.1" in capsys.readouterr().out
+    assert main(["train", "--help", "all"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 300
+
+
 def test_keys_are_shown_with_their_comments_and_required_ones_first(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["train", "data=pairs", "optimizer.lr=0.5", "--help"]) == 0

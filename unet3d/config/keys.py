@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import yaml
@@ -276,6 +278,41 @@ def may_replace(value: Any, default: Any) -> bool:
     return default is None or (is_open and is_simple) or name_kind(value) == name_kind(default)
 
 
+def format_overview(
+    about: str,
+    own: Mapping[str, Any],
+    choices: Mapping[str, str],
+    known: Mapping[str, KnownKey],
+) -> str:
+    """Return the groups and the keys outside of them in a line each."""
+    text = (get_config_dir() / "train.yaml").read_text("utf-8")
+    groups = {
+        f"{group}={option}": comment
+        for group, option, comment in re.findall(r"^  - (\w+): (\S+) # (.*)$", text, re.MULTILINE)
+        if group in choices
+    }
+    values = {key: own[key] for key in own if key not in ("defaults", "hydra")}
+    keys = {
+        f"{key}={to_yaml_literal(value)}": known[key].comment for key, value in flatten_keys(values)
+    }
+    width = max(map(len, [*groups, *keys]))
+    room = get_terminal_size().columns - width - 4
+    rows = {
+        title: [f"  {word:{width}}  {shorten(text, room)}" for word, text in part.items()]
+        for title, part in {"groups": groups, "keys": keys}.items()
+    }
+    return "\n".join(
+        [
+            f"usage: unet3d train [key=value ...]\n\n{about}\n\n{RUN_FOOTER}\n",
+            "config groups (--help GROUP: its options and keys; --help all: everything):",
+            *rows["groups"],
+            "\nkeys:",
+            *rows["keys"],
+            f"\n{FOOTER}",
+        ]
+    )
+
+
 def list_option_help(
     group: str, choice: str, config_dirs: Sequence[Path]
 ) -> Iterator[tuple[str, str]]:
@@ -303,9 +340,16 @@ def list_key_values(config: DictConfig) -> list[tuple[str, str]]:
 
 
 def format_command_help(
-    command: str, about: str, overrides: Sequence[str], user_dirs: Sequence[Path]
+    command: str,
+    about: str,
+    overrides: Sequence[str],
+    user_dirs: Sequence[Path],
+    topics: Sequence[str] = (),
 ) -> str:
-    """Return the command's keys, and train's options, as these overrides make them."""
+    """Return the command's keys, and train's options, as these overrides make them.
+
+    `topics` are groups to show alone, or all. Without these and overrides, train has an overview.
+    """
     composed = compose_config(overrides, command, user_dirs)
     config_dirs = [get_config_dir(), *composed.composition.config_dirs]
     known, groups = collect_keys(composed.composition), list_config_groups()
@@ -314,11 +358,17 @@ def format_command_help(
 
     required = [f"{key}=..." for key, value in own.items() if value == "???"]
     words = ["unet3d", command, *POSITIONAL.get(command, required), "[key=value ...]"]
-    shown = composed.config if command == "train" else own
+    if command == "train" and not overrides and not topics:
+        return format_overview(about, own, choices, known)
+    groups = [topic for topic in topics if topic != "all"]
+    shown = groups or (composed.config if command == "train" or topics else own)
     keys = [pair for pair in list_key_values(composed.config) if pair[0].split(".")[0] in shown]
     keys.sort(key=lambda pair: (pair[1] != "...", pair[0].split(".")[0] not in own))
     sections = {}
-    if command == "train":
+    if groups:
+        rows = [row for g in groups for row in list_option_help(g, choices.get(g, ""), config_dirs)]
+        sections["options: group=option (* = selected)"] = rows
+    elif command == "train":
         about = f"{about}\n\n{RUN_FOOTER}"
         options = [row for g, o in choices.items() for row in list_option_help(g, o, config_dirs)]
         sections["config groups: group=option (* = selected)"] = options
