@@ -5,7 +5,7 @@
 #   sbatch --nodes=4 --ntasks-per-node=8 --gpus-per-node=8 --time=4:00:00 scripts/slurm.sh ...
 #
 # Request one task per GPU. The run is in outputs/JOB. After an error, `scontrol requeue JOB` resumes it;
-# when SLURM no longer knows the job, submit a new one with hydra.run.dir=outputs/JOB.
+# when SLURM no longer knows the job, submit a new one with output=outputs/JOB.
 #
 #SBATCH --job-name=unet3d
 #SBATCH --nodes=1
@@ -33,7 +33,7 @@ rm -f "$stop_file"
 code=0
 # shellcheck disable=SC2016
 srun --kill-on-bad-exit=1 bash -c 'trap "touch $0" USR1; trap : TERM; "$@"; exit' "$stop_file" \
-    "${train[@]}" trainer=slurm "hydra.run.dir=outputs/$SLURM_JOB_ID" resume=auto "$@" || code=$?
+    "${train[@]}" trainer=slurm "output=outputs/$SLURM_JOB_ID" resume=auto "$@" || code=$?
 
 if [ "$code" != 0 ] && [ -e "$stop_file" ]; then
     rm "$stop_file"

@@ -77,7 +77,8 @@ def print_help(command: str, about: str, args: Sequence[str]) -> int:
     topics = [word for word in args if word in (*list_config_groups(), "all")]
     with report_errors(command, args) as outcome:
         flags = parse_flags(command, [word for word in args if word not in topics])
-        overrides = [quote_override(word, sweep=False) for word in flags.overrides]
+        words = translate_output(command, flags.overrides, sweeping=False)
+        overrides = [quote_override(word, sweep=False) for word in words]
         folders = find_user_config_dirs(flags.config_dir)
         write_output(format_command_help(command, about, overrides, folders, topics), None)
     return outcome.code
@@ -94,6 +95,18 @@ def parse_flags(command: str, args: Sequence[str]) -> Namespace:
 
     parser.error = refuse
     return parser.parse_intermixed_args(list(args))
+
+
+def translate_output(command: str, words: Sequence[str], *, sweeping: bool) -> list[str]:
+    """Return words with Hydra's key for the folder of a run, of a sweep or of a search.
+
+    >>> translate_output("train", ["pool=median", "output=outputs/a"], sweeping=False)
+    ['pool=median', 'hydra.run.dir=outputs/a']
+    """
+    if command not in ("train", "search"):
+        return [*words]
+    key = "hydra.sweep.dir=" if sweeping else "hydra.run.dir="
+    return [key + word[len("output=") :] if word.startswith("output=") else word for word in words]
 
 
 def collect_files(command: str, words: Sequence[str]) -> list[str]:
@@ -133,6 +146,7 @@ class _Jobs:
         self.sweeping = flags.multirun
         config_dirs = find_user_config_dirs(flags.config_dir)
         words = collect_files(self.command, flags.overrides)
+        words = translate_output(self.command, words, sweeping=self.sweeping)
         if any(word.lstrip("+").startswith("experiment=") and ".json" in word for word in words):
             from unet3d.nnunet.plans import expand_plans  # imports torch
 

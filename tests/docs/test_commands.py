@@ -103,7 +103,7 @@ def shorten(words: list[str], small: list[str], page: str) -> list[str]:
         given += ["measure_time=false"]
     if command not in ("train", "lr", "search"):
         return [command, *given, *LIMITS.get(command, [])]
-    folder = re.escape(options.get("hydra.run.dir") or options.get("hydra.sweep.dir") or "?")
+    folder = re.escape(options.get("output") or "?")
     is_read = re.search(rf"{folder}(/\*)?/validation", page)
     extra = [word for word in small if not (is_read and word.startswith("evaluation"))]
     is_synthetic = options.get("experiment", "forum").startswith("forum") and "data" not in options

@@ -59,7 +59,7 @@ def test_out_of_memory_prints_a_report_and_no_traceback(unet3d, tmp_path, capsys
     assert "Traceback" not in error
     assert "out of GPU memory in the forward, in module decoder" in error
     assert "estimated to hold the most at the peak" in error
-    assert f" checkpointing=skips hydra.run.dir='{tmp_path / 'run'}' resume=auto" in error
+    assert f" checkpointing=skips output='{tmp_path / 'run'}' resume=auto" in error
     last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] >= 1
 

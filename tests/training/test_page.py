@@ -28,7 +28,7 @@ def test_an_interrupted_run_has_a_page_with_its_curves(unet3d, tmp_path, capsys)
     assert unet3d("optimizer.lr=1e30", "trainer.max_steps=9", "logger=none") == 4
     page = (tmp_path / "run" / "report.html").read_text()
     assert "stopped after" in page
-    assert "hydra.run.dir=" in page
+    assert "output=" in page
     assert json.loads((tmp_path / "run" / "curves.json").read_text())["curves"]["train/lr"]
 
 

@@ -138,7 +138,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     # A search goes on with what its folder holds.
     with open_run_folder(folder, resume="auto", log=print):
         if any(any(folder.glob(name)) for name in TRAINING_MARKERS):
-            raise UsageError(f"{folder} holds a run, not a search: set another hydra.run.dir=")
+            raise UsageError(f"{folder} holds a run, not a search: set another output=")
         trials = run_trials(settings, folder)
         best = settings.choose(
             (trial for trial in trials if trial["state"] == "complete"),
@@ -245,7 +245,7 @@ def open_study(settings: SearchConfig, folder: Path) -> Generator[Any]:
             if saved[key] != value:
                 raise UsageError(
                     f"{folder} holds a search with {key} {json.dumps(saved[key])}, not "
-                    f"{json.dumps(value)}: choose another hydra.run.dir="
+                    f"{json.dumps(value)}: choose another output="
                 )
         study.set_user_attr("settings", fixed)
         yield study

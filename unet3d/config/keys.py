@@ -47,7 +47,7 @@ KINDS = {dict: "a mapping of keys", list: "a list", str: "text", bool: "true or 
 FOOTER = """--cfg job prints the composed config; debug=true shows tracebacks
 in zsh, quote words with brackets: 'data.patch_size=[64,64,64]'"""
 
-RUN_FOOTER = """hydra.run.dir=FOLDER sets the run folder
+RUN_FOOTER = """output=FOLDER sets the run folder
 -m key=a,b: one run per value, and one per combination of several such lists
 YAML files in ./conf/GROUP/ add options to that group"""
 
@@ -56,6 +56,15 @@ POSITIONAL = {"compare": ["RUN ..."], "view": ["IMAGE [LABELS ...]"]}
 
 INTERNAL_KEYS = ("_target_", "_partial_")
 """Keys that select code: for authors of options, not for their users."""
+
+
+HABITS = {
+    "strategy": "trainer=ddp uses all GPUs of this machine, trainer=slurm those of a job",
+    "gpus": "trainer.devices= says how many, and trainer.accelerator=cuda:1 which one",
+    "fast_dev_run": "trainer.max_steps=2 runs two steps, and validates",
+    "ckpt_path": "resume= continues a run, and init_from= starts from weights",
+}
+"""Keys of Lightning's Trainer, and what to write instead."""
 
 
 class KnownKey(NamedTuple):
@@ -194,6 +203,8 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
     match = re.search(r"Could not override '([^']+)'", str(error))
     if isinstance(error, ConfigCompositionException) and match:
         key = match[1]
+        if habit := HABITS.get(key.removeprefix("trainer.")):
+            return f"no key {key!r}: {habit}"
         option = find_option_with(key)
         if option is not None:
             return f"no key {key!r} here: it is one of {option}"

@@ -136,7 +136,7 @@ def format_oom_report(
     changes_step = config.strategy in ("none", "blocks")  # other blocks would round differently
     if resumable and not changes_step and (folder / "checkpoints" / "last.ckpt").exists():
         overrides = " ".join([*composition.overrides, format_overrides(resumable[0])])
-        command = f"unet3d train {overrides} hydra.run.dir='{folder}' resume=auto"
+        command = f"unet3d train {overrides} output='{folder}' resume=auto"
         lines.append(f"to resume from the last checkpoint: {command}")
     return "\n".join(lines)
 

@@ -34,8 +34,8 @@ REPLACED_KEYS = {
 
 FOLD = OptionType(  # the dataset says how many there are
     "an int >= 0 or none",
-    lambda value: value in (None, "none") or integer(">= 0").accepts(value),
-    lambda value: None if value == "none" else value,
+    lambda value: value in (None, "none", "all") or integer(">= 0").accepts(value),
+    lambda value: None if value in ("none", "all") else value,
 )
 
 

@@ -45,7 +45,7 @@ def read_process_rank(launch: str, environ: Mapping[str, str] = os.environ) -> P
         program = "srun" if launch == "slurm" else "torchrun"
         raise UsageError(
             f"trainer={launch} needs processes started by {program}, one per GPU: "
-            f"{program} unet3d train trainer={launch} hydra.run.dir=..."
+            f"{program} unet3d train trainer={launch} output=..."
         )
     names = SLURM_NAMES if launch == "slurm" else TORCHRUN_NAMES
     if names[0] not in environ:

@@ -77,7 +77,7 @@ def join_run(
     if process.world_size > 1 and settings.composition.folder_has_time:
         raise UsageError(
             f"{settings.trainer.launch} starts several processes, and each would create its own "
-            "time-stamped run folder: set hydra.run.dir=... (and resume=auto to resume after an "
+            "time-stamped run folder: set output=... (and resume=auto to resume after an "
             "interruption)"
         )
     group = join_process_group(

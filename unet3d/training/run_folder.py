@@ -61,7 +61,7 @@ def lock_folder(folder: Path) -> Generator[None]:
             text = owner.read_text("utf-8") if owner.exists() else "another process"
             raise UsageError(
                 f"{folder} is in use by {text}: wait until it has ended, or set another "
-                f"hydra.run.dir= (if that process is gone, delete {path})"
+                f"output= (if that process is gone, delete {path})"
             ) from None
         started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         text = f"process {os.getpid()} on {socket.gethostname()}, since {started}"
@@ -83,7 +83,7 @@ def rename_earlier_run(folder: Path) -> Path:
         except OSError as error:
             raise UsageError(
                 f"{folder} holds an earlier run and cannot be renamed ({error.strerror}): continue "
-                "that run with resume=auto, or set another hydra.run.dir="
+                "that run with resume=auto, or set another output="
             ) from error
     for name in (LOCK, LOCK_OWNER):  # which were moved, too
         (target / name).unlink(missing_ok=True)

@@ -85,7 +85,7 @@ def report_early_end(run: TrainingRun, error: BaseException, log: Log) -> None:
     if isinstance(error, Interrupted):
         log(
             f"\ninterrupted by {error} after {steps} steps; resume with resume=auto "
-            f"hydra.run.dir={run.folder}"
+            f"output={run.folder}"
         )
         error.is_reported = True
     reason = str(error) if isinstance(error, RunError | UsageError) else None
@@ -139,7 +139,7 @@ def render_report(
         timeline=timeline,
         kinds_at_peak={} if run.estimate is None else run.estimate.kinds,
         result=result,
-        command=run.settings.composition.format_command(f"hydra.run.dir={run.folder}"),
+        command=run.settings.composition.format_command(f"output={run.folder}"),
         machine=summarize_machine(),
         picture=embed_case(run),
         is_running=is_running,
