@@ -134,3 +134,10 @@ def test_a_batch_without_labeled_voxels_gives_no_nan():
 def test_invalid_options_are_explained(bad, message):
     with pytest.raises(UsageError, match=message):
         DiceCE(**bad)(*make_sample())
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 7, 8), (2, 1, 6, 7, 8)])
+def test_labels_of_another_shape_than_the_logits_are_refused(shape):
+    """Kernels would read past the end of a smaller batch."""
+    with pytest.raises(UsageError, match=r"need labels \(B, D, H, W\) of the same batch, got"):
+        DiceCE()(torch.randn(2, 3, 6, 7, 8), torch.zeros(shape, dtype=torch.uint8))

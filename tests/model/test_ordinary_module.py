@@ -1,7 +1,10 @@
 """A UNet3D is an ordinary module: what users of PyTorch do to it has its effect, or is refused."""
 
+import copy
+
 import pytest
 import torch
+from monai.data import MetaTensor
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
@@ -48,6 +51,20 @@ CHANGES = {
     "stride of a head": lambda n: setattr(n.heads[0], "stride", (2, 2, 2)),
     "norm without bias": lambda n: setattr(get_layer(n).norm, "bias", None),
     "stochastic depth": lambda n: setattr(n.encoder[0].convs[1], "drop_path", nn.Identity()),
+    "stride of a convolution": lambda n: setattr(get_layer(n).conv, "stride", (2, 2, 2)),
+    "norm as activation": lambda n: setattr(get_layer(n), "act", nn.GroupNorm(2, 4)),
+    "weight standardization": lambda n: setattr(
+        get_layer(n).conv,
+        "_conv_forward",
+        lambda x, w, b: nn.functional.conv3d(x, w - w.mean(), b, padding=1),
+    ),
+    "features instead of logits": lambda n: n.heads.__setitem__(0, nn.Identity()),
+    "activation of a residual block": lambda n: setattr(
+        n.encoder[0].convs[1].conv2, "act", nn.ReLU()
+    ),
+    "projection of a residual block": lambda n: setattr(
+        n.encoder[0].convs[2], "projection", copy.deepcopy(n.encoder[0].convs[2].conv2)
+    ),
     "another forward": lambda n: setattr(get_layer(n).act, "forward", torch.sin),
     "forward pre-hook": lambda n: get_layer(n).register_forward_pre_hook(lambda m, i: i[0] * 2),
     "backward hook": lambda n: get_layer(n).register_full_backward_hook(
@@ -70,7 +87,8 @@ def run(network):
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_network_computes_what_plain_modules_compute(change):
-    options = {"residual_blocks": 1} if change == "stochastic depth" else {}
+    is_residual = "residual" in change or change == "stochastic depth"
+    options = {"residual_blocks": 2} if is_residual else {}
     networks = [make_network(fused=fused, **options) for fused in (True, False)]
     for network in networks:
         torch.manual_seed(3)
@@ -89,6 +107,43 @@ def test_a_forward_that_is_replaced_for_all_modules_of_a_kind_runs(monkeypatch):
     with pytest.warns(UserWarning, match=r"\(ReLU\) is not a module that UNet3D builds"):
         fused = run(make_network())
     for name, value in run(make_network(fused=False)).items():
+        torch.testing.assert_close(fused[name], value)
+
+
+def test_a_network_on_the_output_of_another_refuses_that_it_changes_in_place():
+    first, second = make_network(), make_network(in_channels=2)
+    middle = first(make_image())
+    logits = second(middle)
+    middle.sigmoid_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (middle.mean() + logits.square().mean()).backward()
+
+
+def test_the_metadata_of_monai_reaches_the_output():
+    image = MetaTensor(make_image().float(), affine=torch.diag(torch.tensor([2.0, 3, 4, 1])))
+    logits = make_network().float()(image)
+    assert isinstance(logits, MetaTensor)
+    torch.testing.assert_close(logits.affine, image.affine)
+    logits.square().sum().backward()
+
+
+def test_a_network_in_float64_computes_in_float64_under_autocast():
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = [make_network(fused=fused)(make_image()) for fused in (True, False)]
+    assert logits[0].dtype == torch.float64
+    torch.testing.assert_close(*logits)
+
+
+class NegatedMaxPool3d(unet3d.MaxPool3d):
+    by_window = True
+
+    def forward(self, x):
+        return -super().forward(-x)
+
+
+def test_a_pooling_that_extends_one_of_ours_has_its_own_gradient():
+    fused, plain = (run(make_network(fused=f, pool=NegatedMaxPool3d)) for f in (True, False))
+    for name, value in plain.items():
         torch.testing.assert_close(fused[name], value)
 
 

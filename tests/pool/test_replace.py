@@ -1,6 +1,7 @@
 """Poolings of any network are replaced by ours."""
 
 import pytest
+import torch
 from torch import nn
 
 import unet3d
@@ -41,3 +42,24 @@ def test_a_pooling_of_another_kind_is_named(layer, message):
 def test_an_unknown_pooling_is_named():
     with pytest.raises(UsageError, match="must be one of max, avg, median, approx_median, got 'x'"):
         unet3d.replace_pooling(nn.Sequential(nn.MaxPool3d(2)), "x")
+
+
+class Negated(nn.MaxPool3d):
+    def forward(self, x):
+        return -super().forward(-x)
+
+
+@pytest.mark.parametrize("change", ["subclass", "hook", "forward"])
+def test_a_pooling_that_computes_something_else_is_refused_and_no_other_is_replaced(change):
+    layer = Negated(2) if change == "subclass" else nn.MaxPool3d(2)
+    if change == "hook":
+        layer.register_forward_hook(lambda module, args, output: 2 * output)
+    elif change == "forward":
+        layer.forward = torch.sin
+    network = nn.Sequential(nn.MaxPool3d(2), layer).eval()
+    with pytest.raises(UsageError, match=r"^1: a pooling with a hook or its own forward"):
+        unet3d.replace_pooling(network)
+    assert type(network[0]) is nn.MaxPool3d
+    network[1] = nn.AvgPool3d(2).eval()
+    assert unet3d.replace_pooling(network) == 2
+    assert not any(module.training for module in network)

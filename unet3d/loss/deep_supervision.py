@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unet3d.errors import UsageError
+
 Level = tuple[Tensor, Tensor]
 """Logits (B, K, D, H, W) of one level, and the labels (B, D, H, W) at its resolution."""
 
@@ -25,6 +27,12 @@ def split_levels(logits: Tensor | Sequence[Tensor], labels: Tensor) -> list[Leve
     levels = logits
     if isinstance(logits, Tensor):
         levels = logits.unbind(1) if logits.dim() == labels.dim() + 2 else [logits]
+    first = levels[0]
+    if labels.dim() != first.dim() - 1 or len(labels) != len(first):  # kernels would read past them
+        raise UsageError(
+            f"logits of shape {list(first.shape)} need labels (B, D, H, W) of the same batch, got "
+            f"{list(labels.shape)}"
+        )
     return [(level, resize_labels(labels, level.shape[2:])) for level in levels]
 
 

@@ -148,6 +148,11 @@ class UNet3D(nn.Module):
         is_plain = self.retention is None or torch.compiler.is_compiling() or not x.numel()
         if self.retention is None or is_plain or self._is_changed():
             outputs = self._forward_plain(x)
+        elif hasattr(x, "copy_meta_from"):  # MONAI's MetaTensor
+            outputs = self._forward_fused(x.as_subclass(Tensor), self.retention)
+            outputs = [output.as_subclass(type(x)) for output in outputs]
+            for output in outputs:
+                cast(Any, output).copy_meta_from(x)
         else:
             outputs = self._forward_fused(x, self.retention)
         return outputs if self._supervises() else outputs[0]

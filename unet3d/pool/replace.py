@@ -54,13 +54,16 @@ def replace_pooling(model: nn.Module, pool: str | PoolFactory | None = None) -> 
             "the other one, for example unet3d.MedianPool3d(2)"
         )
     replacements: dict[nn.Module, nn.Module] = {}  # a layer may be used in several places
+    places: list[tuple[nn.Module, str, nn.Module]] = []
     for path, module in list(model.named_modules()):
         for name, child in list(module._modules.items()):
             if isinstance(child, TORCH_POOLINGS) or (factory and isinstance(child, Pool3d)):
+                places.append((module, name, child))
                 if child not in replacements:
                     where = f"{path}.{name}".lstrip(".")
                     replacements[child] = _make_replacement(where, child, factory)
-                setattr(module, name, replacements[child])
+    for module, name, child in places:  # once none is refused
+        setattr(module, name, replacements[child].train(child.training))
     if not replacements:
         warnings.warn(f"{type(model).__name__} has no 3D pooling to replace", stacklevel=2)
     return len(replacements)
@@ -68,6 +71,10 @@ def replace_pooling(model: nn.Module, pool: str | PoolFactory | None = None) -> 
 
 def _make_replacement(where: str, layer: Any, factory: PoolFactory | None) -> nn.Module:
     """Return the replacement of a layer; refuse one that pools in another way."""
+    kinds = [kind for kind in (*TORCH_POOLINGS, Pool3d) if isinstance(layer, kind)]
+    is_changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+    if type(layer).forward is not kinds[0].forward or is_changed:
+        raise UsageError(f"{where}: a pooling with a hook or its own forward cannot be replaced")
     if isinstance(layer, Pool3d):
         assert factory is not None
         return factory(*layer.windows.axes)

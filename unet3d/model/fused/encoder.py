@@ -39,12 +39,14 @@ def make_input_map(x: Tensor, dtype: torch.dtype, tile_bytes: int | None) -> Fea
     `tile_bytes` is the size of tiles; None leaves it to the device.
     """
     device = x.device.type
-    autocast = torch.is_autocast_enabled(device)
+    autocast = torch.is_autocast_enabled(device) and dtype != torch.float64  # as torch
     dtype = torch.get_autocast_dtype(device) if autocast else dtype
     d, h, w = x.shape[2:]
     axis = 2 if d >= h else 3  # the longer of D and H: rows stay contiguous along W
     layout = MapLayout(len(x), (d, h, w), axis, dtype, x.device, choose_tile_bytes(x, tile_bytes))
-    return FeatureMap(x, StoredFeatureMap(x.detach(), layout))
+    # A view of another network's output: nodes do not save maps of other blocks.
+    edge = x.view_as(x) if type(x.grad_fn).__name__ == "_NodeBackward" else x
+    return FeatureMap(edge, StoredFeatureMap(x.detach(), layout))
 
 
 class FusedEncoderLevel(FusedBlock):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from unet3d.model.fused import operators
 from unet3d.model.fused.convolution import Convolution
 from unet3d.model.fused.norms import FoldedNorm
 from unet3d.model.fused.tiling import MapLayout
+from unet3d.pool.operators import Pool3d
 from unet3d.types import Triple
 
 
@@ -245,8 +246,8 @@ def pool_volumes(pool: nn.Module, x: Tensor, out: Tensor, *, at_once: bool) -> N
 
 def compute_input_gradient(layer: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
     """Return the gradient of a layer's input, given that of its output."""
-    if hasattr(layer, "compute_input_gradient"):  # without an autograd graph
-        return cast(Any, layer).compute_input_gradient(x, grad)
+    if isinstance(layer, Pool3d) and type(layer).forward is Pool3d.forward:
+        return layer.compute_input_gradient(x, grad)  # without an autograd graph
     with torch.enable_grad():
         y = layer.forward(x.requires_grad_())
     y.backward(grad)

@@ -35,8 +35,21 @@ SUPPORTED = (
 )
 
 
+ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.Identity)
+
+PLACES: dict[type[nn.Module], dict[str, tuple[type, ...]]] = {
+    ConvNormAct: {"conv": (nn.Conv3d,), "norm": (*NORMS, nn.Identity), "act": ACTIVATIONS},
+    ResidualBlock: {
+        **{"conv1": (ConvNormAct,), "conv2": (ConvNormAct,), "drop_path": (StochasticDepth,)},
+        **{"projection": (ConvNormAct, type(None)), "act": ACTIVATIONS},
+    },
+}
+"""The kinds of modules that may stand in a place, where others would be computed in another way."""
+
 FORWARDS = {kind: kind.forward for kind in (*SUPPORTED, nn.Conv3d, nn.ConvTranspose3d)}
 """What some replace for all modules of a kind."""
+
+CONV_FORWARD = nn.Conv3d._conv_forward
 
 
 def find_unsupported(network: nn.Module) -> str | None:
@@ -56,7 +69,7 @@ def find_unsupported(network: nn.Module) -> str | None:
                 wanted = "a pooling of windows side by side that has by_window = True"
             return f"{name} is not {wanted}"
     for head in parts["heads"]:
-        if head.kernel_size != ONE or head.stride != ONE:
+        if type(head) is not nn.Conv3d or head.kernel_size != ONE or head.stride != ONE:
             return f"{_find_name(network, head)} is not a module that UNet3D builds"
     return None
 
@@ -81,7 +94,7 @@ def _find_name(network: nn.Module, module: nn.Module) -> str:
 
 def _find_unknown(module: Any) -> nn.Module | None:
     """Return the first of the module and its submodules that fused blocks do not compute."""
-    if not _is_supported(module):
+    if not (_is_supported(module) and _is_in_place(module)):
         return module
     for name, child in module._modules.items():
         if name in ("pool", "skip_pool") and child is not None:
@@ -94,6 +107,34 @@ def _find_unknown(module: Any) -> nn.Module | None:
     return None
 
 
+def _is_in_place(module: Any) -> bool:
+    """Return whether the children of a module are of the kinds that fused blocks take there."""
+    kind, children = type(module), module._modules
+    if kind in PLACES:
+        places = PLACES[kind]
+        if any(type(children.get(name)) not in kinds for name, kinds in places.items()):
+            return False
+    if kind is ConvNormAct:
+        return children["conv"].stride == module.stride
+    if kind is ResidualBlock:
+        without = (children["conv2"], children.get("projection"))
+        return all(c is None or type(c._modules["act"]) is nn.Identity for c in without)
+    if kind is ConvBlock:
+        return all(type(child) is ConvNormAct for child in children.values())
+    if kind is ResidualLevel:
+        blocks = [c for n, c in children.items() if n != "0" or type(c) is not ConvNormAct]
+        others = (child._modules for child in blocks[1:])
+        return all(type(child) is ResidualBlock for child in blocks) and not any(
+            child.get("projection") or child.get("skip_pool") for child in others
+        )
+    if hasattr(module, "pool_kernel"):
+        return type(children["convs"]) is (ResidualLevel if module.is_residual else ConvBlock)
+    if hasattr(module, "skip_first"):
+        is_known = type(children["up"]) in (Interpolate, nn.ConvTranspose3d)
+        return is_known and type(children["convs"]) is ConvBlock
+    return True
+
+
 def _is_supported(module: Any) -> bool:
     kind = type(module)
     if FORWARDS.get(kind, kind.forward) is not kind.forward:
@@ -101,7 +142,8 @@ def _is_supported(module: Any) -> bool:
     if kind is nn.Conv3d:
         has_padding = module.padding == tuple(k // 2 if k % 2 else None for k in module.kernel_size)
         is_plain = module.dilation == ONE and module.groups == 1 and module.padding_mode == "zeros"
-        return has_padding and is_plain
+        own = "_conv_forward" in module.__dict__ or kind._conv_forward is not CONV_FORWARD
+        return has_padding and is_plain and not own
     if kind is nn.ConvTranspose3d:
         is_tiling = module.kernel_size == module.stride and module.dilation == ONE
         no_padding = module.padding == module.output_padding == (0, 0, 0)
@@ -110,8 +152,6 @@ def _is_supported(module: Any) -> bool:
         has_both = (module.weight is None) == (module.bias is None)
         has_statistics = module._buffers.get("running_mean") is not None
         return has_both and not (kind is nn.InstanceNorm3d and has_statistics)
-    if kind is ResidualBlock:
-        return type(module._modules["drop_path"]) is StochasticDepth
     if kind is nn.LeakyReLU:
         return module.negative_slope >= 0
     if kind is ConvNormAct:
