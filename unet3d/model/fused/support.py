@@ -29,22 +29,15 @@ ONE = (1, 1, 1)
 
 NORMS = (nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm3d, nn.GroupNorm)
 
+LAYER_NORMS = frozenset((*NORMS, nn.Identity))
+
 SUPPORTED = (
     *(nn.ModuleList, ConvBlock, ResidualLevel, ResidualBlock, StochasticDepth, Interpolate),
     *(*NORMS, nn.Identity, nn.ReLU),
 )
 
 
-ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.Identity)
-
-PLACES: dict[type[nn.Module], dict[str, tuple[type, ...]]] = {
-    ConvNormAct: {"conv": (nn.Conv3d,), "norm": (*NORMS, nn.Identity), "act": ACTIVATIONS},
-    ResidualBlock: {
-        **{"conv1": (ConvNormAct,), "conv2": (ConvNormAct,), "drop_path": (StochasticDepth,)},
-        **{"projection": (ConvNormAct, type(None)), "act": ACTIVATIONS},
-    },
-}
-"""The kinds of modules that may stand in a place, where others would be computed in another way."""
+ACTIVATIONS = frozenset((nn.ReLU, nn.LeakyReLU, nn.Identity))
 
 FORWARDS = {kind: kind.forward for kind in (*SUPPORTED, nn.Conv3d, nn.ConvTranspose3d)}
 """What some replace for all modules of a kind."""
@@ -110,15 +103,20 @@ def _find_unknown(module: Any) -> nn.Module | None:
 def _is_in_place(module: Any) -> bool:
     """Return whether the children of a module are of the kinds that fused blocks take there."""
     kind, children = type(module), module._modules
-    if kind in PLACES:
-        places = PLACES[kind]
-        if any(type(children.get(name)) not in kinds for name, kinds in places.items()):
-            return False
     if kind is ConvNormAct:
-        return children["conv"].stride == module.stride
+        conv, norm, act = map(type, children.values())
+        is_known = conv is nn.Conv3d and norm in LAYER_NORMS and act in ACTIVATIONS
+        return is_known and children["conv"].stride == module.stride
     if kind is ResidualBlock:
-        without = (children["conv2"], children.get("projection"))
-        return all(c is None or type(c._modules["act"]) is nn.Identity for c in without)
+        conv, last, added = children["conv1"], children["conv2"], children.get("projection")
+        if not type(conv) is type(last) is ConvNormAct:
+            return False
+        if type(children["drop_path"]) is not StochasticDepth:
+            return False
+        if type(children["act"]) not in ACTIVATIONS:
+            return False
+        linear = (last,) if added is None else (last, added)
+        return all(type(layer._modules.get("act")) is nn.Identity for layer in linear)
     if kind is ConvBlock:
         return all(type(child) is ConvNormAct for child in children.values())
     if kind is ResidualLevel:
@@ -127,9 +125,9 @@ def _is_in_place(module: Any) -> bool:
         return all(type(child) is ResidualBlock for child in blocks) and not any(
             child.get("projection") or child.get("skip_pool") for child in others
         )
-    if hasattr(module, "pool_kernel"):
+    if "pool_kernel" in module.__dict__:
         return type(children["convs"]) is (ResidualLevel if module.is_residual else ConvBlock)
-    if hasattr(module, "skip_first"):
+    if "skip_first" in module.__dict__:
         is_known = type(children["up"]) in (Interpolate, nn.ConvTranspose3d)
         return is_known and type(children["convs"]) is ConvBlock
     return True
