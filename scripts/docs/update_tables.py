@@ -1,6 +1,4 @@
-"""Write measured values into the documents: `python -m scripts.docs.update_tables`.
-
-The picture of the front page is drawn from the same results.
+"""Write measured values into the documents, and the picture of the front page.
 
 The text between `<!-- NAME -->` and `<!-- end -->`, in README.md and in docs/, is what the function
 NAME of one of the three modules of tables returns; a test compares.
