@@ -40,9 +40,10 @@ def draw_front() -> str:
         "text{font:14px system-ui,sans-serif;fill:#212529}.end{text-anchor:end}"
         ".bold,.time{font-weight:600}.time{fill:#fff}.small{font-size:11px;fill:#495057}"
     )
+    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
             f"<style>{style}</style>",
             f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#fff"/>',
             *parts,
