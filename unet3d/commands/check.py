@@ -93,7 +93,7 @@ def format_check_report(report: DatasetCheckResult) -> str:
     blocks = [format_findings(c, by_case[c], report.root) for c in sorted(by_case, key=str)]
     findings = count_findings(report.findings) if report.findings else "no errors"
     cases = describe_groups([case.name for case in report.cases], report.groups)
-    summary = [f"{cases}, {findings}", escape_unprintable(report.summary)]
+    summary = [f"{cases}, {findings}", *map(escape_unprintable, report.summary.split("\n"))]
     for hint in report.hints:
         message, advice = map(escape_unprintable, (hint.message, hint.advice))
         summary.append(f"hint: {message}\n    -> {advice}")
@@ -162,7 +162,7 @@ def check_dataset(
         )
     findings = list(dict.fromkeys(findings))  # both checks find a file that cannot be read
     names = f"channels {', '.join(dataset.channels)}; classes {', '.join(dataset.classes)}"
-    names += f"; data.patch_size {describe_axes(data.patch_size, data.orientation)}"
+    names += f"\npatches of {describe_axes(data.patch_size, data.orientation)} voxels"
     shapes = [
         [header.shape[axis] for axis in find_orientation(header.affine, data.orientation)[0]]
         for header in headers.values()
