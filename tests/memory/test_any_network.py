@@ -88,3 +88,19 @@ def test_an_attribute_blocks_of_another_network_is_not_called():
     estimate = unet3d.estimate_memory(network, CUBE, device="cpu")
     assert estimate.peak > 16**3 * 4
     assert estimate.details.levels == {}
+
+
+@pytest.mark.parametrize("way", ["torch.compile", "compile"])
+def test_a_compiled_network_is_estimated_as_plain_modules(way):
+    def make_network(**options):
+        return unet3d.UNet3D(in_channels=1, num_classes=2, depth=2, width=4, **options)
+
+    network = make_network()
+    if way == "compile":
+        network.compile(backend="aot_eager")
+    else:
+        network = torch.compile(network, backend="aot_eager")
+    shape = (1, 1, 16, 16, 16)
+    plain = unet3d.estimate_memory(make_network(fused=False), shape).peak
+    assert unet3d.estimate_memory(network, shape).peak == plain
+    assert unet3d.estimate_memory(make_network(), shape).peak != plain

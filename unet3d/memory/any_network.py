@@ -16,7 +16,7 @@ from unet3d.memory.fake_tensors import copy_as_fake, enable_foreach
 from unet3d.memory.report import format_peaks, plot_timeline
 from unet3d.memory.trace import Trace
 from unet3d.text import GIB
-from unet3d.types import DEVICE, find_precision
+from unet3d.types import DEVICE, HasRetention, find_precision
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,8 @@ def estimate_memory(
     """Estimate the memory of a training step before it runs; no GPU is needed.
 
     Args:
-        model: any network in PyTorch. It is not changed, and its weights may be on any device.
+        model: any network in PyTorch. It is not changed, and its weights may be on any device. A
+            compiled network is estimated as plain modules.
         input_shape: shape of a batch, such as (2, 1, 128, 128, 128).
         loss: computes a number from the network's outputs. Tensors that it creates are counted.
             By default the sum of the outputs' means.
@@ -59,10 +60,17 @@ def estimate_memory(
     kind = str(device).partition(":")[0]
     if not DEVICE.fullmatch(str(device)) or kind == "mps":
         raise UsageError(f"device must be auto, cpu, cuda or cuda:N, got {str(device)!r}")
+    plain: Any = getattr(model, "_orig_mod", model)  # of torch.compile
+    is_compiled = plain is not model or plain._compiled_call_impl is not None
 
     def estimate(batch: int) -> MemoryEstimate:
         def make_step() -> ModelStep:
-            fake = copy_as_fake(model).train()
+            fake: Any = copy_as_fake(plain).train()
+            if is_compiled:
+                fake._compiled_call_impl = None
+                for module in fake.modules():
+                    if isinstance(module, HasRetention):  # which compiles as plain modules
+                        module.retention = None
             made = optimizer(p for p in fake.parameters() if p.requires_grad)
             if kind != "cpu":
                 enable_foreach(made)
