@@ -69,7 +69,7 @@ LIMITS = {
 }
 """What is added to a command; a trace costs operations, not sizes."""
 
-READ_LATER = r"(hydra\.|callbacks|logger|metrics|experiment|scheduler|resume|data=|-m$)"
+READ_LATER = r"(hydra\.|output|callbacks|logger|metrics|experiment|scheduler|resume|data=|-m$)"
 """Words of trainings whose validations or files matter; others only take their step."""
 
 STEP_ONLY = ["trainer.num_sanity_val_steps=0", "+trainer.limit_val_batches=0", "logger=none"]

@@ -56,7 +56,7 @@ class VolumeDataModule(pl.LightningDataModule):
     skipped: list[Finding]
     hints: list[Finding]  # about the dataset
     split_note: str | None  # about a file of folds that no option names
-    leak_warnings: list[str]  # of patients and images in training and in validation
+    data_warnings: list[str]  # of cases in training and in validation, and of constant images
     train_loader: TrainLoader
     val_loader: DataLoader | None
 
@@ -107,7 +107,10 @@ class VolumeDataModule(pl.LightningDataModule):
         self.split_note = None if settings.fold is None else rule.note
         is_grouped = settings.composition.is_overridden("data.group_by")
         shared = None if is_grouped else find_shared_patients(rule, *parts)
-        self.leak_warnings = [*filter(None, [shared, find_shared_images(*volumes)])]
+        constant = sorted(v.name for part in volumes for v in part if v.is_constant)
+        named = f"images with one value everywhere: {join_first(constant)}: check these files"
+        found = [shared, find_shared_images(*volumes), named if constant else None]
+        self.data_warnings = [*filter(None, found)]
         self.spacing_mm |= {v.name: v.get_spacing_mm(self.preprocessing) for v in self.validation}
         scored = Dice(dataset.classes, dataset.regions).scored_classes
         present = ([v.classes for v in part] for part in volumes)

@@ -92,6 +92,7 @@ class SegmentationModule(LightningModule):
             (self.case_scores, "cases"),
         ]
         self.unannotated_classes = step.data.unannotated_classes  # for which a label may stand
+        self.patch_size = step.data.patch_size
         self.sliding_window = SlidingWindow(
             list(step.data.patch_size),
             decide=choose_label_function(dataset.regions, dataset.region_labels),
@@ -135,8 +136,8 @@ class SegmentationModule(LightningModule):
             return None
         recorded, observe = self.graphed_pass, self.case_scores.begin(batch["label"][0])
         with nullcontext() if recorded is None else recorded.use_memory():
-            patch = crop_foreground(batch["image"], batch["label"], self.sliding_window.patch_size)
-            loss = float(self.loss(self.model(patch[0]), patch[1]))
+            patch = crop_foreground(batch["image"], batch["label"], self.patch_size)
+            loss = float(self.loss(self.model(patch[0]), patch[1]).detach())
             prediction = self.sliding_window(batch["image"], self.model, observe)
         if recorded is not None:
             prediction = prediction.clone()  # the next replay overwrites the original

@@ -116,7 +116,7 @@ def summarize_run(run: TrainingRun) -> str:
         f"classes {', '.join(data.dataset.classes)}",
         f"patches of {describe_axes(config.patch_size, config.orientation)} voxels, "
         f"{config.batch_size} at a time",
-        *filter(None, [data.split_note, *data.leak_warnings]),
+        *filter(None, [data.split_note, *data.data_warnings]),
         *(f"hint: {finding.describe()}" for finding in data.hints),
         *(f"skipped: {finding.describe()}" for finding in data.skipped),
         *run.notes,

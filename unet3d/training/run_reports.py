@@ -50,7 +50,7 @@ def build_report(
         "seconds": run.callbacks.limits.time_elapsed(),
         "parameters": count_parameters(run.module.model),
         "skipped_cases": [finding.describe() for finding in run.data.skipped],
-        "warnings": [*filter(None, [*run.data.leak_warnings, leak]), *warnings],
+        "warnings": [*filter(None, [*run.data.data_warnings, leak]), *warnings],
         "pretrained_on_validation": seen,
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("val/", "train/"))},
         "memory": run.callbacks.memory.summarize(),

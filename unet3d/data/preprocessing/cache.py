@@ -71,6 +71,7 @@ class CachedVolume:
     contents: tuple[str, ...] = ()  # digests of the files that it was made of
     background_label: int = 0  # what a sample has as label where the case has 0
     has_ignored: bool = False  # whether some voxels are ignored, and others are not
+    is_constant: bool = False  # whether the image has one value everywhere
 
     @property
     def name(self) -> str:
@@ -180,18 +181,17 @@ def count_parallel_jobs(cost: int, ram: int | None) -> int:
 def preprocess_case(case: Case, preprocessing: Preprocessing) -> Entry:
     """Return the arrays and values of a case for the cache."""
     scan = preprocessing.preprocess_scan(case.images)
-    if scan.image.min() == scan.image.max():
-        names = " and ".join(file.name for file in case.images)
-        raise UsageError(f"{names} has one value everywhere: replace it with the correct file")
     label = preprocessing.preprocess_label(case.label, scan)
     points = sample_foreground_points(label)
     arrays = {"image": scan.image, "label": label, "foreground_points": points}
-    return arrays, {"statistics": asdict(scan.statistics)}
+    is_constant = bool(scan.image.min() == scan.image.max())
+    return arrays, {"statistics": asdict(scan.statistics), "is_constant": is_constant}
 
 
 def load_volume(case: Case, folder: Path) -> CachedVolume:
     """Return a case from the folder in which it was preprocessed."""
-    statistics = read_json(folder / VALUES)["statistics"]
+    values = read_json(folder / VALUES)
+    statistics = values["statistics"]
     _, label, points = (map_array(folder, n) for n in ("image", "label", "foreground_points"))
     present = frozenset(np.unique(points[:, 0]).tolist())
     return CachedVolume(
@@ -201,6 +201,7 @@ def load_volume(case: Case, folder: Path) -> CachedVolume:
         classes=present - {0},
         statistics=Statistics(**{key: to_tuples(value) for key, value in statistics.items()}),
         has_ignored=0 in present,
+        is_constant=values.get("is_constant", False),
     )
 
 
