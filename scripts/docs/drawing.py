@@ -30,10 +30,10 @@ def draw_front() -> str:
         bar = f'x="{LEFT}" y="{top}" width="{width}" height="{BAR_HEIGHT}" rx="4" fill="{color}"'
         parts += [
             f"<rect {bar}/>",
-            write_text(LEFT - 14, middle - 3, "end bold", title),
-            write_text(LEFT - 14, middle + 14, "end small", setting),
-            write_text(LEFT + 14, middle + 5, "time", f"{1000 * seconds:.0f} ms"),
-            write_text(LEFT + width + 10, middle + 5, "bold", format_mib(nbytes)),
+            draw_text(LEFT - 14, middle - 3, "end bold", title),
+            draw_text(LEFT - 14, middle + 14, "end small", setting),
+            draw_text(LEFT + 14, middle + 5, "time", f"{1000 * seconds:.0f} ms"),
+            draw_text(LEFT + width + 10, middle + 5, "bold", format_mib(nbytes)),
         ]
     height = 8 + len(BARS) * ROW
     style = (
@@ -52,7 +52,7 @@ def draw_front() -> str:
     )
 
 
-def write_text(x: float, y: float, style: str, text: str) -> str:
+def draw_text(x: float, y: float, style: str, text: str) -> str:
     """Return an element with a text."""
     return f'<text x="{x}" y="{y}" class="{style}">{escape(text)}</text>'
 

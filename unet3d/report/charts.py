@@ -60,10 +60,10 @@ def draw_chart(lines: Sequence[Line], unit: str, *, best: float | None = None) -
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" class="chart" role="img">']
     for value in y.list_ticks():
         parts.append(f'<path class="rule" d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(write_text(LEFT - 6, y(value) + 4, f"{value:.10g}", "end"))
+        parts.append(draw_text(LEFT - 6, y(value) + 4, f"{value:.10g}", "end"))
     for value in x.list_ticks():
-        parts.append(write_text(x(value), HEIGHT - BOTTOM + 16, f"{value:,.10g}"))
-    parts.append(write_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, f"{unit} over steps"))
+        parts.append(draw_text(x(value), HEIGHT - BOTTOM + 16, f"{value:,.10g}"))
+    parts.append(draw_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, f"{unit} over steps"))
     if best is not None:
         parts.append(f'<path class="best" d="M{x(best):.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
     for line in lines:
@@ -107,6 +107,6 @@ def draw_chip(line: Line) -> str:
     )
 
 
-def write_text(x: float, y: float, text: str, anchor: str = "middle") -> str:
+def draw_text(x: float, y: float, text: str, anchor: str = "middle") -> str:
     """Return a label."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

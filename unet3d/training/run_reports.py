@@ -193,8 +193,8 @@ class GrowingReport(Callback):
         start, steps = time.monotonic(), trainer.global_step
         if not self.run.is_main or start < self.due_at:
             return
-        report = build_report(self.run, steps=steps, finished=False)
         try:
+            report = build_report(self.run, steps=steps, finished=False)
             self.timeline = self.timeline or draw_timeline(self.run, report)
             page = render_report(self.run, report, self.timeline, is_running=True)
             write_text(self.run.folder / "report.html", page)

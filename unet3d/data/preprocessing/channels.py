@@ -258,15 +258,19 @@ def resample_labels(labels: np.ndarray, shape: Sequence[int], orders: Sequence[i
     return result
 
 
+def get_directions(orientation: str) -> list[str]:
+    """Return the direction of each axis of a volume."""
+    names = {"RL": "left-right", "AP": "front-back", "SI": "up-down"}
+    return [next(name for ends, name in names.items() if c in ends) for c in orientation]
+
+
 def describe_axes(sizes: Sequence[float], orientation: str) -> str:
     """Format sizes along x, y and z with the directions of these axes.
 
     >>> describe_axes((40, 56, 40), "RAS")
     '40 (left-right) x 56 (front-back) x 40 (up-down)'
     """
-    names = {"RL": "left-right", "AP": "front-back", "SI": "up-down"}
-    directions = (next(name for ends, name in names.items() if c in ends) for c in orientation)
-    pairs = zip(sizes, directions, strict=True)
+    pairs = zip(sizes, get_directions(orientation), strict=True)
     return " x ".join(f"{size:g} ({direction})" for size, direction in pairs)
 
 
@@ -292,10 +296,10 @@ def explain_swapped_axes(
     ours, theirs = find_thin_axis(patch), find_thin_axis(sizes)
     if ours is None or theirs in (None, ours):
         return None
-    direction = describe_axes(sizes, orientation).split(" x ")[theirs].partition(" ")[2]
     return (
         f"data.patch_size={list(patch)} is thin along {'xyz'[ours]}, volumes of "
-        f"{' x '.join(f'{n:g}' for n in sizes)} along {'xyz'[theirs]} {direction}"
+        f"{' x '.join(f'{n:g}' for n in sizes)} along {'xyz'[theirs]} "
+        f"({get_directions(orientation)[theirs]})"
     )
 
 

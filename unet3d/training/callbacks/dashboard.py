@@ -99,7 +99,7 @@ class RunLogger(Callback):
                     }
                     for page, charts in CHARTS.items()
                 }
-                # All lines of a run have its color: classes are told apart in charts of their own.
+                # All lines of a run have its color, so each class has a chart of its own.
                 layout["Dice by class"] = {
                     name: ["Multiline", [f"^val/dice/{re.escape(name)}$"]]
                     for name in self.class_names

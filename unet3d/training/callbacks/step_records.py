@@ -46,8 +46,9 @@ class StepMemory(Callback):
         self.validation: MemoryRecord | None = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        device, meter = trainer.strategy.root_device, PeakMeter()
+        device = trainer.strategy.root_device
         if device.type == "cpu" and not (self.first or self.step):
+            meter = PeakMeter()
             meter.start(device)
             weights = sum(parameter.nbytes for parameter in pl_module.parameters())
             resident = meter.read(device).resident
