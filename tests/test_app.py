@@ -30,6 +30,7 @@ def test_flags_of_hydra_are_accepted_before_and_after_overrides():
         ("train --lr 0.1", "unrecognized arguments: --lr: settings are written key=value (unet3d "),
         ("train --cfg no", "argument --cfg/-c: invalid choice: 'no'"),
         ("train dropout=0.1", "'dropout': unet3d train --help lists all keys"),
+        ("train output=", "output= names no folder"),
         ("train strategy=ddp", "no key 'strategy': trainer=ddp uses all GPUs of this machine"),
         ("train trainer.fast_dev_run=true", "'trainer.fast_dev_run': trainer.max_steps=2 runs"),
         (

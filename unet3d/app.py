@@ -105,6 +105,8 @@ def translate_output(command: str, words: Sequence[str], *, sweeping: bool) -> l
     """
     if command not in ("train", "search"):
         return [*words]
+    if "output=" in words:
+        raise UsageError("output= names no folder")
     key = "hydra.sweep.dir=" if sweeping else "hydra.run.dir="
     return [key + word[len("output=") :] if word.startswith("output=") else word for word in words]
 
