@@ -36,8 +36,8 @@ from unet3d.memory.estimate import (
     estimate_step,
 )
 from unet3d.memory.from_config import FUSED_STRATEGIES
-from unet3d.memory.step.training_step import TrainingStep
 from unet3d.memory.trace import Trace
+from unet3d.memory.traced_step import TracedStep
 from unet3d.model.naive_unet import NaiveUNet3D
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
@@ -117,17 +117,17 @@ def build_variant(make: Factory, channels_last: bool, compiled: bool) -> nn.Modu
 
 def build_step(
     make: Factory, size: list[int], batch: int, precision: str, device: str
-) -> TrainingStep:
+) -> TracedStep:
     """Build a step as Lightning runs it, with AdamW and Dice + CE for every network."""
     model = make().train()
     if device != "cpu":
         model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    return TrainingStep(
+    return TracedStep(
         model=model,
         loss=DiceCE().to(device),
         optimizer=optimizer,
-        inference=SlidingWindow([16, 16, 16]),
+        sliding_window=SlidingWindow([16, 16, 16]),
         batch_shape=(batch, 1, *size),
         volume_shape=(1, 1, 16, 16, 16),
         autocast=AUTOCAST_TYPES.get(precision),
@@ -135,7 +135,7 @@ def build_step(
     )
 
 
-def build_cuda_step(make: Factory, size: list[int], batch: int, precision: str) -> TrainingStep:
+def build_cuda_step(make: Factory, size: list[int], batch: int, precision: str) -> TracedStep:
     """Build a step on fake CPU tensors with torch's choice of optimizer on CUDA."""
     step = build_step(make, size, batch, precision, "cpu")
     enable_foreach(step.optimizer)
@@ -156,7 +156,7 @@ def to_mib(nbytes: int | None) -> int:
     return round((nbytes or 0) / MIB)
 
 
-def count_flops(make_step: Callable[[], TrainingStep]) -> int:
+def count_flops(make_step: Callable[[], TracedStep]) -> int:
     """Count the floating point operations of a step's convolutions."""
     with FakeTensorMode():
         step = make_step()
@@ -246,7 +246,7 @@ def predict_residual() -> dict[str, Any]:
     size, rows = [128, 128, 128], {}
     for name, make in list_residual_networks().items():
 
-        def make_step(make: Factory = make) -> TrainingStep:
+        def make_step(make: Factory = make) -> TracedStep:
             step = build_cuda_step(make, size, 2, "16")
             step.optimizer = SGD(step.model.parameters())
             enable_foreach(step.optimizer)

@@ -32,7 +32,7 @@ from scripts.bench.step import (
     list_forum_networks,
     list_variants,
 )
-from unet3d.memory.step.training_step import NullListener, TrainingStep
+from unet3d.step.training_step import NullListener, RandomBatchStep
 
 COMPILED = (PLAIN, "MONAI DynUNet", "nnU-Net PlainConvUNet")
 """The networks that are compiled, too, in the case with all networks: it takes a minute each."""
@@ -107,7 +107,7 @@ def time_in_turns(case: Case, rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def time_steps(step: TrainingStep, count: int) -> float:
+def time_steps(step: RandomBatchStep, count: int) -> float:
     """Return the processor seconds of some steps."""
     start = time.process_time()
     for _ in range(count):

@@ -22,7 +22,7 @@ from unet3d.custom_ops import OPERATORS
 from unet3d.memory.cuda_libraries import follow_cudnn
 from unet3d.memory.estimate import Step
 from unet3d.memory.fake_tensors import evaluate_on_host, simulate_cuda_step
-from unet3d.memory.step.training_step import NullListener
+from unet3d.step.training_step import NullListener
 
 FREE = frozenset(
     """alias as_strided chunk detach detach_ device empty empty_like empty_strided expand

@@ -18,7 +18,7 @@ from scripts.gpu.steps import compose_step
 from unet3d.inference.networks import ReplayedNetwork, get_inference_fn, record_networks
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.machine import Precision
-from unet3d.memory.step.training_step import build_configured_step
+from unet3d.step.training_step import build_configured_step
 
 STOP_SECONDS = 40
 """Time that a run has to stop, and this process to report it."""

@@ -30,15 +30,15 @@ from unet3d.cuda_graphs import WARMUP_BATCHES, CudaGraphs, GraphedPass
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate
 from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_configured_step
-from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import (
+from unet3d.peak_memory import MemoryRecord
+from unet3d.step.config import StepConfig
+from unet3d.step.training_step import (
     NullListener,
-    TrainingStep,
+    RandomBatchStep,
     build_configured_step,
     measure_phases,
     time_step,
 )
-from unet3d.peak_memory import MemoryRecord
 from unet3d.training.config import parse_train_config
 
 GRID = {
@@ -83,7 +83,7 @@ def compare_configuration(context: Context, overrides: list[str]) -> dict[str, A
 
 def measure_configured_step(
     context: Context, words: list[str]
-) -> tuple[TrainingStep, dict[str, Any]]:
+) -> tuple[RandomBatchStep, dict[str, Any]]:
     """Build the step of a config; return it with its measured and estimated peaks."""
     config = compose_step(words)
     predicted = estimate_configured_step(config)
@@ -97,7 +97,7 @@ def compose_step(words: list[str]) -> StepConfig:
     return parse_train_config(compose_config(words, "train")).step
 
 
-def measure_peaks(context: Context, step: TrainingStep) -> dict[str, MemoryRecord]:
+def measure_peaks(context: Context, step: RandomBatchStep) -> dict[str, MemoryRecord]:
     """Return the peak of each phase; in a rehearsal, that of the process's resident memory."""
     phases = measure_phases(step, context.device)
     if context.cuda:
@@ -209,14 +209,14 @@ def measure_network(
     return describe_peaks(measure_peaks(context, step), predicted) | time_steps(context, step)
 
 
-def build_network_step(context: Context, make: Factory, size: list[int]) -> TrainingStep:
+def build_network_step(context: Context, make: Factory, size: list[int]) -> RandomBatchStep:
     """Build the step of a network on the device; in a rehearsal, of small volumes."""
     torch.manual_seed(0)
     size = size if context.cuda else TINY_SIZE
     return build_step(make, size, 2, context.precision, context.device.type)
 
 
-def time_steps(context: Context, step: TrainingStep) -> dict[str, Any]:
+def time_steps(context: Context, step: RandomBatchStep) -> dict[str, Any]:
     """Return the seconds of a step, and the seconds in which the host queued it."""
     step.train(NullListener())
     timed = [time_step(step, context.device) for _ in range(8 if context.cuda else 1)]

@@ -124,6 +124,31 @@ def test_the_estimate_of_a_run_is_the_peak_of_its_real_step_to_the_byte(strategy
     assert by_strategy[strategy]["peak_allocated_bytes"] == measured
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("checkpointing=none", "trainer.accumulate_grad_batches=2"),
+        ("checkpointing=fused", "ema_decay=0.9", "trainer.gradient_clip_val=null"),
+        ("checkpointing=leanest", "model.norm=batch"),
+    ],
+    ids=" ".join,
+)
+def test_the_estimate_of_a_run_is_the_peak_of_the_steps_that_lightning_runs(
+    words, unet3d, tmp_path
+):
+    counter = ["_target_=tests.contract.helpers.allocated.StepPeaks", "file=peak.txt"]
+    ended = unet3d(
+        *("train", "output=run", "data.patch_size=[16,16,16]", "trainer.max_steps=4", *words),
+        *("data.batch_size=2", "data.layout.num_cases=4", "fold=none", "logger=none"),
+        *(f"+callbacks.peaks.{word}" for word in counter),
+    )
+    assert ended.code == 0, ended.err
+    estimated = json.loads((tmp_path / "run" / "report.json").read_text())["memory"]["estimated"]
+    measured = int((tmp_path / "peak.txt").read_text())
+    # Beside the step, a run holds norms of gradients, statistics to restore, and logged numbers.
+    assert abs(measured - estimated["allocated"]) < 2000
+
+
 def test_the_estimate_names_the_phases_kinds_and_layers_of_its_peak(by_strategy):
     network = package.UNet3D(
         in_channels=1, num_classes=4, depth=4, width=4, deep_supervision=True, norm="batch"

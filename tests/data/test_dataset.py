@@ -16,7 +16,7 @@ from unet3d.data.dataset import (
     resolve_dataset,
 )
 from unet3d.errors import UsageError
-from unet3d.memory.step.build import complete_step
+from unet3d.step.build import complete_step
 
 UNKNOWN = {"root": "/no/such", "num_classes": None, "in_channels": None}
 """Settings that leave everything to the dataset."""

@@ -10,7 +10,7 @@ from unet3d.data.dataset import get_network_sizes
 from unet3d.errors import UsageError
 from unet3d.loss.build import AdaptedLoss, check_loss, choose_arguments
 from unet3d.memory.any_network import estimate_memory
-from unet3d.memory.step.build import complete_step
+from unet3d.step.build import complete_step
 from unet3d.types import IGNORE_LABEL
 
 REGIONS = {"whole": (1, 2), "core": (2,)}

@@ -20,7 +20,8 @@ from unet3d.config.compose import compose_config, list_options
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.overlap import DiceCE
 from unet3d.machine import Precision
-from unet3d.memory.step.training_step import TrainingStep, make_step_factory
+from unet3d.memory.traced_step import TracedStep, make_step_factory
+from unet3d.step.training_step import RandomBatchStep
 from unet3d.training.config import parse_train_config
 
 Join = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -83,7 +84,7 @@ def mark_larger_networks(case: tuple[str, ...]) -> Any:
     return pytest.param(case, marks=marks if names else ())
 
 
-def make_factory(*words: str) -> Callable[[], TrainingStep]:
+def make_factory(*words: str) -> Callable[[], RandomBatchStep]:
     settings = parse_train_config(compose_config([*SMALL, *words], "train"))
     return make_step_factory(settings.step, Precision("32", "32"), cuda=False)
 
@@ -125,13 +126,13 @@ class Joined(nn.Module):
     ],
 )
 def test_gradients_that_add_up_take_the_memory_of_autograd(join):
-    def make_step() -> TrainingStep:
+    def make_step() -> RandomBatchStep:
         model = Joined(join)
-        return TrainingStep(
+        return TracedStep(
             model=model,
             loss=DiceCE(),
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            inference=SlidingWindow([8, 8, 8]),
+            sliding_window=SlidingWindow([8, 8, 8]),
             batch_shape=(2, 1, 8, 8, 8),
             volume_shape=(1, 1, 8, 8, 8),
         )
@@ -170,7 +171,7 @@ class AccumulatingDDP(DistributedDataParallel):
 def test_a_step_of_several_processes_needs_as_much_as_with_ddp(kind, overrides, process_group):
     make_step = make_factory(*NARROW, *overrides)
 
-    def make_ddp_step() -> TrainingStep:
+    def make_ddp_step() -> RandomBatchStep:
         step = make_step()
         step.model = kind(step.model, gradient_as_bucket_view=True)
         return step

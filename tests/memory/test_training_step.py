@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from unet3d.machine import Precision
+from unet3d.memory import traced_step
 from unet3d.memory.from_config import estimate_configured_step
-from unet3d.memory.step import training_step
-from unet3d.memory.step.build import MIN_HALF_EPSILON, make_optimizer_factory
-from unet3d.memory.step.training_step import TrainingStep
+from unet3d.step import training_step
+from unet3d.step.build import MIN_HALF_EPSILON, make_optimizer_factory
+from unet3d.step.training_step import RandomBatchStep
 
 SMALL = ("model.depth=2", "model.width=4")
 
@@ -25,7 +26,7 @@ def test_a_few_windows_of_a_volume_have_the_peak_of_all_of_them(composed, monkey
         return estimate.phases["validation"], len(estimate.trace.events)
 
     peak_of_few, events_of_few = estimate_validation()
-    monkeypatch.setattr(training_step, "SkipSmallerWindows", lambda model, trace: model)
+    monkeypatch.setattr(traced_step, "SkipSmallerWindows", lambda model, trace: model)
     peak_of_all, events_of_all = estimate_validation()
     assert peak_of_few == peak_of_all
     assert events_of_few < 0.7 * events_of_all
@@ -34,8 +35,8 @@ def test_a_few_windows_of_a_volume_have_the_peak_of_all_of_them(composed, monkey
 def test_an_optimizer_that_replaces_its_state_is_traced_twice(composed, monkeypatch):
     make = partial(torch.optim.ASGD, lr=0.1)
     monkeypatch.setattr(training_step, "make_optimizer_factory", lambda *_: make)
-    traces, train = [], TrainingStep.train
-    monkeypatch.setattr(TrainingStep, "train", lambda *args: traces.append(train(*args)))
+    traces, train = [], RandomBatchStep.train
+    monkeypatch.setattr(RandomBatchStep, "train", lambda *args: traces.append(train(*args)))
     estimate_configured_step(composed(*SMALL, "data.patch_size=[16,16,16]").step)
     assert len(traces) == 2
 

@@ -10,8 +10,8 @@ from unet3d.commands.train import build_training
 from unet3d.config.compose import get_config_dir
 from unet3d.errors import UsageError
 from unet3d.loss.overlap import DiceCE
-from unet3d.memory.step.build import build_network
 from unet3d.model.weights import find_head_names
+from unet3d.step.build import build_network
 
 NETWORKS = sorted(
     path.stem

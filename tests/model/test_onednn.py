@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import conv3d
 
 from unet3d.machine import Precision
-from unet3d.memory.step.training_step import NullListener, make_step_factory
 from unet3d.model.fused.conv_ops import compute_weight_gradient, convolve
+from unet3d.step.training_step import NullListener, build_step
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN"
@@ -30,7 +30,7 @@ def test_a_small_convolution_and_its_gradient_equal_those_of_pytorch():
 def test_a_step_of_one_volume_has_no_matrix_products_of_windows(composed):
     settings = composed("data.batch_size=1", "model.width=16", "data.patch_size=[32,32,32]")
     config = settings.step.vary({"data.num_classes": 3, "data.in_channels": 1})
-    step = make_step_factory(config, Precision("32", "32"), cuda=False)()
+    step = build_step(config, Precision("32", "32"))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         step.train(NullListener())
     assert not SLOW & {event.key for event in profiler.key_averages()}

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from unet3d.errors import UsageError
-from unet3d.memory.step.build import build_network
 from unet3d.model.weights import (
     compute_sigmoid_bias,
     compute_softmax_bias,
     count_parameters,
     find_head_names,
 )
+from unet3d.step.build import build_network
 
 
 def test_an_absent_class_starts_low_but_learnable():

@@ -8,8 +8,8 @@ import torch
 
 from unet3d.errors import UsageError
 from unet3d.inference.ensemble import TrainedNetwork
-from unet3d.memory.step.build import build_network
 from unet3d.nnunet.model_folder import CHECKPOINT, load_model_folder, write_model_folder
+from unet3d.step.build import build_network
 
 pytest.importorskip("dynamic_network_architectures.architectures.unet")
 

@@ -4,7 +4,7 @@ import pytest
 
 from scripts.gpu.operations import count_operations, sum_launches
 from unet3d.machine import Precision
-from unet3d.memory.step.training_step import make_step_factory
+from unet3d.memory.traced_step import make_step_factory
 
 FORUM = "experiment=forum_small model=unet_small"
 

@@ -86,7 +86,7 @@ def test_regions_of_the_dataset_reach_network_loss_and_metadata(composed, small,
     assert run.module.metadata["regions"] == regions
     assert run.module.metadata["region_labels"] == [2, 1]
     logits = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])  # (regions, voxels)
-    assert run.module.sliding_window.decide(logits).tolist() == [2, 1]
+    assert run.module.step.sliding_window.decide(logits).tolist() == [2, 1]
     assert run.config["loss"]["regions"] == regions
     assert run.config["model"]["num_classes"] == 2
     assert run.config["data"]["num_classes"] == 3

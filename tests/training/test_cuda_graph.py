@@ -12,7 +12,7 @@ from tests.contract.helpers.faults import SpoilImages
 from tests.training.helpers.operation_recorder import PEAK, OperationRecorder
 from unet3d.commands import train as command
 from unet3d.cuda_graphs import WARMUP_BATCHES, CudaGraphs, GraphedPass, find_skipped_code
-from unet3d.memory.step.training_step import find_cuda_graph_obstacle
+from unet3d.memory.traced_step import find_cuda_graph_obstacle
 from unet3d.text import MIB
 from unet3d.training import preflight
 from unet3d.training.distributed import CudaGraphStrategy
@@ -62,8 +62,8 @@ def test_replayed_steps_equal_eager_steps_bit_for_bit(composed, tmp_path, monkey
     recorder = OperationRecorder()
     eager = train(composed, tmp_path / "a", monkeypatch, *overrides)
     replayed = train(composed, tmp_path / "b", monkeypatch, *overrides, recorder=recorder)
-    assert replayed.module.graphed_pass.recording is not None
-    assert not replayed.module.graphed_pass.trusted
+    assert replayed.module.step.graphed_pass.recording is not None
+    assert not replayed.module.step.graphed_pass.trusted
     assert_equal(replayed, eager)
 
 
@@ -123,7 +123,7 @@ def test_auto_does_not_record_where_the_memory_of_graphs_does_not_fit(
     for choice in ("auto", "true"):
         words = ["model.depth=2", "memory.estimate=true", f"trainer.cuda_graph={choice}"]
         run = command.build_training(composed(*words), tmp_path)
-        assert (run.module.graphed_pass is None) == (note in run.notes) == (choice == "auto")
+        assert (run.module.step.graphed_pass is None) == (note in run.notes) == (choice == "auto")
 
 
 def test_a_batch_of_another_size_is_not_replayed():
@@ -177,7 +177,7 @@ def train_rank(rank, init_file, settings, folder):
         run = command.build_training(settings, folder / name, process=process)
         run.trainer.fit(run.module, run.data.train_loader)
         if recorder is not None:
-            assert run.module.graphed_pass.recording is not None
+            assert run.module.step.graphed_pass.recording is not None
             assert isinstance(run.trainer.strategy, CudaGraphStrategy)
         torch.save(get_state(run), folder / f"{name}-{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -220,7 +220,7 @@ def test_on_a_gpu_replayed_steps_equal_eager_steps(composed, tmp_path, monkeypat
         train(composed, tmp_path / str(n), monkeypatch, *options, recorder=graphs, validate=True)
         for n, graphs in enumerate((None, CudaGraphs(torch.device("cuda", 0))))
     )
-    assert replayed.module.graphed_pass.recording is not None
+    assert replayed.module.step.graphed_pass.recording is not None
     assert_equal(replayed, eager)
 
 
@@ -259,7 +259,7 @@ def test_on_a_gpu_a_step_that_cannot_be_recorded_runs_without(
             [(None, []), (CudaGraphs(device), [BreakRecording(way)])]
         )
     )
-    assert broken.module.graphed_pass.recording is None
+    assert broken.module.step.graphed_pass.recording is None
     (line,) = [r.getMessage() for r in caplog.records if "CUDA graphs" in r.getMessage()]
     assert reason in line
     assert_equal(broken, eager)

@@ -59,7 +59,7 @@ def test_a_validation_scores_the_classes_that_a_case_annotates(build):
     known, unknown = (1, 2) if int(case[-1]) % 2 == 0 else (2, 1)
     label = batch["label"].clone()
     perfect = torch.where(label == known, known, unknown)  # predicted where nobody looked
-    run.module.sliding_window = lambda image, model, observe: perfect
+    run.module.step.sliding_window = lambda image, model, observe: perfect
     run.module.eval()
     prediction = run.module.validation_step(batch, 0)
     assert prediction is perfect

@@ -42,9 +42,9 @@ from unet3d.memory.report import (
     summarize_compiled,
     summarize_estimate,
 )
-from unet3d.memory.step.config import StepConfig
 from unet3d.memory.trace import Trace
 from unet3d.peak_memory import MemoryRecord
+from unet3d.step.config import StepConfig
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.types import PRECISIONS, Triple
 

@@ -17,8 +17,8 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.data.dataset import build_layout, resolve_dataset
 from unet3d.errors import DoesNotFitError, RunError, SignalListener
 from unet3d.machine import resolve_precision
-from unet3d.memory.step.build import build_network
 from unet3d.report.run_report import format_report_table
+from unet3d.step.build import build_network
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.checkpoints import find_pretrained, resolve_start
 from unet3d.training.config import TrainConfig, parse_train_config

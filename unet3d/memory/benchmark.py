@@ -22,14 +22,14 @@ from unet3d.files import write_text
 from unet3d.machine import resolve_precision
 from unet3d.memory.estimate import estimate_step
 from unet3d.memory.from_config import list_strategies
-from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import (
+from unet3d.memory.traced_step import make_step_factory
+from unet3d.peak_memory import MemoryRecord
+from unet3d.step.config import StepConfig
+from unet3d.step.training_step import (
     build_configured_step,
-    make_step_factory,
     measure_phases,
     time_step,
 )
-from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB
 
 SCHEMA = "unet3d-benchmark-1"

@@ -15,14 +15,11 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference.window_grid import compute_window_starts
 from unet3d.machine import Precision, get_available_bytes, resolve_precision
 from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, estimate_step
-from unet3d.memory.step.build import build_network, complete_step
-from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import (
-    build_configured_step,
-    make_step_factory,
-    measure_phases,
-)
+from unet3d.memory.traced_step import build_fake_network, make_step_factory
 from unet3d.peak_memory import MemoryRecord
+from unet3d.step.build import complete_step
+from unet3d.step.config import StepConfig
+from unet3d.step.training_step import build_configured_step, measure_phases
 from unet3d.text import GIB, format_bytes
 from unet3d.types import WHOLE_MAPS_MIB, HasRetention
 
@@ -103,7 +100,7 @@ def measure_step(config: StepConfig) -> dict[str, MemoryRecord]:
 def list_strategies(config: StepConfig) -> tuple[str, ...]:
     """Return the strategies that the network supports, from the least work to the least memory."""
     with FakeTensorMode():
-        model = build_network(config)
+        model = build_fake_network(config)
     if isinstance(model, HasRetention):
         return FUSED_STRATEGIES
     return ("none", "blocks") if find_blocks(model) else ("none",)

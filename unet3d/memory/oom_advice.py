@@ -13,7 +13,7 @@ from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError, UsageError
 from unet3d.machine import get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, get_device_bytes
 from unet3d.memory.from_config import estimate_configured_step, list_leaner_strategies
-from unet3d.memory.step.config import StepConfig
+from unet3d.step.config import StepConfig
 from unet3d.text import format_bytes
 
 Fix = tuple[dict[str, Any], int]

@@ -23,7 +23,6 @@ from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.from_config import list_strategies
-from unet3d.memory.step.config import StepConfig
 from unet3d.peak_memory import MemoryRecord
 from unet3d.planning.suggest import Changes, check_configured_batch, find_largest_batch
 from unet3d.planning.topology import (
@@ -35,6 +34,7 @@ from unet3d.planning.topology import (
     plan_levels,
     round_up_to_multiple,
 )
+from unet3d.step.config import StepConfig
 from unet3d.types import Triple
 
 IsOverridden = Callable[[str], bool]

@@ -15,8 +15,6 @@ from unet3d.config.fields import format_duration
 from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, resolve_precision
-from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import TrainingStep, build_configured_step, time_step
 from unet3d.planning.planner import (
     UNPLANNED_SIDE_MULTIPLE,
     DatasetFingerprint,
@@ -26,6 +24,8 @@ from unet3d.planning.planner import (
     make_plan,
 )
 from unet3d.planning.topology import list_coarser_spacings, list_patches, round_up_to_multiple
+from unet3d.step.config import StepConfig
+from unet3d.step.training_step import RandomBatchStep, build_configured_step, time_step
 from unet3d.text import format_bytes, format_time, pluralize
 from unet3d.types import Triple
 
@@ -191,7 +191,7 @@ def measure_step_time(config: StepConfig, plan: TrainingPlan, device: torch.devi
     return StepTime(seconds=seconds, is_measured=True, device=name, seconds_now=seconds_now)
 
 
-def time_steps(step: TrainingStep, device: torch.device) -> tuple[float, float]:
+def time_steps(step: RandomBatchStep, device: torch.device) -> tuple[float, float]:
     """Return the seconds of a step on a machine that does nothing else, and the median now.
 
     On a CPU, those are the lower quartile of the seconds in which the thread of the step computes,

@@ -20,10 +20,10 @@ from unet3d.memory.estimate import (
     find_fitting_batch,
 )
 from unet3d.memory.from_config import check_step_size, estimate_configured_step
-from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import make_step_factory
 from unet3d.memory.trace import Trace
+from unet3d.memory.traced_step import make_step_factory
 from unet3d.peak_memory import MemoryRecord
+from unet3d.step.config import StepConfig
 from unet3d.text import GIB
 from unet3d.types import Triple
 

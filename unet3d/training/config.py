@@ -10,7 +10,7 @@ from unet3d.config.fields import DURATION, OptionType, integer, number, read_set
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.data.config import DataConfig
 from unet3d.errors import UsageError
-from unet3d.memory.step.config import StepConfig, read_step
+from unet3d.step.config import StepConfig, read_step
 
 DEFAULT_MAX_EPOCHS = 20
 """The limit of a run whose config sets none of trainer.max_steps, max_epochs and max_time."""

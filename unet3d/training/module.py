@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, distributed, nn
-from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
@@ -21,10 +20,11 @@ from unet3d.evaluation.options import build_metrics
 from unet3d.inference.sliding_window import SlidingWindow, choose_label_function
 from unet3d.loss.build import check_loss
 from unet3d.machine import Precision
-from unet3d.memory.step.build import group_parameters, list_head_parameters, make_optimizer_factory
-from unet3d.memory.step.config import list_data_values
 from unet3d.metric.case_scores import CaseMetricAccumulator
 from unet3d.metric.dice import Dice, mask_unannotated
+from unet3d.step.build import group_parameters, list_head_parameters, make_optimizer_factory
+from unet3d.step.config import list_data_values
+from unet3d.step.training_step import TrainingStep
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
@@ -59,9 +59,19 @@ class SegmentationModule(LightningModule):
             network.compile()  # in place: names and checkpoints do not change
         self.model, self.loss = network, step.build_loss()
         check_loss(self.loss, dataset.num_outputs)
-        self.graphed_pass: GraphedPass | None = None
+        self.step = TrainingStep(
+            model=network,
+            loss=self.loss,
+            sliding_window=SlidingWindow(
+                list(step.data.patch_size),
+                decide=choose_label_function(dataset.regions, dataset.region_labels),
+                overlap=step.windows.overlap,
+                batch_size=step.windows.batch_size,
+            ),
+            clip_norm=step.clip_norm,
+        )
         if graphs is not None:
-            self.graphed_pass = GraphedPass(
+            self.step.graphed_pass = GraphedPass(
                 network,
                 self.loss,
                 graphs,
@@ -93,12 +103,6 @@ class SegmentationModule(LightningModule):
         ]
         self.unannotated_classes = step.data.unannotated_classes  # for which a label may stand
         self.patch_size = step.data.patch_size
-        self.sliding_window = SlidingWindow(
-            list(step.data.patch_size),
-            decide=choose_label_function(dataset.regions, dataset.region_labels),
-            overlap=step.windows.overlap,
-            batch_size=step.windows.batch_size,
-        )
 
     def on_train_start(self) -> None:
         schedule = self.lr_schedulers()
@@ -111,12 +115,8 @@ class SegmentationModule(LightningModule):
 
     def training_step(self, batch: Sample, batch_idx: int) -> Tensor:
         self.nonfinite_guard.begin(self.model)
-        if self.graphed_pass is None:
-            outputs = self.model(batch["image"])
-            loss = self.loss(outputs, batch["label"])
-        else:
-            loss, outputs = self.graphed_pass(batch["image"], batch["label"])
-        self.nonfinite_guard.check_loss(self, self.model, batch, outputs, loss)
+        inspect = partial(self.nonfinite_guard.check_loss, self, self.model, batch)
+        loss = self.step.compute_loss(batch["image"], batch["label"], inspect)
         value = self.nonfinite_guard.loss  # has been read from the device
         log_values(self, {"loss": value}, prog_bar=True, logger=False)
         log_values(self, {"train/loss": value})
@@ -134,11 +134,10 @@ class SegmentationModule(LightningModule):
         """Return the predicted classes (B, D, H, W) of full volumes; None for a placeholder."""
         if not batch["case"][0]:
             return None
-        recorded, observe = self.graphed_pass, self.case_scores.begin(batch["label"][0])
+        recorded, observe = self.step.graphed_pass, self.case_scores.begin(batch["label"][0])
         with nullcontext() if recorded is None else recorded.use_memory():
             patch = crop_foreground(batch["image"], batch["label"], self.patch_size)
-            loss = float(self.loss(self.model(patch[0]), patch[1]).detach())
-            prediction = self.sliding_window(batch["image"], self.model, observe)
+            loss, prediction = self.step.validate_volume(batch["image"], patch, observe)
         if recorded is not None:
             prediction = prediction.clone()  # the next replay overwrites the original
         known, batch["label"] = mask_unannotated(
@@ -208,20 +207,20 @@ class SegmentationModule(LightningModule):
     ) -> None:
         """Clip with the norm that the check for finite gradients has computed anyway."""
         norm = self.nonfinite_guard.check_gradients(self, self.model, optimizer)
-        if norm is not None and gradient_clip_val is not None:
-            clip_grads_with_norm_(self.model.parameters(), gradient_clip_val, norm)
+        if norm is not None:
+            self.step.clip_gradients(norm)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any]
     ) -> None:
-        """Run forward and backward, and the optimizer unless the step is skipped.
+        """Run forward and backward, and the optimizer unless the step is skipped."""
+        loss, take_step = optimizer_closure(), super().optimizer_step
 
-        Gradients are freed at once; Lightning would keep them through the next forward.
-        """
-        loss = optimizer_closure()
-        if not self.nonfinite_guard.skipping:
-            super().optimizer_step(epoch, batch_idx, optimizer, lambda: loss)
-        self.trainer.optimizers[0].zero_grad()
+        def update() -> None:
+            if not self.nonfinite_guard.skipping:
+                take_step(epoch, batch_idx, optimizer, lambda: loss)
+
+        self.step.update(self.trainer.optimizers[0], update)
         self.nonfinite_guard.end_step()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

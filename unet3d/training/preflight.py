@@ -43,14 +43,14 @@ from unet3d.memory.from_config import (
 )
 from unet3d.memory.oom_advice import check_memory
 from unet3d.memory.report import summarize_compiled
-from unet3d.memory.step.config import StepConfig
-from unet3d.memory.step.training_step import find_cuda_graph_obstacle
+from unet3d.memory.traced_step import find_cuda_graph_obstacle
 from unet3d.model.weights import (
     compute_sigmoid_bias,
     compute_softmax_bias,
     find_head_names,
     set_bias,
 )
+from unet3d.step.config import StepConfig
 from unet3d.text import GIB, MIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.ranks import ProcessRank
@@ -253,8 +253,8 @@ def estimate_run_memory(
         share = ROOM_FOR_LARGER_TILES if tile_mib in LARGER_TILES_MIB else 1
         if available is None or add_context_bytes(estimate.peak) <= share * available:
             break
-    if module.graphed_pass is not None and not graphs:
-        module.graphed_pass = None
+    if module.step.graphed_pass is not None and not graphs:
+        module.step.graphed_pass = None
         notes.append("steps run without CUDA graphs, whose memory does not fit")
     if tile_mib is not None:
         notes.append(f"checkpointing.tile_mib=auto: using {tile_mib}")
@@ -278,7 +278,7 @@ def list_memory_options(
     None are tiles as configured. With trainer.deterministic=true, they do not depend on the memory
     that is free, because the order of sums depends on them.
     """
-    model, has_graphs = module.model, module.graphed_pass is not None
+    model, has_graphs = module.model, module.step.graphed_pass is not None
     retention = model.retention if isinstance(model, HasRetention) else None
     is_open = cuda and retention is not None and retention.tile_bytes is None
     if settings.trainer.factory.arguments.get("deterministic"):

@@ -52,7 +52,8 @@ class RunCallbacks:
         settings, step = data.settings, data.settings.step
         bar = settings.trainer.show_progress_bar
         self.limits = limits
-        self.memory = StepMemory({} if module.graphed_pass is None else module.graphed_pass.peaks)
+        graphed_pass = module.step.graphed_pass
+        self.memory = StepMemory({} if graphed_pass is None else graphed_pass.peaks)
         self.timing = StepTimer()
         self.dashboard = RunLogger(
             config,

@@ -2,8 +2,11 @@
 
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -37,3 +40,26 @@ class AllocatedBytes(TorchDispatchMode):
             if isinstance(value, torch.Tensor):
                 self._count(value)
         return result
+
+
+class StepPeaks(Callback):
+    """Write the largest size of all tensors in any optimizer step but the first to a file."""
+
+    def __init__(self, file: str):
+        self.file = Path(file)
+        self.peaks: list[int] = []  # of batches
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.allocated = AllocatedBytes([*pl_module.parameters(), *pl_module.buffers()])
+        self.allocated.__enter__()
+
+    def on_train_batch_start(self, *_: object) -> None:
+        self.allocated.peak = self.allocated.current
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        self.peaks.append(self.allocated.peak)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.allocated.__exit__(None, None, None)
+        batches = trainer.accumulate_grad_batches
+        self.file.write_text(str(max(self.peaks[batches:])))

@@ -17,7 +17,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from unet3d.memory.estimate import estimate_step
-from unet3d.memory.step.training_step import TrainingStep
+from unet3d.step.training_step import RandomBatchStep
 
 KERNELS = {
     "aten::add": "an operand in the dtype of the result; CUDA converts on read",
@@ -85,7 +85,7 @@ class PhaseMarker:
         """Do nothing: a profile has no kinds."""
 
 
-def estimate(make_step: Callable[[], TrainingStep]) -> Memory:
+def estimate(make_step: Callable[[], RandomBatchStep]) -> Memory:
     """Return what the estimate says."""
     result = estimate_step(make_step, cuda=False)
     trace = result.trace
@@ -105,7 +105,7 @@ def estimate(make_step: Callable[[], TrainingStep]) -> Memory:
     return Memory(sum(before), *steps)
 
 
-def measure(make_step: Callable[[], TrainingStep]) -> Memory:
+def measure(make_step: Callable[[], RandomBatchStep]) -> Memory:
     """Return what the profiler records."""
     step, phases = make_step(), PhaseMarker()
     tensors = [*step.model.parameters(), *step.model.buffers()]

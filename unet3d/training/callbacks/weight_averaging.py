@@ -11,14 +11,13 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from unet3d.model.weights import WeightAverage
-from unet3d.training.lightning_internals import is_optimizer_step
 
 
 class WeightAveraging(Callback):
     """Average the network's weights after each optimizer step.
 
-    Validation runs with the average. The weights of a checkpoint are the average; those that are
-    trained on are beside it.
+    The step updates it, and validation runs with it. The weights of a checkpoint are the average;
+    those that are trained on are beside it.
     """
 
     PREFIX = "model."  # of the network in the module
@@ -40,16 +39,12 @@ class WeightAveraging(Callback):
         self.updates = checkpoint["averaged_steps"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network: Any = pl_module.model
-        self.average = WeightAverage(network, self.decay)
+        module: Any = pl_module
+        self.average = module.step.average = WeightAverage(module.model, self.decay)
         if self.loaded:
             for name, average in self.average.values.items():
                 average.copy_(self.loaded[name])
             self.average.updates, self.loaded = self.updates, {}
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if is_optimizer_step(trainer):
-            self.average.update()
 
     def on_validation_start(self, *_: Any) -> None:
         self.average.apply()

@@ -1,4 +1,4 @@
-"""Build the network and the optimizer of a step."""
+"""Build the network, the optimizer and the whole of a step from its settings."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,9 +10,8 @@ from unet3d.config.instantiate import Factory
 from unet3d.data.dataset import build_layout, get_network_sizes, resolve_dataset
 from unet3d.errors import UsageError
 from unet3d.machine import Precision
-from unet3d.memory.fake_tensors import SmallRangeMode
-from unet3d.memory.step.config import StepConfig
 from unet3d.model.weights import freeze_parts
+from unet3d.step.config import StepConfig
 from unet3d.types import HasHeads
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -46,8 +45,7 @@ def build_network(step: StepConfig) -> nn.Module:
         given = bound.model.arguments.get(name, size)
         if given != size:
             raise UsageError(f"model.{name} must be {size}, as data says, got {given!r}")
-    with SmallRangeMode():
-        network = bound.build()
+    network = bound.build()
     freeze_parts(network, step.freeze)
     return network
 

@@ -1,1 +1,0 @@
-"""Configure and build a training step: network, loss and optimizer."""
