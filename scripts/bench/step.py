@@ -30,11 +30,8 @@ from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.overlap import DiceCE
 from unet3d.machine import AUTOCAST_TYPES
 from unet3d.memory.any_network import enable_foreach
-from unet3d.memory.estimate import (
-    BatchExtrapolation,
-    MemoryEstimate,
-    estimate_step,
-)
+from unet3d.memory.batches import BatchExtrapolation
+from unet3d.memory.estimate import MemoryEstimate, estimate_step
 from unet3d.memory.from_config import FUSED_STRATEGIES
 from unet3d.memory.trace import Trace
 from unet3d.memory.traced_step import TracedStep

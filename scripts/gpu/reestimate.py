@@ -26,7 +26,7 @@ from scripts.gpu.steps import (
     list_tile_steps,
 )
 from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.from_config import estimate_configured_step
+from unet3d.memory.fit import estimate_configured_step
 
 Estimator = Callable[[], MemoryEstimate]
 

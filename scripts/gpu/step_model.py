@@ -19,7 +19,7 @@ import torch
 from scripts.gpu.operations import Operation, count_operations
 from unet3d.config.compose import compose_config
 from unet3d.machine import Precision
-from unet3d.memory.from_config import resolve_strategy
+from unet3d.memory.fit import resolve_strategy
 from unet3d.memory.traced_step import make_step_factory
 from unet3d.training.config import parse_train_config
 

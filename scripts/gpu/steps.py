@@ -28,8 +28,10 @@ from scripts.gpu.rows import Context, Row
 from unet3d.config.compose import compose_config
 from unet3d.cuda_graphs import WARMUP_BATCHES, CudaGraphs, GraphedPass
 from unet3d.machine import CUDA_CONTEXT_BYTES
-from unet3d.memory.estimate import BatchExtrapolation, MemoryEstimate
-from unet3d.memory.from_config import FUSED_STRATEGIES, estimate_configured_step
+from unet3d.memory.batches import BatchExtrapolation
+from unet3d.memory.estimate import MemoryEstimate
+from unet3d.memory.fit import estimate_configured_step
+from unet3d.memory.from_config import FUSED_STRATEGIES
 from unet3d.peak_memory import MemoryRecord
 from unet3d.step.config import StepConfig
 from unet3d.step.training_step import (

@@ -15,7 +15,7 @@ from unet3d.checkpointing.per_level import PerLevelStrategy
 from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.errors import UsageError
-from unet3d.memory.from_config import estimate_configured_step
+from unet3d.memory.fit import estimate_configured_step
 from unet3d.model.unet import UNet3D
 from unet3d.training.config import parse_train_config
 

@@ -8,7 +8,7 @@ from tests.data.helpers.datasets import make_image, make_label, save_volume, wri
 from unet3d.__main__ import main
 from unet3d.config.keys import compose_api_config
 from unet3d.machine import CUDA_CONTEXT_BYTES
-from unet3d.memory.from_config import estimate_configured_step
+from unet3d.memory.fit import estimate_configured_step
 from unet3d.text import GIB
 from unet3d.training.config import parse_train_config
 

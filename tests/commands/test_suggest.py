@@ -6,7 +6,7 @@ import yaml
 from unet3d.__main__ import main
 from unet3d.config.compose import compose_config
 from unet3d.machine import CUDA_CONTEXT_BYTES
-from unet3d.memory.from_config import estimate_configured_step
+from unet3d.memory.fit import estimate_configured_step
 from unet3d.text import GIB
 from unet3d.training.config import parse_train_config
 

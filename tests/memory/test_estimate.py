@@ -8,7 +8,7 @@ import torch
 from unet3d.__main__ import main
 from unet3d.commands.memory import list_changes
 from unet3d.config.compose import compose_config
-from unet3d.memory.from_config import estimate_configured_step, estimate_with_savings, measure_step
+from unet3d.memory.fit import estimate_configured_step, estimate_with_savings, measure_step
 from unet3d.memory.report import compute_kinds_over_time, format_measured, plot_layers
 from unet3d.peak_memory import MemoryRecord
 from unet3d.text import MIB

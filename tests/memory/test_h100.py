@@ -9,7 +9,7 @@ from scripts.gpu.reestimate import assume_gpu, list_estimators
 from scripts.gpu.report import BENCHMARKS
 from scripts.gpu.steps import describe_errors
 from unet3d.config.compose import compose_config
-from unet3d.memory.from_config import estimate_configured_step
+from unet3d.memory.fit import estimate_configured_step
 from unet3d.training.config import parse_train_config
 
 PARTS, H200 = (

@@ -9,7 +9,7 @@ from unet3d.config.compose import format_overrides
 from unet3d.errors import DoesNotFitError
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory import oom_advice
-from unet3d.memory.from_config import estimate_configured_step
+from unet3d.memory.fit import estimate_configured_step
 from unet3d.memory.oom_advice import check_memory, find_fixes
 from unet3d.training.module import SegmentationModule
 
@@ -65,7 +65,7 @@ def test_out_of_memory_prints_a_report_and_no_traceback(unet3d, tmp_path, capsys
 
 
 @pytest.mark.slow
-def test_auto_goes_on_with_the_next_strategy_where_memory_runs_out(
+def test_auto_goes_on_with_the_next_strategy_that_needs_less_where_memory_runs_out(
     unet3d, tmp_path, capsys, monkeypatch
 ):
     """Memory runs out in the third step, and again in the one after it."""
@@ -78,8 +78,9 @@ def test_auto_goes_on_with_the_next_strategy_where_memory_runs_out(
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(SegmentationModule, "training_step", fails)
-    options = ("checkpointing=auto", "trainer.max_steps=8", "data.patches_per_case=4")
-    assert unet3d(*options, "save_every_seconds=0", "fold=none", "model.depth=2") == 0
+    options = ("checkpointing=auto", "trainer.max_steps=8", "save_every_seconds=0", "fold=none")
+    sizes = ("data.patch_size=[48,48,48]", "data.batch_size=1", "model.width=2", "model.depth=3")
+    assert unet3d(*options, "data.patches_per_case=2", *sizes) == 0
     shown = capsys.readouterr().out
     assert shown.count("out of GPU memory") == 2
     assert "continuing from step 2 with checkpointing=skips" in shown

@@ -4,7 +4,7 @@ from unet3d.commands.memory import list_faster_settings
 from unet3d.errors import UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES, Precision
 from unet3d.memory import from_config
-from unet3d.memory.from_config import (
+from unet3d.memory.fit import (
     estimate_configured_step,
     list_leaner_strategies,
     resolve_strategy,

@@ -6,7 +6,7 @@ from torch import nn
 
 from unet3d.machine import Precision
 from unet3d.memory import traced_step
-from unet3d.memory.from_config import estimate_configured_step
+from unet3d.memory.fit import estimate_configured_step
 from unet3d.step import training_step
 from unet3d.step.build import MIN_HALF_EPSILON, make_optimizer_factory
 from unet3d.step.training_step import RandomBatchStep

@@ -2,13 +2,13 @@ import pytest
 import torch
 
 from unet3d.__main__ import main
+from unet3d.commands.suggest import count_flops
 from unet3d.errors import UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES
-from unet3d.memory.estimate import BatchExtrapolation, find_fitting_batch
-from unet3d.memory.from_config import estimate_configured_step
-from unet3d.planning import suggest
-from unet3d.planning.suggest import count_flops
-from unet3d.text import GIB
+from unet3d.memory import fit
+from unet3d.memory.batches import BatchExtrapolation, find_fitting_batch
+from unet3d.memory.estimate import add_context_bytes
+from unet3d.memory.fit import estimate_configured_step
 
 
 @pytest.fixture
@@ -39,18 +39,19 @@ def test_a_search_limited_to_a_batch_of_two_tries_one_where_two_do_not_fit(step)
         (peaks[0], 2, (1, peaks[0])),
     ):
         budget = peak.reserved + CUDA_CONTEXT_BYTES
-        assert suggest.find_largest_batch(step, budget, limit=limit) == expected
-    assert suggest.find_largest_batch(step, CUDA_CONTEXT_BYTES, limit=2) is None
+        assert fit.find_largest_batch(step, budget, limit=limit) == expected
+    assert fit.find_largest_batch(step, CUDA_CONTEXT_BYTES, limit=2) is None
 
 
-def test_a_batch_that_cannot_be_extrapolated_is_an_error_that_says_what_to_do(step):
+def test_a_batch_that_cannot_be_extrapolated_is_found_by_trying_sizes(step):
     def estimate(batch):
+        strategy = "lean" if batch == 3 else "none"
         return estimate_configured_step(
-            step.vary({"checkpointing": "lean" if batch == 3 else "none"})
+            step.vary({"data.batch_size": batch, "checkpointing": strategy}), validates=False
         )
 
-    with pytest.raises(UsageError, match="differently at batch sizes 2 and 3; try sizes one by on"):
-        find_fitting_batch(estimate, GIB)
+    budget = add_context_bytes(estimate(5).peak)
+    assert find_fitting_batch(estimate, budget, 20) == (5, estimate(5).peak)
 
 
 def test_memory_that_is_freed_after_the_step_does_not_prevent_extrapolation(step):
@@ -63,10 +64,10 @@ def test_memory_that_is_freed_after_the_step_does_not_prevent_extrapolation(step
 
 
 def test_a_budget_is_given_in_gib(monkeypatch):
-    assert suggest.get_budget_bytes(1.5) == 1536 * 2**20
+    assert fit.get_budget_bytes(1.5) == 1536 * 2**20
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="finds no GPU"):
-        suggest.get_budget_bytes(None)
+        fit.get_budget_bytes(None)
 
 
 def test_recomputing_every_block_costs_a_third_more_work(step):

@@ -7,7 +7,7 @@ import pytest
 
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES
-from unet3d.memory.from_config import estimate_configured_step
+from unet3d.memory.fit import estimate_configured_step
 from unet3d.peak_memory import MemoryRecord
 from unet3d.planning import step_time
 from unet3d.planning.experiment import (

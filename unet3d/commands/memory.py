@@ -19,14 +19,16 @@ from unet3d.errors import UsageError
 from unet3d.files import write_figure, write_output
 from unet3d.memory.cuda_libraries import assume_cudnn
 from unet3d.memory.estimate import MemoryEstimate, Step, estimate_step
+from unet3d.memory.fit import (
+    estimate_configured_step,
+    estimate_with_savings,
+    measure_step,
+    resolve_fused,
+)
 from unet3d.memory.from_config import (
     FUSED_STRATEGIES,
     LARGER_TILES_MIB,
-    estimate_configured_step,
-    estimate_with_savings,
     make_figure_title,
-    measure_step,
-    resolve_fused,
     scale_patch,
 )
 from unet3d.memory.report import (

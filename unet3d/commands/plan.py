@@ -21,6 +21,7 @@ from unet3d.config.fields import (
 from unet3d.data.preprocessing.channels import describe_axes
 from unet3d.errors import UsageError
 from unet3d.files import write_text
+from unet3d.memory.fit import BUDGET, get_budget_bytes
 from unet3d.planning.dataset_summary import summarize_dataset
 from unet3d.planning.experiment import (
     LONG_STEPS,
@@ -47,7 +48,6 @@ from unet3d.planning.step_time import (
     get_memory_budget,
     plan_within_time,
 )
-from unet3d.planning.suggest import BUDGET, get_budget_bytes
 from unet3d.text import format_bytes, pluralize
 from unet3d.training.config import TrainConfig, parse_train_config
 

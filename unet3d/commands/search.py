@@ -31,7 +31,7 @@ from unet3d.errors import (
     summarize_error,
 )
 from unet3d.memory.estimate import add_context_bytes
-from unet3d.memory.from_config import estimate_configured_step
+from unet3d.memory.fit import estimate_configured_step
 from unet3d.report.run_report import write_report
 from unet3d.step.config import StepConfig
 from unet3d.text import GIB, format_bytes, format_columns, pluralize

@@ -2,11 +2,16 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from unet3d.config.compose import ComposedConfig, format_overrides, list_options
 from unet3d.config.fields import (
@@ -18,17 +23,23 @@ from unet3d.config.fields import (
     one_or_list_of,
     read_settings,
 )
+from unet3d.errors import UsageError
 from unet3d.files import write_output
-from unet3d.memory.from_config import list_strategies, scale_patch
-from unet3d.memory.report import format_mib
-from unet3d.planning.planner import make_batch_limit
-from unet3d.planning.suggest import (
+from unet3d.machine import Precision
+from unet3d.memory.fit import (
     BUDGET,
     Changes,
-    MemoryCandidate,
+    check_configured_batch,
+    find_largest_batch,
     get_budget_bytes,
-    search_configs,
 )
+from unet3d.memory.from_config import check_step_size, list_strategies, scale_patch
+from unet3d.memory.report import format_mib
+from unet3d.memory.trace import Trace
+from unet3d.memory.traced_step import make_step_factory
+from unet3d.peak_memory import MemoryRecord
+from unet3d.planning.planner import make_batch_limit
+from unet3d.step.config import StepConfig
 from unet3d.text import GIB, format_columns
 from unet3d.training.config import TrainConfig, parse_train_config
 
@@ -51,20 +62,44 @@ class SuggestConfig:
     output: Path | None
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """Changes that fit, what they take, and how much they compute beyond plain modules."""
+
+    changes: Changes
+    patch_voxels: int
+    batch_size: int
+    peak: MemoryRecord
+    extra_compute: float
+
+
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Try every combination and print the best."""
     settings = read_settings(SuggestConfig, composed.config, training=parse_train_config(composed))
     budget = get_budget_bytes(settings.budget_gib)
     step, is_overridden = settings.training.step, composed.composition.is_overridden
-    combinations, candidates = list_combinations(settings), []
+    combinations, candidates = list_combinations(settings), list[Candidate]()
     limit = None
     if not is_overridden("data.batch_size"):
         limit = make_batch_limit(step.data, settings.training.fold, is_overridden)
-    searched = search_configs(step, combinations, budget, limit)
-    for n, (changes, candidate) in enumerate(searched, start=1):
-        if candidate is not None:
-            candidates.append(candidate)
-        outcome = "does not fit" if candidate is None else f"batch {candidate.batch_size}"
+    check_step_size(step.vary({"data.batch_size": 1}))
+    count_extra_compute = make_compute_counter(step)
+    for n, changes in enumerate(combinations, start=1):
+        variant, outcome = step.vary(changes), "does not fit"
+        try:
+            if limit is None:
+                found = check_configured_batch(variant, budget)
+            else:
+                found = find_largest_batch(variant, budget, limit=limit(variant.data.patch_size))
+        except UsageError as reason:  # this network does not support it
+            found, outcome = None, str(reason)
+        if found is not None:
+            batch, peak = found
+            outcome = f"batch {batch}"
+            extra = count_extra_compute(variant.strategy)
+            batches = {} if limit is None else {"data.batch_size": batch}
+            voxels = prod(variant.data.patch_size)
+            candidates.append(Candidate(changes | batches, voxels, batch, peak, extra))
         print(f"{n}/{len(combinations)} {format_overrides(changes)}: {outcome}", file=sys.stderr)
     # As `unet3d plan` chooses: the largest patch of which two fit, since that is what a network
     # sees; then the least extra work.
@@ -108,7 +143,7 @@ def list_combinations(settings: SuggestConfig) -> list[Changes]:
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
-def format_candidates(candidates: Sequence[MemoryCandidate]) -> str:
+def format_candidates(candidates: Sequence[Candidate]) -> str:
     """Return one line per candidate, to read and to paste."""
     rows = [("overrides", "allocated MiB", "reserved MiB", "extra compute")]
     for c in candidates:
@@ -116,3 +151,26 @@ def format_candidates(candidates: Sequence[MemoryCandidate]) -> str:
         allocated, reserved = format_mib(c.peak.allocated), format_mib(c.peak.reserved)
         rows.append((format_overrides(c.changes), allocated, reserved, extra))
     return format_columns(rows)
+
+
+def make_compute_counter(config: StepConfig) -> Callable[[str], float]:
+    """Return a function from a strategy to the fraction that it computes beyond plain modules."""
+
+    @cache
+    def count(strategy: str) -> int:
+        return count_flops(config, strategy)
+
+    return lambda strategy: count(strategy) / count("none") - 1
+
+
+def count_flops(config: StepConfig, strategy: str) -> int:
+    """Return the floating-point operations of one training step with a strategy."""
+    variant = config.vary({"data.batch_size": 1, "precision": "32"})
+    if strategy != config.strategy:
+        variant = variant.with_strategy(strategy)
+    precision = Precision(variant.precision, variant.precision)
+    with FakeTensorMode():
+        step = make_step_factory(variant, precision, cuda=True)()
+        with FlopCounterMode(display=False) as counter:
+            step.train(Trace(cuda=True))
+    return counter.get_total_flops()

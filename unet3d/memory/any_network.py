@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import UsageError
 from unet3d.machine import AUTOCAST_TYPES
-from unet3d.memory.estimate import MemoryEstimate, Step, estimate_step, find_fitting_batch
+from unet3d.memory.batches import find_fitting_batch
+from unet3d.memory.estimate import MemoryEstimate, Step, estimate_step
 from unet3d.memory.fake_tensors import copy_as_fake, enable_foreach
 from unet3d.memory.report import format_peaks, plot_timeline
 from unet3d.memory.trace import Trace

@@ -1,12 +1,10 @@
 """Estimate the memory of a training step before it runs: peaks by phase, kind, layer and batch."""
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -22,8 +20,6 @@ from unet3d.memory.trace import Block, Trace
 from unet3d.model.weights import count_parameters
 from unet3d.peak_memory import MemoryRecord
 from unet3d.types import has_blocks
-
-LARGEST_BATCH = 2**14 - 1
 
 KINDS = (
     *("parameters", "gradients", "optimizer state", "averaged weights", "saved activations"),
@@ -229,74 +225,3 @@ def estimate_step(
     blocks = model.blocks() if has_blocks(model) else ()
     levels = {paths[module]: level for level, module in blocks}
     return MemoryEstimate(trace, parameters=count_parameters(model), levels=levels)
-
-
-class BatchExtrapolation:
-    """The memory of a step at any batch size from 2 up, exactly as its own trace would give it.
-
-    The size of every allocation is affine in the batch size, so two traces determine it; where they
-    differ in their events, `affine` is False.
-    """
-
-    def __init__(self, two: MemoryEstimate, three: MemoryEstimate):
-        # What follows the steady step is freed when Python collects its cycles, in no fixed order.
-        self._events, others = (
-            list(canonicalize_order(e.trace.events[: e.steady_step[1]])) for e in (two, three)
-        )
-        self.affine = self._events == others
-        self._steady_step, self._graph_pool = slice(*two.steady_step), two.trace.graph_pool
-        if self.affine:
-            blocks = max(self._events)
-            at_two, at_three = (
-                np.array([b.nbytes for b in e.trace.blocks[:blocks]], np.int64)
-                for e in (two, three)
-            )
-            self._slope = at_three - at_two
-            self._base = at_two - 2 * self._slope
-
-    def peak(self, batch: int) -> MemoryRecord:
-        """Return the peak of a steady-state step."""
-        sizes = self._base + batch * self._slope
-        result = replay(self._events, sizes.tolist(), self._graph_pool)
-        return MemoryRecord(
-            allocated=max(result.allocated[self._steady_step]),
-            reserved=max(result.reserved[self._steady_step]),
-        )
-
-    def find_largest(self, budget: int, limit: int = LARGEST_BATCH) -> int:
-        """Return the largest batch from 2 to `limit` that fits `budget` bytes; 0 if none does."""
-        batches = range(2, limit + 1)
-        fitting = bisect_right(batches, budget, key=lambda n: add_context_bytes(self.peak(n)))
-        return fitting + 1 if fitting else 0
-
-
-def canonicalize_order(events: list[int]) -> Iterator[int]:
-    """Sort every run of frees: autocast clears its cache in no fixed order.
-
-    >>> list(canonicalize_order([1, 2, -2, -1, 3]))
-    [1, 2, -1, -2, 3]
-    """
-    for frees, run in groupby(events, key=lambda event: event < 0):
-        numbers = list(run)
-        yield from sorted(numbers, reverse=True) if frees else numbers
-
-
-def find_fitting_batch(
-    estimate: Callable[[int], MemoryEstimate], budget: int, limit: int = LARGEST_BATCH
-) -> tuple[int, MemoryRecord] | None:
-    """Return the largest batch up to `limit` that fits `budget` bytes, and its peak."""
-    if limit > 2:
-        extrapolation = BatchExtrapolation(estimate(2), estimate(3))
-        if not extrapolation.affine:
-            raise UsageError(
-                "cannot compute the largest batch: the step allocates differently at batch sizes "
-                "2 and 3; try sizes one by one"
-            )
-        largest = extrapolation.find_largest(budget, limit)
-        if largest:
-            return largest, extrapolation.peak(largest)
-    for batch in (2, 1) if limit == 2 else (1,):  # 2 needs one trace instead of two
-        peak = estimate(batch).peak
-        if add_context_bytes(peak) <= budget:
-            return batch, peak
-    return None

@@ -1,22 +1,22 @@
 """Say what to change when memory does not suffice: before the run, and when it runs out."""
 
+from itertools import islice
 from pathlib import Path
 from traceback import walk_tb
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import nn
 
 from unet3d.config.compose import Composition, format_overrides
-from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError, UsageError
+from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError
 from unet3d.machine import get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, get_device_bytes
-from unet3d.memory.from_config import estimate_configured_step, list_leaner_strategies
+from unet3d.memory.fit import Changes, list_concessions, search
 from unet3d.step.config import StepConfig
 from unet3d.text import format_bytes
 
-Fix = tuple[dict[str, Any], int]
+Fix = tuple[Changes, int]
 """Changed values, and what a step is estimated to reserve with them."""
 
 MAX_FIXES = 3
@@ -59,40 +59,8 @@ def format_oom_warning(estimate: MemoryEstimate, config: StepConfig, available: 
 
 def find_fixes(config: StepConfig, available: int) -> list[Fix]:
     """Return the first changes that are estimated to fit `available` bytes."""
-    fixes: list[Fix] = []
-    tried: list[dict[str, Any]] = [{}]
-    for candidate in _list_candidates(config):
-        changes = {k: v for k, v in candidate.items() if config.vary({k: v}) != config}
-        if changes in tried or len(fixes) == MAX_FIXES:
-            continue
-        tried.append(changes)
-        try:
-            estimate = estimate_configured_step(config.vary(changes), validates=False)
-        except UsageError:
-            continue  # this network or this patch does not support it
-        if add_context_bytes(estimate.peak) <= available:
-            fixes.append((changes, get_device_bytes(estimate)))
-    return fixes
-
-
-def _list_candidates(config: StepConfig) -> list[dict[str, Any]]:
-    """Return changes to try; those that change training least come first."""
-    data = config.data
-    strategies = [{"checkpointing": name} for name in list_leaner_strategies(config)]
-    leanest = strategies[-1] if strategies else {}
-    half, one = ({"data.batch_size": n} for n in (max(1, data.batch_size // 2), 1))
-    smaller = {"data.patch_size": tuple(max(8, n // 16 * 8) for n in data.patch_size)}
-    bf16 = {"precision": "bf16"}
-    return [
-        *strategies,
-        bf16,
-        half,
-        leanest | bf16,
-        leanest | half,
-        leanest | bf16 | half,
-        leanest | bf16 | one,
-        leanest | bf16 | one | smaller,
-    ]
+    found = islice(search(config, list_concessions(config), available), MAX_FIXES)
+    return [(changes, get_device_bytes(estimate)) for changes, estimate in found]
 
 
 def format_fixes(fixes: list[Fix]) -> list[str]:

@@ -22,9 +22,9 @@ from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_d
 from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.memory.fit import Changes, check_configured_batch, find_largest_batch
 from unet3d.memory.from_config import list_strategies
 from unet3d.peak_memory import MemoryRecord
-from unet3d.planning.suggest import Changes, check_configured_batch, find_largest_batch
 from unet3d.planning.topology import (
     Levels,
     choose_initial_patch,
@@ -141,8 +141,9 @@ def make_plan(
         return config.vary({"data.patch_size": patch, **levels})
 
     def fits(patch: Triple) -> bool:
-        variant = with_patch(patch).vary({"data.batch_size": given_batch or 2, **strategies[-1]})
-        return check_configured_batch(variant, budget) is not None
+        variant = with_patch(patch).vary({"data.batch_size": given_batch or 2})
+        last = strategies[:-3:-1]  # one of the last two needs the least memory
+        return any(check_configured_batch(variant.vary(s), budget) is not None for s in last)
 
     # Most budgets suffice for the first patch. If one fits, every smaller one does, too.
     index = 0 if fits(patches[0]) else bisect_left(patches, True, 1, key=fits)

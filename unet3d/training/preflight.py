@@ -28,19 +28,18 @@ from unet3d.machine import (
     resolve_device,
 )
 from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
-from unet3d.memory.estimate import (
-    MemoryEstimate,
-    UntraceableError,
-    add_context_bytes,
-)
+from unet3d.memory.estimate import MemoryEstimate, add_context_bytes
 from unet3d.memory.fake_tensors import copy_as_fake
-from unet3d.memory.from_config import (
-    LARGER_TILES_MIB,
-    check_step_size,
-    estimate_resolved_step,
+from unet3d.memory.fit import (
+    estimate_configured_step,
+    fits,
     list_leaner_strategies,
+    list_run_options,
     resolve_strategy,
+    search,
+    try_changes,
 )
+from unet3d.memory.from_config import check_step_size, estimate_resolved_step
 from unet3d.memory.oom_advice import check_memory
 from unet3d.memory.report import summarize_compiled
 from unet3d.memory.traced_step import find_cuda_graph_obstacle
@@ -63,11 +62,6 @@ if TYPE_CHECKING:
     from unet3d.training.run import TrainingRun
 
 SHM = Path("/dev/shm")
-
-ROOM_FOR_LARGER_TILES = 0.8
-"""Fraction of the available memory that a step may need with larger tiles than it has to have."""
-
-SMALLER_TILE_MIB = 16
 
 PREFETCH = 2  # batches that each DataLoader worker loads ahead, all of them in shared memory
 
@@ -237,26 +231,40 @@ def estimate_run_memory(
     largest = max((volume.shape for volume in data.validation), key=prod, default=None)
     available, notes = get_available_bytes(data.device), []
     retention = model.retention if isinstance(model, HasRetention) else None
-    for graphs, tile_mib in list_memory_options(settings, module, cuda=cuda):
+    deterministic = settings.trainer.factory.arguments.get("deterministic")
+    options = list_run_options(
+        settings.step,
+        has_graphs=module.step.graphed_pass is not None,
+        # With trainer.deterministic=true, tiles do not depend on the memory that is free, because
+        # the order of sums depends on them.
+        has_tiles=cuda
+        and retention is not None
+        and retention.tile_bytes is None
+        and not deterministic,
+    )
+
+    def estimate_run(step: StepConfig) -> MemoryEstimate:
         if retention is not None:
-            tile_bytes = retention.tile_bytes if tile_mib is None else tile_mib * MIB
+            tile_mib = step.checkpointing.arguments["tile_mib"]
+            is_open = tile_mib == settings.step.checkpointing.arguments["tile_mib"]
+            tile_bytes = retention.tile_bytes if is_open else tile_mib * MIB
             model.retention = replace(retention, tile_bytes=tile_bytes)
-        step = replace(settings.step, cuda_graph=graphs)
-        try:
-            estimate = estimate_resolved_step(
-                step, precision, cuda=cuda, volume_size=largest, network=model
-            )
-        except UntraceableError as reason:
+        return estimate_resolved_step(
+            step, precision, cuda=cuda, volume_size=largest, network=model
+        )
+
+    for changes, estimate in try_changes(settings.step, options, estimate_run):
+        if isinstance(estimate, UsageError):
             if retention is not None:
                 model.retention = retention  # nothing says that larger tiles fit
-            return None, [str(reason)]
-        share = ROOM_FOR_LARGER_TILES if tile_mib in LARGER_TILES_MIB else 1
-        if available is None or add_context_bytes(estimate.peak) <= share * available:
+            return None, [str(estimate)]
+        if fits(changes, estimate, available):
             break
-    if module.step.graphed_pass is not None and not graphs:
+    step = settings.step.vary(changes)
+    if module.step.graphed_pass is not None and not step.cuda_graph:
         module.step.graphed_pass = None
         notes.append("steps run without CUDA graphs, whose memory does not fit")
-    if tile_mib is not None:
+    if tile_mib := changes.get("checkpointing.tile_mib"):
         notes.append(f"checkpointing.tile_mib=auto: using {tile_mib}")
     peak = format_bytes(estimate.peak.allocated or 0)
     note = f"estimated peak of a step: {peak} {'allocated' if cuda else 'of tensors'}"
@@ -270,42 +278,25 @@ def estimate_run_memory(
     return estimate, [*notes, summarize_compiled(estimate) if step.compile else note, *warnings]
 
 
-def list_memory_options(
-    settings: TrainConfig, module: "SegmentationModule", *, cuda: bool
-) -> list[tuple[bool, int | None]]:
-    """Return what a step may have, the fastest first: CUDA graphs, and tiles of how many MiB.
-
-    None are tiles as configured. With trainer.deterministic=true, they do not depend on the memory
-    that is free, because the order of sums depends on them.
-    """
-    model, has_graphs = module.model, module.step.graphed_pass is not None
-    retention = model.retention if isinstance(model, HasRetention) else None
-    is_open = cuda and retention is not None and retention.tile_bytes is None
-    if settings.trainer.factory.arguments.get("deterministic"):
-        is_open = False
-    choices: list[tuple[bool, int | None]] = [(has_graphs, None)]
-    if is_open:
-        choices = [(has_graphs, mib) for mib in LARGER_TILES_MIB] + choices
-    if has_graphs and settings.step.cuda_graph == "auto":
-        choices.append((False, None))
-    if is_open:
-        choices.append((choices[-1][0], SMALLER_TILE_MIB))
-    return choices
-
-
 def choose_leaner(
     run: "TrainingRun", error: DoesNotFitError, log: Log, *, is_auto: bool
 ) -> TrainConfig:
     """Return the settings to continue with after a lack of memory; raise if there are none.
 
-    Only a run of one process with checkpointing=auto may choose.
+    Only a run of one process with checkpointing=auto may choose: the next strategy that is
+    estimated to need less.
     """
-    leaner = list_leaner_strategies(run.settings.step)
+    step = run.settings.step
+    leaner = [{"checkpointing": name} for name in list_leaner_strategies(step)]
     if not is_auto or run.data.process.world_size > 1 or not leaner:
         raise error
-    saved = run.callbacks.last.saved_step
-    log(f"{error}\ncontinuing from step {saved} with checkpointing={leaner[0]}")
-    settings = replace(run.settings, step=run.settings.step.with_strategy(leaner[0]))
+    estimate = run.estimate or estimate_configured_step(step, validates=False)
+    found = next(search(step, leaner, add_context_bytes(estimate.peak) - 1), None)
+    if found is None:
+        raise error
+    step, saved = step.vary(found[0]), run.callbacks.last.saved_step
+    log(f"{error}\ncontinuing from step {saved} with checkpointing={step.strategy}")
+    settings = replace(run.settings, step=step)
     return replace(settings, resume="auto") if saved else settings
 
 

@@ -1,0 +1,253 @@
+"""Estimate the configured step, and search what fits: changes in one order, and a batch."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from unet3d.config.compose import format_overrides
+from unet3d.config.fields import number, word_or
+from unet3d.errors import UsageError
+from unet3d.machine import Precision, get_available_bytes, resolve_precision
+from unet3d.memory.batches import LARGEST_BATCH, find_fitting_batch
+from unet3d.memory.estimate import MemoryEstimate, add_context_bytes
+from unet3d.memory.from_config import (
+    FUSED_STRATEGIES,
+    LARGER_TILES_MIB,
+    check_step_size,
+    estimate_resolved_step,
+    list_strategies,
+)
+from unet3d.peak_memory import MemoryRecord
+from unet3d.step.config import StepConfig
+from unet3d.step.training_step import build_configured_step, measure_phases
+from unet3d.text import GIB
+
+Changes = dict[str, Any]
+"""Other values, by key."""
+
+BUDGET = word_or("auto", number("above 0"))
+
+ROOM_FOR_LARGER_TILES = 0.8
+"""Fraction of the available memory that a step may need with larger tiles than it has to have."""
+
+SMALLER_TILE_MIB = 16
+
+
+def get_budget_bytes(budget_gib: float | None) -> int:
+    """Return a budget in bytes; None is what this machine's GPU has left for a process."""
+    if budget_gib is None:
+        if not torch.cuda.is_available():
+            raise UsageError("budget_gib=auto: torch finds no GPU; give the GPU's memory in GiB")
+        available = get_available_bytes(torch.device("cuda"))
+        assert available is not None
+        return available
+    return int(budget_gib * GIB)
+
+
+# What to give up.
+
+
+def list_leaner_strategies(config: StepConfig) -> tuple[str, ...]:
+    """Return the strategies that compute more than the configured one, to need less memory."""
+    strategies, current = list_strategies(config), config.strategy
+    if config.compile:  # compiled, fused blocks run as `none`
+        strategies = tuple(name for name in strategies if name not in FUSED_STRATEGIES)
+    if current == "none" and "fused" in strategies:
+        return strategies
+    return strategies[strategies.index(current) + 1 :] if current in strategies else ()
+
+
+def list_concessions(config: StepConfig) -> list[Changes]:
+    """Return changes that save memory; those that change training least come first."""
+    data = config.data
+    strategies = [{"checkpointing": name} for name in list_leaner_strategies(config)]
+    leanest = strategies[-1] if strategies else {}
+    half, one = ({"data.batch_size": n} for n in (max(1, data.batch_size // 2), 1))
+    smaller = {"data.patch_size": tuple(max(8, n // 16 * 8) for n in data.patch_size)}
+    bf16 = {"precision": "bf16"}
+    return [
+        *strategies,
+        bf16,
+        half,
+        leanest | bf16,
+        leanest | half,
+        leanest | bf16 | half,
+        leanest | bf16 | one,
+        leanest | bf16 | one | smaller,
+    ]
+
+
+def list_run_options(config: StepConfig, *, has_graphs: bool, has_tiles: bool) -> list[Changes]:
+    """Return what a run may choose of a step, the fastest first: CUDA graphs, and larger tiles.
+
+    With `has_tiles`, the size of tiles is open; the last choice is smaller ones.
+    """
+    graphs = {"cuda_graph": has_graphs}
+    options = [{**graphs, "checkpointing.tile_mib": mib} for mib in LARGER_TILES_MIB]
+    options = [*(options if has_tiles else []), graphs]
+    if has_graphs and config.cuda_graph == "auto":
+        options.append({"cuda_graph": False})
+    if has_tiles:
+        options.append({**options[-1], "checkpointing.tile_mib": SMALLER_TILE_MIB})
+    return options
+
+
+# The search.
+
+
+def try_changes(
+    config: StepConfig,
+    candidates: Iterable[Changes],
+    estimate: Callable[[StepConfig], MemoryEstimate] | None = None,
+) -> Iterator[tuple[Changes, MemoryEstimate | UsageError]]:
+    """Estimate the step with each of the changes when it is asked for, each combination once."""
+    estimate = estimate or (lambda step: estimate_configured_step(step, validates=False))
+    tried: list[Changes] = []
+    for candidate in candidates:
+        changes = {k: v for k, v in candidate.items() if config.vary({k: v}) != config}
+        if changes in tried:
+            continue
+        tried.append(changes)
+        try:
+            yield changes, estimate(config.vary(changes))
+        except UsageError as error:  # this network or this patch does not support it
+            yield changes, error
+
+
+def fits(changes: Changes, estimate: MemoryEstimate, budget: int | None) -> bool:
+    """Return whether a step with these changes fits; None is an unknown budget."""
+    is_larger = changes.get("checkpointing.tile_mib") in LARGER_TILES_MIB
+    share = ROOM_FOR_LARGER_TILES if is_larger else 1
+    return budget is None or add_context_bytes(estimate.peak) <= share * budget
+
+
+def search(
+    config: StepConfig, candidates: Iterable[Changes], budget: int
+) -> Iterator[tuple[Changes, MemoryEstimate]]:
+    """Yield the changes with which a step is estimated to fit a device, in their order."""
+    for changes, result in try_changes(config, candidates):
+        if not isinstance(result, UsageError) and fits(changes, result, budget):
+            yield changes, result
+
+
+def resolve_fused(config: StepConfig) -> StepConfig:
+    """Replace `checkpointing=fused` for a network without fused blocks."""
+    if config.strategy != "fused" or "fused" in list_strategies(config):
+        return config
+    return config.with_strategy("none")
+
+
+def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) -> StepConfig:
+    """Replace `checkpointing=auto`, and `fused` for a network without fused blocks or compiled.
+
+    `auto` becomes the first strategy that is estimated to fit the device, or else the one that is
+    estimated to need the least.
+    """
+    if config.compile and config.strategy in ("auto", *FUSED_STRATEGIES):
+        return config.with_strategy("none")  # what the blocks run when compiled
+    if config.strategy != "auto":
+        return resolve_fused(config)
+    strategies = list_strategies(config)
+    available = None
+    if not cuda or torch.cuda.is_available():
+        available = get_available_bytes(torch.device("cuda" if cuda else "cpu"))
+    if available is None:
+        raise UsageError(
+            "checkpointing=auto needs to know the GPU's memory, and this machine has no GPU: use "
+            f"checkpointing={', '.join(strategies)} or trainer.accelerator=cpu"
+        )
+    if len(strategies) == 1:
+        return config.with_strategy(strategies[0])
+
+    def estimate(step: StepConfig) -> MemoryEstimate:
+        return estimate_resolved_step(step, precision, cuda=cuda, validates=False)
+
+    needed: dict[str, int] = {}
+    candidates = [{"checkpointing": name} for name in strategies]
+    for changes, result in try_changes(config, candidates, estimate):
+        if isinstance(result, UsageError):
+            raise result
+        needed[changes["checkpointing"]] = add_context_bytes(result.peak)
+        if fits(changes, result, available):
+            return config.vary(changes)
+    return config.with_strategy(min(needed, key=lambda name: needed[name]))
+
+
+# The configured step.
+
+
+def estimate_configured_step(
+    config: StepConfig, volume_size: Sequence[int] | None = None, *, validates: bool = True
+) -> MemoryEstimate:
+    """Estimate the configured step: for CUDA unless trainer.accelerator=cpu, on any machine."""
+    cuda = config.accelerator != "cpu"
+    check_step_size(config, volume_size)
+    if cuda:  # a GPU computes in the precision that is requested
+        precision = Precision(config.precision, config.precision)
+    else:
+        precision = resolve_precision(config.precision, "cpu")
+    config = resolve_strategy(config, precision, cuda=cuda)
+    return estimate_resolved_step(
+        config, precision, cuda=cuda, volume_size=volume_size, validates=validates
+    )
+
+
+def measure_step(config: StepConfig) -> dict[str, MemoryRecord]:
+    """Run the configured step on this machine's GPU, and return the peak of each phase."""
+    precision = resolve_precision(config.precision, "cuda")
+    config = resolve_strategy(config, precision, cuda=True)
+    device = torch.device("cuda")
+    return measure_phases(build_configured_step(config, device), device)
+
+
+def estimate_with_savings(
+    config: StepConfig, volume_size: Sequence[int] | None = None
+) -> tuple[MemoryEstimate, list[tuple[str, int]]]:
+    """Estimate the step; also return (override, saved bytes) of changes that cost no quality."""
+    changes: list[Changes] = [{"compile": False}]
+    if not config.compile:
+        changes = [{"checkpointing": name} for name in list_leaner_strategies(config)[-1:]]
+    if config.precision == "32":
+        changes.append({"precision": "bf16"})
+    if config.network.name.startswith("naive_"):
+        changes.append({"model": config.network.name.replace("naive", "unet")})
+
+    def estimate(step: StepConfig) -> MemoryEstimate:
+        return estimate_configured_step(step, volume_size, validates=False)
+
+    current = estimate_configured_step(config, volume_size)
+    savings = [
+        (format_overrides(change), current.allocated - other.allocated)
+        for change, other in try_changes(config, changes, estimate)
+        if not isinstance(other, UsageError) and other.allocated < current.allocated
+    ]
+    return current, sorted(savings, key=lambda saving: -saving[1])
+
+
+# The largest batch.
+
+
+def find_largest_batch(
+    config: StepConfig, budget: int, *, limit: int = LARGEST_BATCH
+) -> tuple[int, MemoryRecord] | None:
+    """Return the largest batch that fits, at most `limit`, and its peak; None if 1 does not."""
+    return find_fitting_batch(
+        lambda batch: estimate_cached(config.vary({"data.batch_size": batch})), budget, limit
+    )
+
+
+def check_configured_batch(config: StepConfig, budget: int) -> tuple[int, MemoryRecord] | None:
+    """Return the configured batch size and its peak; None if it does not fit."""
+    peak = estimate_cached(config).peak
+    return (config.data.batch_size, peak) if add_context_bytes(peak) <= budget else None
+
+
+_last: list[tuple[StepConfig, MemoryEstimate]] = []
+
+
+def estimate_cached(config: StepConfig) -> MemoryEstimate:
+    """Estimate a step once: a search asks twice in a row, and a trace takes seconds."""
+    if not _last or _last[0][0] != config:
+        _last[:] = [(config, estimate_configured_step(config, validates=False))]
+    return _last[0][1]
