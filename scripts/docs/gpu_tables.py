@@ -5,7 +5,6 @@ What has not been measured is marked, or an empty text, and the table `unmeasure
 
 import re
 from collections import defaultdict
-from itertools import product
 from math import prod
 from statistics import median
 
@@ -44,11 +43,6 @@ def peers() -> str:
     return make_table(" | estimated peak: | measured: | step:", lines)
 
 
-def describe_step(row: Row) -> list[str]:
-    """Format the peak and the time of a step."""
-    return [format_peak(row), f"{1000 * row['step_seconds']:.0f} ms"]
-
-
 def format_peak(row: Row) -> str:
     """Format the measured peak of a step, with the estimate in brackets where there is one."""
     peak = format_mib(row["measured"]["allocated"]) if "allocated" in row["measured"] else OPEN
@@ -57,14 +51,20 @@ def format_peak(row: Row) -> str:
 
 def gpu_error() -> str:
     """Compare estimates with all peaks of a GPU."""
-    plain, ours = list_errors(plain=True), list_errors(plain=False)
-    groups = {"": list_errors(), "own blocks": ours, "plain modules": plain}
+    every, ours, plain = list_errors(), list_errors(plain=False), list_errors(plain=True)
+    rows = {
+        "**allocated**": every["allocated"],
+        "**reserved**": every["reserved"],
+        "reserved, own blocks": ours["reserved"],
+        "reserved, plain modules": plain["reserved"],
+        "**process**": every["process"],
+    }
     lines = []
-    for kind, group in product(("allocated", "reserved", "process"), groups):
-        if errors := sorted(groups[group][kind]):
+    for label, signed in rows.items():
+        if errors := sorted(signed):
             sizes = sorted(map(abs, errors))
             lines.append(
-                f"{f'{kind}, {group}' if group else f'**{kind}**'} | {len(errors)} | "
+                f"{label} | {len(errors)} | "
                 f"{median(sizes):.1f}% | {sizes[int(0.95 * len(sizes))]:.1f}% | "
                 f"{errors[0]:+.1f}% | {errors[-1]:+.1f}% | {sum(size > 8 for size in sizes)}"
             )
@@ -117,19 +117,12 @@ def list_cells(row: Row | None) -> str:
 
 
 def gpu_tiles() -> str:
-    """Compare peaks and times on a GPU by the size of a tile, and what its kernels take."""
+    """Compare peaks and times on a GPU by the size of a tile."""
     lines = [
-        f"{format_strategy(name)} | {' | '.join(describe_step(row))} | "
-        f"{1000 * row['launch_seconds']:.0f} ms"
+        f"{format_strategy(name)} | {format_peak(row)} | {1000 * row['step_seconds']:.0f} ms"
         for name, row in read_gpu("tile_size").items()
     ]
-    times = [
-        f"{format_strategy(name)} {row['device_ms']:.0f} ms"
-        for name, row in read_gpu("profile").items()
-        if name in STRATEGIES  # the report also has the offloading of fused blocks, as it was
-    ]
-    table = make_table("`checkpointing=`, MiB of a tile | peak (estimated) | step | host", lines)
-    return f"{table}\n\nKernels alone take: {', '.join(times)}."
+    return make_table("`checkpointing=`, MiB of a tile | peak (estimated) | step", lines)
 
 
 def gpu_graphs() -> str:

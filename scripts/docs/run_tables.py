@@ -45,31 +45,29 @@ VARIANTS = {
 """Variants of scripts.bench.quality, as the documents call them."""
 
 
-def quality(name: str = "cpu-quality") -> str:
+def quality(name: str = "cpu-quality", left_out: tuple[str, ...] = ()) -> str:
     """Compare validation Dice of each job and network after its full training."""
     lines = []
     for job, variants in read_result(name).items():
         for variant, content in variants.items():
-            if variant == "nnunet_trainer" and "minutes" not in job:
-                continue  # with a thousandth of its iterations, it is no peer
+            if variant in left_out or (variant == "nnunet_trainer" and "minutes" not in job):
+                continue  # nnU-Net's trainer with a thousandth of its iterations is no peer
             found = content["summary"]
             spread = "" if found["deviation"] is None else f" ± {found['deviation']:.4f}"
-            interval = " to ".join(f"{dice:.4f}" for dice in found["interval_over_cases"] or ())
             worst = f"{found['worst_dice']:.4f}"
             if found["worst_class"] is not None:
                 worst += f" ({found['worst_class']} {found['worst_class_dice']:.4f})"
             lines.append(
                 f"{JOBS.get(job, job)} | {VARIANTS.get(variant, variant)} | "
-                f"{found['dice']:.4f}{spread} | {interval} | {worst} | {found['runs']} | "
-                f"{found['steps']}"
+                f"{found['dice']:.4f}{spread} | {worst} | {found['runs']} | {found['steps']}"
             )
-    heads = "job | network or setting | Dice, mean | 95% over cases | worst run | runs | steps"
+    heads = "job | network or setting | Dice, mean | worst run | runs | steps"
     return make_table(heads, lines)
 
 
 def quality_screen() -> str:
-    """Compare validation Dice of short runs with other settings and networks."""
-    return quality("cpu-screen-quality")
+    """Compare validation Dice of short runs with settings and networks without a full training."""
+    return quality("cpu-screen-quality", left_out=("before", "deep_supervision"))
 
 
 def recipes() -> str:
