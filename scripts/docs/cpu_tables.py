@@ -24,17 +24,13 @@ POOLS = ("median", "max", "avg", "approx_median", "nn.MaxPool3d", "unfold and so
 
 
 def step() -> str:
-    """Compare memory and compute of each checkpointing strategy, and its time on a CPU."""
+    """Compare the compute of each checkpointing strategy, and its time on a CPU."""
     estimates, times, lines = read_estimates("forum"), read_times(), []
     for name in STRATEGIES:
-        small, large = (estimates[f"{network}, {name}"] for network in ("small", "large"))
-        lines.append(
-            f"{format_strategy(name)} | {small['peak_allocated_mib']} MiB | "
-            f"{small['extra_work']:.0%} | {small['largest_batch_in_7000_mib'] or 'below 2'} | "
-            f"{large['peak_allocated_mib']} MiB | {format_time(times[name])}"
-        )
-    heads = "`checkpointing=` | small: peak | more convolution FLOPs | largest batch in 7000 MiB"
-    return make_table(f"{heads} | large: peak | time of a step on a CPU", lines)
+        work = f"{estimates[f'small, {name}']['extra_work']:.0%}"
+        lines.append(f"{format_strategy(name)} | {work} | {format_time(times[name])}")
+    heads = "`checkpointing=` | small: more convolution FLOPs | time of a step on a CPU"
+    return make_table(heads, lines)
 
 
 def step_times() -> str:
@@ -144,17 +140,15 @@ def pooling_bytes() -> str:
 
 
 def pooling() -> str:
-    """Compare forward + backward with eager nn.MaxPool3d, and the bytes per output."""
-    heads = " | CPU, 320x150x26 fp32 / bf16 | channels-last fp32 / bf16 | saved bytes fp32"
-    heads += " | peak bytes fp32 / bf16"
+    """Compare the time of forward + backward with eager nn.MaxPool3d."""
+    heads = " | CPU, 320x150x26 fp32 / bf16 | channels-last fp32 / bf16"
     measured, dtypes, lines = read_gpu("pool"), ("float32", "bfloat16"), []
     if measured:
         heads += " | GPU, 320x150x26 fp32 / bf16 | channels-last fp32 / bf16"
     for name, rows in read_poolings().items():
         first = [rows[f"1x8x320x150x26 {dtype}"] for dtype in dtypes]
         last = [rows[f"1x64x32x64x64 {dtype} channels-last"] for dtype in dtypes]
-        cells = [f"`{name}`", join_ratios(first), join_ratios(last), format_stored(first[0])]
-        cells.append(" / ".join(f"{row['peak_bytes']:.0f}" for row in first))
+        cells = [f"`{name}`", join_ratios(first), join_ratios(last)]
         for layout in ("", " channels-last") if measured else ():
             cases = [measured.get(f"2x64x320x150x26 {dtype}{layout}", {}) for dtype in dtypes]
             cells.append(join_ratios([case.get("rows", {}).get(name) for case in cases]))

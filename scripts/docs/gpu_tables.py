@@ -116,21 +116,12 @@ def list_cells(row: Row | None) -> str:
     return f"{format_peak(row)} | {row['step_seconds']:.3f}" if row else f"{OPEN} | {OPEN}"
 
 
-def gpu_tiles() -> str:
-    """Compare peaks and times on a GPU by the size of a tile."""
-    lines = [
-        f"{format_strategy(name)} | {format_peak(row)} | {1000 * row['step_seconds']:.0f} ms"
-        for name, row in read_gpu("tile_size").items()
-    ]
-    return make_table("`checkpointing=`, MiB of a tile | peak (estimated) | step", lines)
-
-
 def gpu_graphs() -> str:
     """Compare steps that are launched, replayed as CUDA graphs, and compiled."""
     lines = []
     for name, row in read_gpu("graphs").items():
         job, _, network = name.partition(": ")
-        cells = [f"{1000 * row['step_seconds']:.0f} ms", f"{1000 * row['launch_seconds']:.0f} ms"]
+        cells = [f"{1000 * row['step_seconds']:.0f} ms"]
         reserved = [row["measured"]["reserved"]]
         if replayed := row.get("replayed"):
             cells.append(f"{1000 * replayed['step_seconds']:.0f} ms")
@@ -141,7 +132,7 @@ def gpu_graphs() -> str:
         lines.append(
             f"{job} | {label} | {' | '.join(cells)} | {', '.join(map(format_mib, reserved))}"
         )
-    heads = "network | | step: | of which the host needs: | replayed: | reserved, and replayed"
+    heads = "network | | step: | replayed: | reserved, and replayed"
     return f"{make_table(heads, lines)}\n\n{describe_device('graphs')}"
 
 
