@@ -7,8 +7,10 @@ comment.
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import yaml
@@ -23,27 +25,24 @@ FOLDER = ROOT / "docs" / "reference"
 
 COMMANDS_HEAD = """# Commands
 
-Every command is `unet3d COMMAND key=value ...`. This page lists the commands and the keys of each;
-config groups are in [Options](options.md). In zsh, quote words with brackets or braces:
-`'data.patch_size=[64,64,64]'`.
+Every command is `unet3d COMMAND key=value ...`. This page, generated from the comments in `conf/`,
+lists the keys of each; config groups are in [Options](options.md). `output=FOLDER` sets the folder
+of a run, sweep or search. In zsh, quote brackets and braces: `'data.patch_size=[64,64,64]'`.
 
-`unet3d COMMAND --help` prints the same keys with their values, and `unet3d COMMAND ... --cfg job`
-the config of a command. This page is generated from the comments in `conf/`
-(`python -m scripts.docs.generate_reference`).
+`unet3d COMMAND --help` prints these keys with their values, and `unet3d COMMAND ... --cfg job` the
+config.
 """
 
 OPTIONS_HEAD = """# Options
 
 `group=option` selects an option of a config group, and `key=value` sets a key, in any order. This
-page lists all groups, options and keys. It is generated from the comments in `conf/`
-(`python -m scripts.docs.generate_reference`).
+page, generated from the comments in `conf/`, lists all groups, options and keys.
 
 - The command line overrides an [experiment](#experiment), and an experiment overrides the defaults.
-- `null` means no value, `???` means required, and `[1,2,3]` is a list. Inherited keys are listed
-  once, at the option that others extend; keys that follow another key are left out.
+- `null` means no value, `???` means required, and `[1,2,3]` is a list.
+- Inherited keys are listed once, at the parent. A default is that of the first option named.
 - `-m key=a,b` starts one run per value, and one per combination of several such lists.
 - YAML files in a folder `conf/` of your working folder, in a subfolder for each group, add options.
-- A key that does not exist is rejected, and the error names the nearest one.
 - Keys of MONAI's networks, and of torch's optimizers and schedules, are not on this page:
   `unet3d train model=dynunet --help model` lists them.
 """
@@ -60,11 +59,10 @@ class Key:
     value: str
     comment: str  # behind it in the file; empty: the comment of a file that it extends
 
-    @property
-    def row(self) -> str:
-        """Return the row of a table."""
-        value = self.value and f"`{self.value}`"
-        return f"| `{self.name}` | {escape_bars(value)} | {escape_bars(self.comment)} |"
+    def format_row(self, *owners: str) -> str:
+        """Return the row of a table, which may say whose key it is."""
+        cells = [f"`{self.name}`", *owners, self.value and f"`{self.value}`", self.comment]
+        return f"| {' | '.join(map(escape_bars, cells))} |"
 
 
 def list_keys(path: Path, prefix: str = "") -> list[Key]:
@@ -74,8 +72,8 @@ def list_keys(path: Path, prefix: str = "") -> list[Key]:
         is_parent = isinstance(key.value, dict) and bool(key.value)
         is_reference = str(key.value).startswith("${")
         is_internal = name.rpartition(".")[2] in (*INTERNAL_KEYS, "defaults")
-        is_left_out = is_parent or is_reference or name.startswith("hydra")
-        if not is_internal and (key.comment or not is_left_out):
+        is_described = key.comment or not (is_parent or is_reference)
+        if is_described and not is_internal and not name.startswith("hydra"):
             value = "" if is_parent else to_yaml_literal(key.value)
             found[name] = Key(name, value, key.comment)
     parents = {name.rpartition(".")[0] for name in found}
@@ -135,6 +133,15 @@ def make_table(rows: list[str], heads: str = "| key | default | |") -> list[str]
     return [heads, re.sub(r"[^|]+", " --- ", heads), *rows, ""] if rows else []
 
 
+def make_key_table(owners_by_key: dict[Key, list[str]], head: str) -> list[str]:
+    """Return a table of keys, with a column of those who have each unless all are of the same."""
+    owners = [", ".join(names) for names in owners_by_key.values()]
+    if len(set(owners)) <= 1:
+        return make_table([key.format_row() for key in owners_by_key])
+    rows = [key.format_row(names) for key, names in zip(owners_by_key, owners, strict=True)]
+    return make_table(rows, f"| key | {head} | default | |")
+
+
 def escape_bars(text: str) -> str:
     """Escape the bars of a table's cell."""
     return text.replace("|", "\\|")
@@ -165,20 +172,28 @@ def commands_page() -> str:
     """Render docs/reference/commands.md."""
     rows = [f"| [`{name}`](#unet3d-{name}) | {about} |" for name, about in COMMANDS.items()]
     lines = [COMMANDS_HEAD, *make_table(rows, "| command | |")]
-    train, groups = link("unet3d train"), "[config groups](options.md#config-groups)"
-    inherited = {key.name: key.comment for key in list_keys(CONF / "train.yaml")}
+    train = link("unet3d train")
+    keys = {name: list_keys(CONF / f"{name}.yaml") for name in COMMANDS}
+    shared = {key: [] for key, count in Counter(chain(*keys.values())).items() if count > 1}
+    for name in COMMANDS:
+        inherited = keys["train"] if "train" in list_bases(CONF / f"{name}.yaml") else []
+        for key in shared.keys() & {*keys[name], *inherited}:
+            shared[key].append(f"`{name}`")
+    for owners in shared.values():
+        owners[:] = ["every command"] if len(owners) == len(COMMANDS) else owners
+    lines += ["## Keys of several commands", "", *make_key_table(shared, "commands")]
     for name in COMMANDS:
         path = CONF / f"{name}.yaml"
         about, rest = read_about(path)
         lines += [f"## unet3d {name}", "", about, *format_lines(rest)]
         choices = [f"`{g}={option}`" for g, (option, _) in read_choices(path).items()]
         if name == "train":
-            lines += [f"Takes the {groups}, and", ""]
+            lines += ["Takes the [config groups](options.md#config-groups), and", ""]
         elif "train" in list_bases(path):
             others = f" (default: {', '.join(choices)})" if choices else ""
-            lines += [f"Takes the keys and {groups} of {train}{others}, and", ""]
-        keys = [k if k.comment else replace(k, comment=inherited[k.name]) for k in list_keys(path)]
-        lines += make_table([key.row for key in keys])
+            lines += [f"Takes the keys of {train}{others}, and", ""]
+        own = [replace(k, comment=k.comment or f"as in {train}") for k in keys[name]]
+        lines += make_table([key.format_row() for key in own if key not in shared])
     return join_lines(lines)
 
 
@@ -189,32 +204,36 @@ def options_page() -> str:
     lines = [OPTIONS_HEAD, "## Config groups", "", *make_table(rows, "| group | |")]
     lines += ["The keys outside of groups are those of [unet3d train](commands.md#unet3d-train)."]
     for group in list_groups():
-        option, about = choices[group]
-        about = f"{about[0].upper()}{about[1:]}. Default: `{group}={option}`."
-        lines += ["", f"## {group}", "", about, ""]
-        sections, rows = [], []
+        lines += ["", f"## {group}", "", f"Default: `{group}={choices[group][0]}`.", ""]
+        sections, rows, owners_by_key = [], [], {}
         for path in sorted((CONF / group).glob("*.yaml")):
             first, rest = read_about(path)
             keys = list_keys(path, "" if group == "experiment" else f"{group}.")
             is_listed = group != "experiment" and not FOREIGN.search(path.read_text())
-            table = make_table([k.row for k in keys if k.comment]) if is_listed else []
-            section = [*format_lines(rest), *table] if rest or table else []
-            label, title = f"`{path.stem}`", f"{group}={path.stem}"
+            listed = [key for key in keys if key.comment] if is_listed else []
             if path.stem.startswith("_"):
-                sections += [f"### every {group}", "", first, "", *section]
+                table = make_table([key.format_row() for key in listed])
+                sections += [f"### every {group}", "", first, "", *format_lines(rest), *table]
                 continue
-            if section:
-                sections += [f"### {title}", "", *section]
+            label, title = f"`{path.stem}`", f"{group}={path.stem}"
+            if rest:
+                sections += [f"### {title}", "", *format_lines(rest)]
                 label = link(title).replace(title, label, 1)
-            about = " ".join([first, *describe_bases(path, keys)])
+            values = [key for key in keys if key.value and not key.comment]
+            for key in listed:
+                same = [k for k in owners_by_key if (k.name, k.comment) == (key.name, key.comment)]
+                owners_by_key.setdefault(*same or [key], []).append(f"`{path.stem}`")
+                values += [key] if same and same[0].value != key.value else []
+            about = " ".join([first, *describe_bases(path, values)])
             rows.append(f"| {label} | {escape_bars(about)} |")
-        lines += [*make_table(rows, f"| `{group}=` | |"), *sections]
+        lines += make_table(rows, f"| `{group}=` | |")
+        lines += [*make_key_table(owners_by_key, "option"), *sections]
     return join_lines(lines)
 
 
-def describe_bases(path: Path, keys: list[Key]) -> Iterator[str]:
-    """Yield what an option extends, and the values that it sets of keys described there."""
-    words = [f"{key.name}={key.value}" for key in keys if key.value and not key.comment]
+def describe_bases(path: Path, values: list[Key]) -> Iterator[str]:
+    """Yield what an option extends, and the values that it sets of keys described elsewhere."""
+    words = [f"{key.name}={key.value}" for key in values]
     if path.parent.name == "experiment":
         words = [f"{name}={option}" for name, (option, _) in read_choices(path).items()] + words
     bases = [f"`{base}`" for base in list_bases(path) if not base.startswith("_")]
