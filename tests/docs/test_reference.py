@@ -1,11 +1,13 @@
 """docs/reference/ names every command, key and file of a run; most is generated from conf/."""
 
+import inspect
 import re
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+import unet3d
 from scripts.docs import generate_reference
 from tests.docs.helpers.pages import ROOT
 from unet3d.__main__ import main
@@ -20,6 +22,15 @@ def test_the_pages_are_what_the_script_generates():
         text = (FOLDER / name).read_text()
         assert text == render(), "python -m scripts.docs.generate_reference"
     assert generate_reference.find_undescribed() == []
+
+
+def test_every_public_name_is_described_with_arguments_that_it_has():
+    text = (FOLDER / "api.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)(?:\((.*?)\))?` \|", text, re.MULTILINE))
+    assert sorted(rows) == sorted(unet3d.__all__)
+    for name, listed in rows.items():
+        arguments = inspect.signature(getattr(unet3d, name)).parameters
+        assert not {*re.findall(r"\w+", listed)} - {*arguments}
 
 
 def test_every_file_of_a_run_is_described(small, tmp_path, monkeypatch):
