@@ -38,7 +38,7 @@ def train(
 
     Args:
         overrides: settings as on the command line, such as ``["pool=median", "seed=1"]``.
-        folder: the run folder, instead of ``hydra.run.dir=``.
+        folder: the run folder, instead of ``output=``.
         config_dir: folder with options of your own; ``conf`` in the working folder by default.
         log: called with every line that the command would print.
     """
