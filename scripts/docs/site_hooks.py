@@ -13,12 +13,13 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+NOTEBOOKS = sorted(f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb"))
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
     """Add the files outside of docs/."""
-    for name in OUTSIDE:
+    for name in (*OUTSIDE, *NOTEBOOKS):
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
 

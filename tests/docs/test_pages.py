@@ -33,6 +33,7 @@ NEW = {"data": {"mine", "cells", "ct"}, "experiment": {"planned", "cells", "ct"}
 
 SITE = [p for p in DOCUMENTS if page_name(p).startswith("docs/")]
 OUTSIDE = ["CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 every_document = pytest.mark.parametrize("page", DOCUMENTS, ids=page_name)
 
@@ -127,7 +128,8 @@ def test_the_site_and_its_index_have_every_page():
     assert sorted(nav) == sorted(pages)
     index = ROOT / "docs" / "index.md"
     linked = {path.resolve() for _, path, _ in iter_links(index)} | {index}
-    assert not [path for path in [*SITE, *(ROOT / name for name in OUTSIDE)] if path not in linked]
+    outside = [ROOT / name for name in OUTSIDE]
+    assert not [path for path in [*SITE, *outside, *NOTEBOOKS] if path not in linked]
 
 
 def test_every_result_has_the_command_that_recreates_it():
