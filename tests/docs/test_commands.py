@@ -78,7 +78,7 @@ STEP_ONLY = ["trainer.num_sanity_val_steps=0", "+trainer.limit_val_batches=0", "
 def parse_unet3d(words: list[str]) -> list[str] | None:
     """Return command and overrides, whatever starts them; None for another program."""
     for at, word in enumerate(words):
-        if word in ("train.py", "scripts/slurm.sh"):
+        if word in ("train.py", "slurm.sh"):
             return ["train", *words[at + 1 :]]
         if word in COMMANDS and words[0] in ("unet3d", *ELSEWHERE):
             return words[at:]
