@@ -88,6 +88,26 @@ def test_paths_of_any_system_reach_the_config_as_typed(path):
     assert parsed.value() == path
 
 
+@pytest.mark.parametrize(
+    ("line", "choices"),
+    [
+        ("unet3d pre", {"train", "predict", "compare"}),
+        ("unet3d train loss=dice_ce model=unet_s", {"model=unet_small"}),
+        ("unet3d train model=dynunet model.fil", {"model.filters."}),
+        ("unet3d predict checkpoint=a output_", {"output_format="}),
+    ],
+)
+def test_a_shell_completes_commands_groups_options_and_keys(line, choices, monkeypatch, capsys):
+    monkeypatch.setenv("COMP_LINE", line)
+    assert main(["-sc", "query=bash"]) == 0
+    assert choices <= set(capsys.readouterr().out.split())
+
+
+def test_a_shell_registers_the_program_for_completion(capsys):
+    assert main(["-sc", "install=bash"]) == 0
+    assert capsys.readouterr().out.endswith("-F hydra_bash_completion unet3d\n")
+
+
 @pytest.fixture
 def sweep(small, tmp_path, monkeypatch):
     """Run a sweep of small runs in an empty working folder; return the exit code."""

@@ -3,6 +3,7 @@
 Hydra, torch and the rest are imported when it is known what they are for.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -52,6 +53,14 @@ def handle_arguments(args: Sequence[str]) -> int:
     if command in ("-h", "--help", "help"):
         write_output(format_help(), None)
         return 0
+    if command == "-sc":  # Hydra's shell completion, which does not expect a command
+        command, rest = "train", list(args)
+        if rest[-1].startswith("query="):
+            program, *typed = os.environ["COMP_LINE"].split(" ", 2)
+            if len(typed) < 2:
+                print(*COMMANDS)
+                return 0
+            command, os.environ["COMP_LINE"] = typed[0], f"{program} {typed[1]}"
     if command not in COMMANDS:
         near = get_close_matches(command, [*COMMANDS, "--help", "--version"], n=1)
         hint = f"; did you mean {near[0]}?" if near else "."

@@ -158,7 +158,9 @@ class _Jobs:
         if config_dirs and flags.config_dir is None:
             given = ["--config-dir", str(config_dirs[0]), *given]
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
-        own, sys.argv = sys.argv, [f"unet3d {self.command}", *given]  # which Hydra reads
+        # Hydra reads these; the first word is the program whose words it completes.
+        program = "unet3d" if flags.shell_completion else f"unet3d {self.command}"
+        own, sys.argv = sys.argv, [program, *given]
         folder = str(get_config_dir())
         main = hydra.main(version_base="1.3", config_path=folder, config_name=self.command)
         try:
