@@ -31,6 +31,7 @@ def test_flags_of_hydra_are_accepted_before_and_after_overrides():
         ("train --cfg no", "argument --cfg/-c: invalid choice: 'no'"),
         ("train dropout=0.1", "'dropout': unet3d train --help lists all keys"),
         ("train output=", "output= names no folder"),
+        ("train --help modle", "no config group 'modle': name one of model, "),
         ("train strategy=ddp", "no key 'strategy': trainer=ddp uses all GPUs of this machine"),
         ("train trainer.fast_dev_run=true", "'trainer.fast_dev_run': trainer.max_steps=2 runs"),
         (

@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -74,9 +75,14 @@ def run_app(command: str, args: Sequence[str]) -> int:
 
 def print_help(command: str, about: str, args: Sequence[str]) -> int:
     """Print the help for the config that the arguments make, or for groups that they name."""
-    topics = [word for word in args if word in (*list_config_groups(), "all")]
+    groups = list_config_groups()
+    topics = [word for word in args if word in (*groups, "all")]
     with report_errors(command, args) as outcome:
         flags = parse_flags(command, [word for word in args if word not in topics])
+        for word in flags.overrides:
+            if "=" not in word and not word.startswith("~"):
+                near = ", ".join(get_close_matches(word, groups, n=len(groups), cutoff=0))
+                raise UsageError(f"no config group {word!r}: name one of {near}, or all")
         words = translate_output(command, flags.overrides, sweeping=False)
         overrides = [quote_override(word, sweep=False) for word in words]
         folders = find_user_config_dirs(flags.config_dir)
