@@ -60,6 +60,7 @@ INTERNAL_KEYS = ("_target_", "_partial_")
 
 HABITS = {
     "strategy": "trainer=ddp uses all GPUs of this machine, trainer=slurm those of a job",
+    "devices": "trainer.devices= says how many, and trainer.accelerator=cuda:1 which one",
     "gpus": "trainer.devices= says how many, and trainer.accelerator=cuda:1 which one",
     "fast_dev_run": "trainer.max_steps=2 runs two steps, and validates",
     "ckpt_path": "resume= continues a run, and init_from= starts from weights",
@@ -215,6 +216,9 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
         )
     if isinstance(error, OverrideParseException):
         return f"cannot parse {error.override!r}: quote special characters, as in key=\"'a, b'\""
+    if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", str(error)):
+        key, values = match.groups()
+        return f"{key} has several values: write {key}=[{values}] for a list, -m to run each of them"
     text = re.sub(r"\s+full_key:.*", "", str(error), flags=re.DOTALL)  # OmegaConf's details
     key = getattr(error, "full_key", None)
     return " ".join(f"{key}: {text}".split() if key else text.split())

@@ -32,6 +32,12 @@ REPLACED_KEYS = {
 }
 """Arguments that a step would ignore, or that would move the batch at which a run resumes."""
 
+DEVICES = replace(
+    integer(">= 1"),
+    words="a number of processes, not of a GPU (trainer.accelerator=cuda:1 trains on one GPU, "
+    "CUDA_VISIBLE_DEVICES=0,1 with trainer.devices=2 on several)",
+)
+
 FOLD = OptionType(  # the dataset says how many there are
     "an int >= 0 or none",
     lambda value: value in (None, "none", "all") or integer(">= 0").accepts(value),
@@ -44,7 +50,7 @@ class TrainerConfig:
     """Limits, devices and processes of a run."""
 
     factory: Factory  # Lightning's Trainer with the arguments that have no field
-    devices: Annotated[int | Literal["auto"], integer(">= 1")]  # processes on this machine
+    devices: Annotated[int | Literal["auto"], DEVICES]  # processes on this machine
     launch: Literal["local", "torchrun", "slurm"]  # who starts the processes
     timeout_seconds: Annotated[float, number("above 0")]
     sync_batchnorm: bool
