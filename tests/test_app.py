@@ -33,9 +33,23 @@ def test_flags_of_hydra_are_accepted_before_and_after_overrides():
         ("train output=", "output= names no folder"),
         ("train --help modle", "no config group 'modle': name one of model, "),
         ("train strategy=ddp", "no key 'strategy': trainer=ddp uses all GPUs of this machine"),
-        ("train devices=[0]", "'devices': trainer.devices= says how many, and trainer.accelerator="),
+        (
+            "train devices=[0]",
+            "'devices': trainer.devices= says how many, and trainer.acc",
+        ),
         ("train trainer.devices=[0]", "must be a number of processes, not of a GPU (trainer.acc"),
-        ("train trainer.devices=0,1", "trainer.devices has several values: write trainer.devices=["),
+        (
+            "train trainer.devices=0,1",
+            "trainer.devices has several values: write trainer.devices=",
+        ),
+        (
+            "train model=segresnet model.width=16",
+            "'model.width': in this network it is model.init_filters",
+        ),
+        (
+            "train model=plain_small model.width=16",
+            "'model.width': in this network it is model.encoder",
+        ),
         ("train trainer.fast_dev_run=true", "'trainer.fast_dev_run': trainer.max_steps=2 runs"),
         (
             "train experiment=none_such",

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import hydra
 from hydra._internal.utils import get_args_parser  # Hydra 1.3.8; the only list of its flags
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from unet3d.config.compose import (
     ComposedConfig,
@@ -34,6 +34,7 @@ from unet3d.config.compose import (
     read_choices,
 )
 from unet3d.config.keys import CONFIG_ERRORS, check_config, format_command_help, format_config_error
+from unet3d.config.names import rename_keys
 from unet3d.data.case import InvalidDatasetError
 from unet3d.errors import (
     ADVICE,
@@ -197,6 +198,8 @@ class _Jobs:
         try:
             debug = bool(config.get("debug"))
             with report_errors(self.command, (), debug=debug, sweeping=self.sweeping) as outcome:
+                with open_dict(config):
+                    rename_keys(config, announces=True)
                 check_config(composed)
                 module = import_command(self.command)
                 accelerator = str(OmegaConf.select(config, "trainer.accelerator"))

@@ -35,7 +35,7 @@ from unet3d.memory.estimate import MemoryEstimate, estimate_step
 from unet3d.memory.from_config import FUSED_STRATEGIES
 from unet3d.memory.trace import Trace
 from unet3d.memory.traced_step import TracedStep
-from unet3d.model.naive_unet import NaiveUNet3D
+from unet3d.model.plain_unet import PlainUNet3D
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
 from unet3d.text import MIB
@@ -164,11 +164,11 @@ def count_flops(make_step: Callable[[], TracedStep]) -> int:
 
 
 def list_forum_networks(name: str, width: int = 64) -> dict[str, Factory]:
-    """Return experiment=forum_<name>'s network in plain modules, and ours with each strategy."""
+    """Return experiment=example_<name>'s network in plain modules, and ours with each strategy."""
     shape, dec = {"small": (SMALL, [4, 2, 1]), "large": (LARGE, [4, 2, 1, 1])}[name]
     enc, decoder = [width * n for n in shape], [width * n for n in dec]
     networks: dict[str, Factory] = {
-        PLAIN: partial(NaiveUNet3D, in_channels=1, num_classes=5, encoder=enc, decoder=decoder)
+        PLAIN: partial(PlainUNet3D, in_channels=1, num_classes=5, encoder=enc, decoder=decoder)
     }
     return networks | {
         strategy: partial(build_ours, enc, strategy, decoder_channels=decoder[::-1])

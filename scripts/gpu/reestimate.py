@@ -40,7 +40,7 @@ def list_estimators(parts: dict[str, Any]) -> dict[tuple[str, str], Estimator]:
         "graphs": list_graph_steps(),
     }
     configs = {
-        ("forum", f"{n}, {FORUM_RUN}"): [f"experiment=forum_{n}"] for n in ("small", "large")
+        ("forum", f"{n}, {FORUM_RUN}"): [f"experiment=example_{n}"] for n in ("small", "large")
     }
     for row in parts.get("predict", {}).get("rows", {}):
         words = [*row.split(), "data.num_classes=5", "trainer.accelerator=gpu"]

@@ -48,7 +48,7 @@ PARTS = {
     "tests": Part(RUNS, "tests marked gpu, and the tests of memory and checkpointing", 300, 100),
     "correct": Part(KERNELS, "fused blocks against plain modules, poolings against references"),
     "pool": Part(KERNELS, "poolings against nn.MaxPool3d", 240, 30),
-    "forum": Part(STEPS, "experiment=forum_small and forum_large: peak, estimate and seconds"),
+    "forum": Part(STEPS, "experiment=example_small and example_large: peak, estimate and seconds"),
     "graphs": Part(STEPS, "steps launched, replayed as CUDA graphs, and compiled", 300),
     "inference": Part(RUNS, "a whole scan, its windows launched and replayed as CUDA graphs", 90),
     "predict": Part(STEPS, "estimated against measured peaks of 64 configurations", 400),

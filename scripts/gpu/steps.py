@@ -238,8 +238,8 @@ def forum(context: Context) -> dict[str, Row]:
 
 
 def measure_forum_run(context: Context, name: str) -> dict[str, Any]:
-    """Measure a step of experiment=forum_<name>: pure fp16 with SGD."""
-    step, row = measure_configured_step(context, [f"experiment=forum_{name}"])
+    """Measure a step of experiment=example_<name>: pure fp16 with SGD."""
+    step, row = measure_configured_step(context, [f"experiment=example_{name}"])
     return row | time_steps(context, step)
 
 

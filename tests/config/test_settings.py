@@ -158,7 +158,7 @@ def read_step(*overrides):
         ([], {"precision": "bf16", "compile": True}),
         (["model=unetr"], {"data.patch_size": (16, 32, 16)}),  # an argument of it follows
         ([], {"pool": "approx_median"}),
-        (["model=naive_small"], {"model": "unet_small"}),
+        (["model=plain_small"], {"model": "unet_small"}),
     ],
 )
 def test_a_changed_step_is_what_the_command_line_would_have_given(given, changes):

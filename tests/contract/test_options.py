@@ -30,8 +30,8 @@ PARAMETERS = {
     "basic_unet": 5_746_437,
     "dynunet": 338_949,
     "mednext": 5_551_013,
-    "naive_large": 40_158_853,
-    "naive_small": 14_496_517,
+    "plain_large": 40_158_853,
+    "plain_small": 14_496_517,
     "segresnet": 1_176_213,
     "segresnet_ds": 4_980_975,
     "swin_unetr": 15_703_079,
@@ -144,7 +144,7 @@ def test_every_preset_composes_with_all_of_its_values(unet3d, experiment):
 
 
 def test_the_command_line_wins_over_a_preset_and_the_preset_over_defaults(unet3d):
-    ended = unet3d("train", "experiment=forum_small", "precision=bf16", "--cfg", "job")
+    ended = unet3d("train", "experiment=example_small", "precision=bf16", "--cfg", "job")
     config = yaml.safe_load(ended.out)
     assert config["precision"] == "bf16"
     assert config["data"]["patch_size"] == [320, 150, 26]

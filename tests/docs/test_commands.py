@@ -106,7 +106,8 @@ def shorten(words: list[str], small: list[str], page: str) -> list[str]:
     folder = re.escape(options.get("output") or "?")
     is_read = re.search(rf"{folder}(/\*)?/validation", page)
     extra = [word for word in small if not (is_read and word.startswith("evaluation"))]
-    is_synthetic = options.get("experiment", "forum").startswith("forum") and "data" not in options
+    experiment = options.get("experiment", "example")
+    is_synthetic = experiment.startswith("example") and "data" not in options
     if not is_synthetic:
         extra = [word for word in extra if not word.startswith("data.")]
         extra += ["data.batch_size=2", "data.patches_per_case=1", "data.num_workers=0"]

@@ -59,7 +59,7 @@ def test_every_network_has_equal_outputs_in_both_formats(composed, tmp_path, opt
     keys = {override.split("=")[0] for override in variation}
     shrunk = [o for o in SHRUNK.get(option, []) if o.split("=")[0] not in keys]
     settings = composed(f"model={option}", *shrunk, *variation, "data.in_channels=2")
-    takes_any_size = option.startswith(("unet_", "naive_"))
+    takes_any_size = option.startswith(("unet_", "plain_"))
     patch = (17, 16, 19) if takes_any_size else tuple(settings.data.patch_size)
     model = randomize_norms(build_network(settings.step))
     graph = export_program(to_plain_operators(model), (2, *patch))

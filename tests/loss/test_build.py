@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from unet3d.config.compose import list_options
+from unet3d.config.instantiate import Factory
 from unet3d.data.dataset import get_network_sizes
 from unet3d.errors import UsageError
-from unet3d.loss.build import AdaptedLoss, check_loss, choose_arguments
+from unet3d.loss.build import AdaptedLoss, build_loss, check_loss, choose_arguments
 from unet3d.memory.any_network import estimate_memory
 from unet3d.step.build import complete_step
 from unet3d.types import IGNORE_LABEL
@@ -93,9 +94,11 @@ def test_a_loss_of_monai_ignores_voxels_and_trains_all_levels(name, regions):
     torch.testing.assert_close(loss([changed, coarse.detach()], labels), value.detach())
 
 
-def test_cross_entropy_gets_the_class_of_each_voxel_and_weights_from_a_list():
+@pytest.mark.parametrize("name", ["class_weights", "weight"])  # the second is torch's
+def test_cross_entropy_gets_the_class_of_each_voxel_and_weights_from_a_list(name):
     logits, labels = make_batch()
-    loss = adapt(nn.CrossEntropyLoss, weight=[0.1, 0.3, 0.6], reduction="sum")
+    arguments = {"_target_": "torch.nn.CrossEntropyLoss", "reduction": "sum"}
+    loss = build_loss(Factory("loss", {**arguments, name: [0.1, 0.3, 0.6]}))
     seen = labels != IGNORE_LABEL
     weights = torch.tensor([0.1, 0.3, 0.6])
     expected = nn.functional.cross_entropy(

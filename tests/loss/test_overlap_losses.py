@@ -41,7 +41,7 @@ def test_tversky_and_generalized_dice_are_those_of_monai(regions):
     for batch in (True, False):
         options = {"alpha": 0.3, "beta": 0.7, "batch": batch, **SMOOTH, **activation}
         theirs = monai.losses.TverskyLoss(include_background=regions is not None, **options)
-        assert_same(Tversky(batch=batch, regions=regions), theirs, regions)
+        assert_same(Tversky(batch_dice=batch, regions=regions), theirs, regions)
     for weighting in ("square", "simple", "uniform"):
         options = {"w_type": weighting, "batch": True, **NO_SMOOTH, **activation}
         theirs = monai.losses.GeneralizedDiceLoss(**options)
@@ -62,7 +62,7 @@ OWN = {
     "focal_tversky": Tversky(gamma=4 / 3),
     "generalized_dice": GeneralizedDice(),
     "skeleton_recall": SkeletonRecall(),
-    "per volume": Tversky(batch=False, ce=1.0),
+    "per volume": Tversky(batch_dice=False, ce=1.0),
 }
 
 

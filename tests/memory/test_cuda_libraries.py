@@ -163,7 +163,7 @@ def test_large_samples_need_a_new_cudnn():
 
 @pytest.mark.slow
 def test_the_command_estimates_for_the_cudnn_that_is_asked_for(capsys):
-    words = ["model=naive_small", "model.encoder=[4,8,8]", "model.decoder=[8,4]", "precision=16"]
+    words = ["model=plain_small", "model.encoder=[4,8,8]", "model.decoder=[8,4]", "precision=16"]
     for version, has_columns in (("9.10.2", True), ("9.15.1", False)):
         assert main(["memory", *words, "checkpointing=blocks", f"cudnn={version}"]) == 0
         shown = capsys.readouterr().out

@@ -19,7 +19,7 @@ from unet3d.training.config import parse_train_config
 def forum():
     return estimate_configured_step(
         parse_train_config(
-            compose_config(["experiment=forum_small", "memory.estimate=false"], "train")
+            compose_config(["experiment=example_small", "memory.estimate=false"], "train")
         ).step
     )
 

@@ -11,7 +11,7 @@ from unet3d.memory.fit import (
 )
 
 FULL_PRECISION = Precision("32", "32")
-NAIVE = ["model=naive_small", "model.encoder=[4,8,8]", "model.decoder=[8,4]"]
+NAIVE = ["model=plain_small", "model.encoder=[4,8,8]", "model.decoder=[8,4]"]
 
 
 def resolve(settings):

@@ -4,7 +4,7 @@ from torch import nn
 
 from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError
-from unet3d.model.naive_unet import NaiveUNet3D
+from unet3d.model.plain_unet import PlainUNet3D
 from unet3d.model.unet import UNet3D
 from unet3d.types import has_blocks
 
@@ -13,22 +13,22 @@ def make_unet(**options):
     return UNet3D(**{"in_channels": 1, "num_classes": 5, "pool": nn.MaxPool3d, **options})
 
 
-def test_unet_small_computes_what_the_naive_network_computes():
-    naive = NaiveUNet3D(in_channels=1, num_classes=5, encoder=[4, 8, 16, 16], decoder=[16, 8, 4])
+def test_unet_small_computes_what_the_plain_network_computes():
+    plain = PlainUNet3D(in_channels=1, num_classes=5, encoder=[4, 8, 16, 16], decoder=[16, 8, 4])
     unet = make_unet(channels=[4, 8, 16, 16])
-    naive, unet = naive.double(), unet.double()
-    unet.load_state_dict(dict(zip(unet.state_dict(), naive.state_dict().values(), strict=True)))
+    plain, unet = plain.double(), unet.double()
+    unet.load_state_dict(dict(zip(unet.state_dict(), plain.state_dict().values(), strict=True)))
     x = torch.randn(2, 1, 17, 15, 13, dtype=torch.float64)
-    torch.testing.assert_close(unet(x), naive(x), rtol=0, atol=1e-12)
+    torch.testing.assert_close(unet(x), plain(x), rtol=0, atol=1e-12)
     unet(x).square().sum().backward()
-    naive(x).square().sum().backward()
-    for a, b in zip(unet.parameters(), naive.parameters(), strict=True):
+    plain(x).square().sum().backward()
+    for a, b in zip(unet.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9)
 
 
 def test_blocks_yields_every_level_twice_except_the_coarsest():
-    naive = NaiveUNet3D(in_channels=1, num_classes=2, encoder=[2, 4, 8], decoder=[4, 2])
-    for network in (make_unet(depth=3, width=2), naive):
+    plain = PlainUNet3D(in_channels=1, num_classes=2, encoder=[2, 4, 8], decoder=[4, 2])
+    for network in (make_unet(depth=3, width=2), plain):
         assert has_blocks(network)
         assert [level for level, _ in network.blocks()] == [0, 1, 2, 1, 0]
 

@@ -6,7 +6,7 @@ from scripts.gpu.operations import count_operations, sum_launches
 from unet3d.machine import Precision
 from unet3d.memory.traced_step import make_step_factory
 
-FORUM = "experiment=forum_small model=unet_small"
+FORUM = "experiment=example_small model=unet_small"
 
 
 @pytest.mark.slow

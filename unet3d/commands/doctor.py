@@ -58,7 +58,7 @@ PACKAGES = (
 KEYS = ("benchmark", "seconds", "format", "output", "trainer.accelerator")
 """Keys that leave open which job a benchmark measures."""
 
-BENCHMARK_JOB = ("experiment=forum_small", "model=unet_small", "precision=16")
+BENCHMARK_JOB = ("experiment=example_small", "model=unet_small", "precision=16")
 """What a benchmark measures on a GPU unless another job is given: it fills one."""
 
 

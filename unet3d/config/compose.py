@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 
+from unet3d.config.names import EARLIER_KEYS, rename_keys, rename_option
 from unet3d.types import find_precision
 
 Config = DictConfig
@@ -118,6 +119,7 @@ def compose_config(
     )
     with open_dict(config):
         del config["hydra"]
+        rename_keys(config, announces=True)
     return ComposedConfig(config=config, composition=composition)
 
 
@@ -135,7 +137,8 @@ def list_user_config_dirs(hydra: Any) -> tuple[Path, ...]:
 def read_choices(choices: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:
     """Return the option of each group; Hydra leaves out groups with several, as in [a,b]."""
     lists = dict(override.split("=", 1) for override in overrides if "=[" in override)
-    return {**choices, **{group: lists[group] for group in list_config_groups() if group in lists}}
+    several = {group: lists[group] for group in list_config_groups() if group in lists}
+    return {g: rename_option(g, str(option)) for g, option in {**choices, **several}.items()}
 
 
 def split_options(option: str) -> list[str]:
@@ -218,6 +221,8 @@ def quote_override(override: str, *, sweep: bool) -> str:
     if "~" in value:
         value = HOME.sub(lambda match: f"{match[1]}{Path('~').expanduser()}", value)
         override = f"{key}={value}"
+    if key in [f"loss.{earlier}" for earlier in EARLIER_KEYS]:  # rename_keys renames it
+        return f"++{override}"
     if key.lstrip("+") not in PATH_KEYS or PLAIN_PATH.fullmatch(value) or value[:1] in "'\"":
         return override
     if value[0] + value[-1] in ("{}", "[]") or (sweep and "," in value):

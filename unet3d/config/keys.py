@@ -36,6 +36,7 @@ from unet3d.config.compose import (
     split_options,
     to_yaml_literal,
 )
+from unet3d.config.names import EARLIER_OPTIONS, HABITS, WIDTHS
 from unet3d.errors import UsageError
 from unet3d.text import flatten_keys
 
@@ -56,16 +57,6 @@ POSITIONAL = {"compare": ["RUN ..."], "view": ["IMAGE [LABELS ...]"]}
 
 INTERNAL_KEYS = ("_target_", "_partial_")
 """Keys that select code: for authors of options, not for their users."""
-
-
-HABITS = {
-    "strategy": "trainer=ddp uses all GPUs of this machine, trainer=slurm those of a job",
-    "devices": "trainer.devices= says how many, and trainer.accelerator=cuda:1 which one",
-    "gpus": "trainer.devices= says how many, and trainer.accelerator=cuda:1 which one",
-    "fast_dev_run": "trainer.max_steps=2 runs two steps, and validates",
-    "ckpt_path": "resume= continues a run, and init_from= starts from weights",
-}
-"""Keys of Lightning's Trainer, and what to write instead."""
 
 
 class KnownKey(NamedTuple):
@@ -196,7 +187,8 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         # Hydra does not list the options of a group that is given several.
-        options = [o for o in error.options or list_options(group) if not o.startswith("_")]
+        names = [o for o in error.options or list_options(group) if not o.startswith("_")]
+        options = [o for o in names if o not in EARLIER_OPTIONS.get(group, ())]
         hint = suggest_name(option, options)
         if hint == "." and group == "experiment":
             hint = f": unet3d plan name={option} writes conf/experiment/{option}.yaml."
@@ -206,10 +198,12 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
         key = match[1]
         if habit := HABITS.get(key.removeprefix("trainer.")):
             return f"no key {key!r}: {habit}"
+        keys = list(list_known_keys(command, args, key))
+        if key == "model.width" and (own := next((k for k in keys if k in WIDTHS), None)):
+            return f"no key {key!r}: in this network it is {own}"
         option = find_option_with(key)
         if option is not None:
             return f"no key {key!r} here: it is one of {option}"
-        keys = list_known_keys(command, args, key)
         hint = suggest_name(key, (k for k in keys if "._" not in k and k != key))
         return f"no key or group {key!r}" + (
             f": unet3d {command} --help lists all keys" if hint == "." else hint
@@ -218,7 +212,7 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
         return f"cannot parse {error.override!r}: quote special characters, as in key=\"'a, b'\""
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", str(error)):
         key, values = match.groups()
-        return f"{key} has several values: write {key}=[{values}] for a list, -m to run each of them"
+        return f"{key} has several values: write {key}=[{values}] for a list, -m for a run of each"
     text = re.sub(r"\s+full_key:.*", "", str(error), flags=re.DOTALL)  # OmegaConf's details
     key = getattr(error, "full_key", None)
     return " ".join(f"{key}: {text}".split() if key else text.split())

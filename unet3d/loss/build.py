@@ -5,6 +5,7 @@ Signatures were read in MONAI 1.6.1.
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,6 +47,10 @@ def build_loss(
     if factory.target.__module__.startswith(OWN_PACKAGE):
         loss = factory()
     else:
+        given = dict(factory.arguments)
+        if "class_weights" in given and "weight" in inspect.signature(factory.target).parameters:
+            given["weight"] = given.pop("class_weights")  # as torch and MONAI call it
+            factory = replace(factory, arguments=given)
         chosen = choose_arguments(
             factory.target, factory.arguments, has_regions=regions is not None
         )

@@ -159,7 +159,7 @@ class Tversky(OverlapLoss):
         gamma: float = 1.0,
         ce: float = 0.0,
         smooth: float = 1e-5,
-        batch: bool = True,
+        batch_dice: bool = True,
         class_weights: Sequence[float] | None = None,
         regions: Regions | None = None,
     ):
@@ -169,7 +169,7 @@ class Tversky(OverlapLoss):
                 f"got {alpha}, {beta} and {gamma}"
             )
         super().__init__(
-            ce=ce, smooth=smooth, batch=batch, class_weights=class_weights, regions=regions
+            ce=ce, smooth=smooth, batch=batch_dice, class_weights=class_weights, regions=regions
         )
         self.alpha, self.beta, self.exponent = alpha, beta, 1 / gamma
 
@@ -196,14 +196,14 @@ class GeneralizedDice(OverlapLoss):
         weighting: str = "square",
         ce: float = 0.0,
         smooth: float = 1e-5,
-        batch: bool = True,
+        batch_dice: bool = True,
         class_weights: Sequence[float] | None = None,
         regions: Regions | None = None,
     ):
         if weighting not in EXPONENTS:
             raise UsageError(f"loss.weighting is square, simple or uniform, got {weighting}")
         super().__init__(
-            ce=ce, smooth=smooth, batch=batch, class_weights=class_weights, regions=regions
+            ce=ce, smooth=smooth, batch=batch_dice, class_weights=class_weights, regions=regions
         )
         self.exponent = EXPONENTS[weighting]
 

@@ -210,8 +210,8 @@ def estimate_with_savings(
         changes = [{"checkpointing": name} for name in list_leaner_strategies(config)[-1:]]
     if config.precision == "32":
         changes.append({"precision": "bf16"})
-    if config.network.name.startswith("naive_"):
-        changes.append({"model": config.network.name.replace("naive", "unet")})
+    if config.network.name.startswith("plain_"):
+        changes.append({"model": config.network.name.replace("plain", "unet")})
 
     def estimate(step: StepConfig) -> MemoryEstimate:
         return estimate_configured_step(step, volume_size, validates=False)

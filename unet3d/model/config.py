@@ -15,6 +15,7 @@ from unet3d.config.instantiate import (
     read_factory,
     read_option,
 )
+from unet3d.config.names import rename_saved_keys
 from unet3d.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def parse_saved_network(
     It may name our networks and those of the packages of `allow_targets`, whatever it says itself;
     None allows any, for a checkpoint of this run.
     """
+    saved = rename_saved_keys(saved)
     model = {key: value for key, value in saved["model"].items() if key != "prior_bias"}
     if allow_targets is not None:
         for key, values in (("model", model), ("pool", saved["pool"])):

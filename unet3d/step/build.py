@@ -51,13 +51,8 @@ def build_network(step: StepConfig) -> nn.Module:
 
 
 def make_optimizer_factory(optimizer: Factory, precision: Precision) -> OptimizerFactory:
-    """Return parameters -> optimizer, with an epsilon that the weights' precision can hold.
-
-    The optimizer is fused where possible: one kernel, which makes no second copy of the parameters.
-    """
+    """Return parameters -> optimizer, with an epsilon that the weights' precision can hold."""
     arguments = optimizer.arguments
-    if "fused" in arguments and arguments["fused"] is None:
-        optimizer = optimizer.bind(fused=True)
     if precision.used == "16-true" and isinstance(arguments.get("eps"), float):
         optimizer = optimizer.bind(eps=max(arguments["eps"], MIN_HALF_EPSILON))
 

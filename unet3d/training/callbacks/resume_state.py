@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from unet3d.config.names import rename_saved_keys
 from unet3d.errors import UsageError
 from unet3d.text import flatten_keys, join_first, pluralize
 from unet3d.training.callbacks.stopping import StoppingLimits
@@ -185,7 +186,7 @@ def find_leak(data: VolumeDataModule, trained_on: Sequence[str]) -> tuple[list[s
 def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Return what must not change, by dotted key: a checkpoint's metadata, and what is `fixed`."""
     ignored = (*RESUMABLE_CHANGES, *fixed)
-    config = flatten_keys(metadata.get("config", {}), whole=("regions",))
+    config = flatten_keys(rename_saved_keys(metadata.get("config", {})), whole=("regions",))
     values = {key: value for key, value in config if not is_below(key, ignored)}
     values |= {key: metadata[key] for key in ("classes", "channels") if key in metadata}
     values |= flatten_keys(metadata.get("preprocessing", {}), "preprocessing.")

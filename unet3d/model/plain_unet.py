@@ -58,7 +58,7 @@ class Up(nn.Module):
         return self.conv(joined)
 
 
-class NaiveUNet3D(nn.Module):
+class PlainUNet3D(nn.Module):
     """A U-Net with `encoder` channels from full resolution down and `decoder` channels back up."""
 
     def __init__(
