@@ -76,7 +76,7 @@ def test_what_cannot_be_segmented_is_named(call, message):
     [
         ({"checkpoint": []}, "load needs a checkpoint"),
         ({"device": "tpu"}, "device must be auto, cpu, cuda, cuda:N or mps, got 'tpu'"),
-        ({"flip_axes": [3]}, "flip_axes must be .*a list of the axes 0, 1 and 2, got "),
+        ({"tta": [3]}, "tta must be .*a list of the axes 0, 1 and 2, got "),
         ({"keep_largest_component": ["x"]}, "keep_largest_component must be some of the classes"),
     ],
 )

@@ -3,13 +3,14 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from unet3d.commands.export import export
 from unet3d.config.fields import DEVICE_KIND, PRECISION, OptionType
+from unet3d.config.names import announce
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
@@ -149,12 +150,13 @@ def load(
     precision: str | int | None = None,
     overlap: float = 0.5,
     batch_size: int = 1,
-    flip_axes: Sequence[int] | None = (),
+    tta: str | bool | Sequence[int] = "auto",
     memory_gib: float | None = None,
     keep_largest_component: Sequence[str] | None = None,
     allow_targets: Sequence[str] = (),
     backend: str = "torch",
     skip_background: float | None = None,
+    flip_axes: Sequence[int] | Literal["auto"] | None = "auto",
 ) -> Segmenter:
     """Load trained networks to segment with.
 
@@ -167,9 +169,9 @@ def load(
             name, such as ``"16-mixed"``; by default that of training.
         overlap: overlap of neighboring windows, as a fraction of their size, in [0, 1).
         batch_size: windows per forward pass.
-        flip_axes: axes of test-time augmentation by flipping, of those that training flipped; None
-            flips all of these. ``unet3d predict`` flips them for a network that was evaluated so
-            (``evaluation.tta=true``).
+        tta: test-time augmentation by flips, as in ``unet3d predict``: ``"auto"`` (as
+            ``evaluation.tta`` of the training run), ``True`` (along the axes that training
+            flipped), ``False``, or a list of some of these axes.
         memory_gib: RAM that a scan may take, besides the networks; all that is free by default.
         keep_largest_component: classes of which only the largest component is kept; as chosen in
             training by default.
@@ -177,6 +179,7 @@ def load(
         backend: what runs the network: ``"torch"``; on a CPU also ``"onnx"`` or ``"openvino"``.
         skip_background: skip windows without a voxel brighter than this level in [0, 1), between
             the darkest (0) and the brightest voxels (1) of the scan; None computes all windows.
+        flip_axes: earlier name of ``tta``; None is ``True``.
     """
     several = [checkpoint] if isinstance(checkpoint, str | Path) else checkpoint
     paths = [Path(path).expanduser() for path in several]
@@ -186,12 +189,15 @@ def load(
     def parse(kind: OptionType, name: str, value: Any) -> Any:
         return None if value is None else kind.parse(value, name)
 
-    axes = None if flip_axes is None else list(flip_axes)
+    if not isinstance(flip_axes, str):
+        announce("flip_axes=", "tta=")
+        tta = True if flip_axes is None else flip_axes
+    axes = tta if isinstance(tta, str | bool) else list(tta)
     classes = None if keep_largest_component is None else tuple(keep_largest_component)
     settings = options.PredictorConfig(
         overlap=options.OVERLAP.parse(overlap, "overlap"),
         batch_size=options.BATCH_SIZE.parse(batch_size, "batch_size"),
-        flip_axes=parse(options.AXES, "flip_axes", axes),
+        flip_axes="auto" if axes == "auto" else options.AXES.parse(axes, "tta"),
         precision=parse(PRECISION, "precision", precision),
         device=DEVICE_KIND.parse(str(device), "device"),
         backend=options.BACKEND.parse(backend, "backend"),
@@ -201,9 +207,7 @@ def load(
         allow_targets=tuple(allow_targets),
     )
     ensemble = load_ensemble(paths, allow_targets)
-    predictor = options.build_predictor(
-        ensemble, settings, ram=settings.memory_bytes, flip_option="flip_axes"
-    )
-    if flip_axes is None and not ensemble.mirroring_axes:
-        warnings.warn(f"flip_axes=None: {ensemble.describe_mirroring()}", stacklevel=2)
+    predictor = options.build_predictor(ensemble, settings, ram=settings.memory_bytes)
+    if settings.flip_axes is None and not ensemble.mirroring_axes:
+        warnings.warn(f"tta=True: {ensemble.describe_mirroring()}", stacklevel=2)
     return Segmenter(predictor, paths, allow_targets)

@@ -8,9 +8,11 @@ import nibabel
 import numpy as np
 import pytest
 
+import unet3d
 from tests.commands.helpers.checkpoints import checkpoints
 from tests.data.helpers.datasets import write_nnunet
 from unet3d.__main__ import main
+from unet3d.config.names import announce
 from unet3d.data.formats.volumes import read_volume
 
 pytestmark = pytest.mark.slow
@@ -160,6 +162,18 @@ def test_only_axes_that_training_flipped_are_mirrored(
         assert (is_said in capsys.readouterr().out) == (tta != "false")
         labels[tta] = read_labels(tmp_path / "out" / "a.nii").tobytes()
     assert labels["true"] == labels["auto"] != labels["false"]
+
+    def segment(**options):
+        output = unet3d.load(flipped, device="cpu", **options).predict_file(
+            images("a.nii") / "a.nii", tmp_path / "python.nii"
+        )
+        return read_labels(output).tobytes()
+
+    assert segment() == labels["auto"]  # from Python as on the command line
+    assert segment(tta=False) == segment(flip_axes=()) == labels["false"]
+    announce.cache_clear()
+    assert segment(tta=True) == segment(flip_axes=None) == labels["true"]
+    assert "flip_axes= is now called tta=\n" in capsys.readouterr().err
     assert predict(**words | {"checkpoint": f"{never},{flipped}"}, tta="true") == 0
     assert "nothing to mirror, because there is no axis that the tr" in capsys.readouterr().out
     assert predict(**words, tta="[0,1]") == 2

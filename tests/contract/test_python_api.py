@@ -27,8 +27,8 @@ KEYWORDS = {
     "evaluate": "predictions references checkpoint output images classes regions annotated "
     "group_by ignore_label tolerance_mm metrics missing_predictions draw_worst workers "
     "allow_targets",
-    "load": "checkpoint device precision overlap batch_size flip_axes memory_gib "
-    "keep_largest_component allow_targets backend skip_background",
+    "load": "checkpoint device precision overlap batch_size tta memory_gib "
+    "keep_largest_component allow_targets backend skip_background flip_axes",
     "replace_pooling": "model pool",
     "train": "overrides folder config_dir log",
 }
@@ -40,7 +40,7 @@ METHODS = {
 }
 DEFAULTS = {
     "UNet3D": {"depth": 4, "width": 32, "norm": "batch", "pool": "max", "fused": True},
-    "load": {"device": "auto", "overlap": 0.5, "batch_size": 1, "flip_axes": ()},
+    "load": {"device": "auto", "overlap": 0.5, "batch_size": 1, "tta": "auto"},
     "evaluate": {"tolerance_mm": 1.0, "missing_predictions": "error", "draw_worst": 5},
     "estimate_memory": {"precision": "32", "device": "cuda"},
     "ApproxMedianPool3d": {"stride": None, "padding": 0, "tau": 0.1},

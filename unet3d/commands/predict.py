@@ -96,7 +96,7 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
     """
     ensemble = load_ensemble(settings.checkpoints, settings.allow_targets)
     scans = find_scans(settings.input, ensemble.channels)
-    predictor = build_predictor(ensemble, settings, ram=ram, flip_option="tta")
+    predictor = build_predictor(ensemble, settings, ram=ram)
     index, count = share
     tasks = plan_outputs(
         scans,

@@ -61,11 +61,9 @@ class PredictorConfig:
     allow_targets: tuple[str, ...]
 
 
-def build_predictor(
-    ensemble: Ensemble, settings: PredictorConfig, *, ram: int | None, flip_option: str
-) -> Predictor:
-    """Build a predictor; a case may take `ram` bytes, and the user sets axes by `flip_option`."""
-    flip_axes = resolve_flip_axes(settings.flip_axes, ensemble, flip_option)
+def build_predictor(ensemble: Ensemble, settings: PredictorConfig, *, ram: int | None) -> Predictor:
+    """Build a predictor; a case may take `ram` bytes."""
+    flip_axes = resolve_flip_axes(settings.flip_axes, ensemble)
     device, precision = resolve_computation(
         settings.device, settings.precision, settings.backend, ensemble.precision
     )
@@ -84,7 +82,7 @@ def build_predictor(
 
 
 def resolve_flip_axes(
-    requested: Sequence[int] | Literal["auto"] | None, ensemble: Ensemble, option: str
+    requested: Sequence[int] | Literal["auto"] | None, ensemble: Ensemble
 ) -> tuple[int, ...]:
     """Return the axes to flip; refuse those that training did not flip."""
     trained = ensemble.mirroring_axes
@@ -93,14 +91,14 @@ def resolve_flip_axes(
     if requested is None:
         if trained is None:
             raise UsageError(
-                f"{option}: the checkpoint does not say which axes training flipped: name them, as "
-                f"in {option}=[0,1]"
+                "tta: the checkpoint does not say which axes training flipped: name them, as in "
+                "tta=[0,1]"
             )
         return trained
     if trained is not None and not set(requested) <= set(trained):
         flipped = f"only the axes {list(trained)}" if trained else "no axis"
         raise UsageError(
-            f"{option}={list(requested)}: training flipped {flipped}, and a network segments "
+            f"tta={list(requested)}: training flipped {flipped}, and a network segments "
             "wrongly what it has never seen mirrored: leave the other axes out"
         )
     return tuple(requested)
