@@ -59,6 +59,9 @@ parse_run = partial(parse, "train")
         ("predict", "memory_gib", 0.5, "memory_bytes", GIB // 2),
         ("predict", "keep_largest_component", "a", "keep_largest_component", ("a",)),
         ("suggest", "patches", 4, "patches", (4.0,)),
+        ("suggest", "strategies", "all", "strategies", None),
+        ("suggest", "strategies", None, "strategies", None),  # in files of earlier versions
+        ("predict", "precision", "auto", "precision", None),
     ],
 )
 def test_a_value_is_parsed(command, key, value, field, expected):

@@ -11,7 +11,7 @@ import torch
 
 from unet3d.app import show_progress
 from unet3d.config.compose import ComposedConfig
-from unet3d.config.fields import integer, read_settings
+from unet3d.config.fields import integer, read_settings, word_or
 from unet3d.data.case import Case, Finding, count_findings
 from unet3d.data.checks import (
     check_headers,
@@ -37,6 +37,8 @@ from unet3d.text import escape_unprintable, join_first, pluralize
 
 MIN_EQUAL = 5  # as many equal problems are printed as one, with the names of a few cases
 
+WORKERS = word_or("auto", integer(">= 1"), gives_none=False)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig:
@@ -44,7 +46,7 @@ class CheckConfig:
 
     data: DataConfig
     read_voxels: bool
-    workers: Annotated[int | None, integer(">= 1")]  # None: one per core
+    workers: Annotated[int | None, WORKERS]  # None: one per core
     format: Literal["table", "json"]
     output: Path | None
 

@@ -22,6 +22,7 @@ from unet3d.config.fields import (
     one_of,
     one_or_list_of,
     read_settings,
+    word_or,
 )
 from unet3d.errors import UsageError
 from unet3d.files import write_output
@@ -44,6 +45,7 @@ from unet3d.text import GIB, format_columns
 from unet3d.training.config import TrainConfig, parse_train_config
 
 PATCHES = one_or_list_of(number("above 0", "<= 4"), "fractions of data.patch_size in 0..4")
+STRATEGIES = word_or("all", list_of(one_of(list_options("checkpointing"))), gives_none=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +55,7 @@ class SuggestConfig:
     training: TrainConfig
     budget_gib: Annotated[float | None, BUDGET]  # None: the memory of this machine's GPU
     precisions: Annotated[tuple[str, ...], list_of(PRECISION)]
-    strategies: Annotated[  # None: all of the network's
-        tuple[str, ...] | None, list_of(one_of(list_options("checkpointing")))
-    ]
+    strategies: Annotated[tuple[str, ...] | None, STRATEGIES]  # None: all of the network's
     patches: Annotated[tuple[float, ...], PATCHES]
     top: Annotated[int, integer(">= 1")]
     format: Literal["table", "json"]

@@ -127,8 +127,13 @@ def one_of(choices: Sequence[str]) -> OptionType:
     return OptionType(f"one of {', '.join(choices)}", lambda value: value in choices)
 
 
-def word_or(word: str | bool | None, kind: OptionType, stored: Any = None) -> OptionType:
-    """Return a kind of values, or a word, which stands for what is stored."""
+def word_or(
+    word: str | bool | None, kind: OptionType, stored: Any = None, *, gives_none: bool = True
+) -> OptionType:
+    """Return a kind of values, or a word, which stands for what is stored.
+
+    Without `gives_none`, null stands for it, too.
+    """
 
     def is_word(value: Any) -> bool:
         return type(value) is type(word) and value == word
@@ -137,7 +142,7 @@ def word_or(word: str | bool | None, kind: OptionType, stored: Any = None) -> Op
         f"{to_yaml_literal(word)} or {kind.words}",
         lambda value: is_word(value) or kind.accepts(value),
         lambda value: stored if is_word(value) else kind.convert(value),
-        gives_none=True,
+        gives_none=gives_none,
     )
 
 

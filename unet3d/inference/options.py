@@ -32,6 +32,7 @@ LEVEL, BACKEND = number(">= 0", "below 1"), one_of(("torch", "onnx", "openvino")
 AXES = word_or(
     True, word_or(False, OptionType("a list of the axes 0, 1 and 2", _are_axes, tuple), ())
 )
+AS_TRAINED = word_or("auto", PRECISION, gives_none=False)
 ONE_OR_MORE = one_or_list_of(TEXT)
 CLASSES = word_or(
     "auto",
@@ -52,7 +53,7 @@ class PredictorConfig:
     batch_size: Annotated[int, BATCH_SIZE]  # windows at a time
     # None: those of training; auto: those or none, as training was evaluated
     flip_axes: Annotated[tuple[int, ...] | Literal["auto"] | None, AXES, "tta"]
-    precision: Annotated[str | None, PRECISION]  # None: as the first network was trained
+    precision: Annotated[str | None, AS_TRAINED]  # None: as the first network was trained
     device: Annotated[str, DEVICE_KIND]
     backend: Annotated[str, BACKEND]  # what runs the networks
     skip_background: Annotated[float | None, LEVEL]  # None: skip no window
