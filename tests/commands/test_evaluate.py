@@ -120,6 +120,16 @@ def test_an_invalid_case_is_named_and_the_others_are_scored(folder, capsys, spoi
     assert message in read_result()["errors"]["b"]
 
 
+def test_grids_of_micrometers_that_differ_by_half_a_voxel_are_different_ones(folder, capsys):
+    for name, micrometers in (("references", (0.3, 0.3, 1)), ("predictions", (0.5, 0.5, 1))):
+        save(
+            folder / name / "b.nii.gz", make_labels(1), np.diag([*np.divide(micrometers, 1000), 1])
+        )
+    (folder / "predictions" / "b.nii").unlink()
+    assert evaluate("draw_worst=0") == 1
+    assert "has affine [[0.0005, 0.0, 0.0, 0.0]" in capsys.readouterr().err
+
+
 def test_a_label_without_a_class_is_an_error_and_earlier_results_are_overwritten(folder, capsys):
     assert evaluate() == 0
     assert evaluate("classes=[background,head]") == 1  # no case is without fault

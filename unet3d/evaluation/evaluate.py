@@ -26,7 +26,7 @@ from unet3d.report.evaluation import (
 from unet3d.report.run_report import collect_versions, write_report
 from unet3d.text import join_first
 
-AFFINE_TOLERANCE_MM = 1e-3  # affines that differ by more are different grids
+AFFINE_TOLERANCE = 1e-3  # affines that differ by more of a voxel are different grids
 SAME_GRID = "both must be on the same voxel grid; resample the prediction to the reference's grid"
 MIN_SIZE_RATIO = 4  # size of a volume divided by the tolerance, below which surfaces agree anyway
 MAX_LABELS = 255  # a file with more labels, none of them named, is taken for an image
@@ -138,10 +138,12 @@ class Evaluation:
                 f"{files[0]} has shape {list(prediction.shape)}, {files[1]} has "
                 f"{list(reference.shape)}: {SAME_GRID}"
             )
-        if np.abs(own - affine).max() > AFFINE_TOLERANCE_MM:
+        rounding = 1e-6 * np.abs(affine[:3]).max()  # of files that hold float32
+        voxel = np.linalg.norm(affine[:3, :3], axis=0).min()
+        if np.abs(own - affine).max() > AFFINE_TOLERANCE * voxel + rounding:
             raise UsageError(
-                f"{files[0]} has affine {own[:3].round(4).tolist()}, {files[1]} has "
-                f"{affine[:3].round(4).tolist()}: {SAME_GRID}"
+                f"{files[0]} has affine {own[:3].round(7).tolist()}, {files[1]} has "
+                f"{affine[:3].round(7).tolist()}: {SAME_GRID}"
             )
         labels = self._find_labels(files[0], prediction) | self._find_labels(files[1], reference)
         if self.names is None:

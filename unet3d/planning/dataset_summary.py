@@ -17,7 +17,7 @@ def summarize_dataset(
 
     def format_range(values: np.ndarray) -> str:
         rows = values.min(0), np.median(values, 0), values.max(0)
-        low, middle, high = (format_dims(np.round(row, 3).tolist()) for row in rows)
+        low, middle, high = (format_dims([float(f"{n:.4g}") for n in row]) for row in rows)
         return middle if low == high else f"{middle} ({low} to {high})"
 
     counts = [[p.voxels.get(c, 0) for c in range(len(classes))] for p in fingerprints]

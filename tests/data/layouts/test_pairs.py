@@ -70,6 +70,17 @@ def test_a_missing_folder_or_a_pattern_without_matches_is_refused(tmp_path):
         make_layout(tmp_path, labels="labels/*_x.nii.gz").list_cases()
 
 
+def test_a_pattern_for_part_of_an_ending_is_refused(tmp_path):
+    """Elsewhere a.ome.tif is called a, so its labels and predictions would not be found."""
+    write_pairs(tmp_path, 2)
+    for file in (tmp_path / "images").iterdir():
+        file.rename(file.with_name(file.name.replace(".nii.gz", ".ome.tif")))
+    with pytest.raises(
+        UsageError, match=r"matches images/\*\.tif: the files there end in \.ome\.t"
+    ):
+        make_layout(tmp_path, images="images/*.tif").list_cases()
+
+
 def test_volumes_that_match_no_pattern_are_one_hint_with_their_number(tmp_path):
     write_pairs(tmp_path, 2)
     layout = make_layout(tmp_path)

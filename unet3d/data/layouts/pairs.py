@@ -12,6 +12,7 @@ from unet3d.data.formats.volumes import (
     advise_conversion,
     describe_nested_series,
     is_volume,
+    split_suffix,
 )
 from unet3d.errors import UsageError
 from unet3d.text import join_first, pluralize
@@ -78,6 +79,9 @@ class Pairs:
             new_names = {name for file, name in matches.items() if file not in assigned}
             if not new_names:
                 same = ", where every * stands for the same name" if pattern.count("*") > 1 else ""
+                endings = {split_suffix(path)[1] for path in self.root.glob(pattern)} - {""}
+                if endings and not pattern.endswith(tuple(endings)):
+                    same += f": the files there end in {', '.join(sorted(endings))}"
                 raise UsageError(
                     f"data.{key}: no file in {self.root.absolute()} matches {pattern}{same}"
                     f"{describe_nested_series(self.root)}"
@@ -121,5 +125,6 @@ class Pairs:
         path = re.compile(first + "(?P<name>[^/]+)" + "(?P=name)".join(rest))
         for file in self.root.glob("*".join(map(escape, parts))):
             match = path.fullmatch(file.relative_to(self.root).as_posix())
-            if match and is_volume(file):
+            # A file x.ome.tif is called x elsewhere, so *.tif is not its pattern.
+            if match and is_volume(file) and pattern.endswith(split_suffix(file)[1]):
                 yield match["name"]
