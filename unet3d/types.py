@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypedDict, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, TypeGuard, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,38 +80,39 @@ class HasHeads(Protocol):
         ...
 
 
-ENCODER_MODES = (
-    *("store_all", "store_later", "store_last"),
-    *("recompute", "recompute_tiled", "stream"),
-)
-DECODER_MODES = ("store_all", "store_last", "stream")
+LAST_POLICIES = ("store", "recompute", "recompute_tiled", "stream")
+INNER_POLICIES = (*LAST_POLICIES, "store_later")
 
 
 WHOLE_MAPS_MIB = 2048
 """Size of tiles from which maps are whole, and launches and copies are saved, not memory."""
 
 
-@dataclass(frozen=True)
-class Retention:
-    """Which convolution outputs a fused block stores for backward: one mode per level.
+class LevelPolicy(NamedTuple):
+    """How a level keeps convolution outputs for backward: the last one, and those before it."""
 
-    docs/explanation/fused-blocks.md says what each mode stores. In levels of residual blocks,
-    recompute, recompute_tiled and stream drop or stream what the last block stores.
+    inner: str
+    last: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """The policies of a network's levels, full resolution first; the last of a row repeats.
+
+    docs/explanation/fused-blocks.md defines the policies. The defaults are checkpointing=fused.
     """
 
-    encoders: tuple[str, ...]  # level 0 (full resolution) first; the last mode repeats
-    decoders: tuple[str, ...]
+    encoder_inner: tuple[str, ...] = ("recompute",)
+    encoder_last: tuple[str, ...] = ("store",)
+    residual_inner: tuple[str, ...] = ("store_later", "store_later", "store")
+    residual_last: tuple[str, ...] = ("store",)
+    decoder_inner: tuple[str, ...] = ("store",)
     tile_bytes: int | None = None  # of a tile's input and output for one volume; None: by device
-    residual_encoders: tuple[str, ...] = ()  # of levels of residual blocks; (): as `encoders`
 
-    def encoder_mode(self, level: int, *, residual: bool) -> str:
-        """Return the mode of a level of the encoder."""
-        modes = (self.residual_encoders if residual else ()) or self.encoders
-        return modes[min(level, len(modes) - 1)]
-
-    def decoder_mode(self, level: int) -> str:
-        """Return the mode of the decoder block of a level."""
-        return self.decoders[min(level, len(self.decoders) - 1)]
+    def get_level(self, part: str, level: int) -> LevelPolicy:
+        """Return the policy of a level of the `encoder`, `residual` encoder or `decoder`."""
+        rows = (getattr(self, f"{part}_{name}", ("store",)) for name in LevelPolicy._fields)
+        return LevelPolicy(*(row[min(level, len(row) - 1)] for row in rows))
 
 
 @runtime_checkable

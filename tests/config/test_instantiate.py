@@ -72,8 +72,7 @@ def test_a_name_that_cannot_be_imported_is_one_line(name, message):
 
 
 def test_a_usage_error_of_the_target_keeps_its_message():
-    factory = make_factory(
-        _target_="unet3d.checkpointing.per_level.PerLevelStrategy", encoders=["x"], decoders=["x"]
-    )
-    with pytest.raises(UsageError, match=r"^checkpointing\.encoders must be a list of"):
+    target = "unet3d.checkpointing.per_level.PerLevelStrategy"
+    factory = make_factory(_target_=target, encoder_last=["x"])
+    with pytest.raises(UsageError, match=r"^checkpointing\.encoder_last must be a list of"):
         factory()

@@ -156,7 +156,7 @@ def read_step(*overrides):
     ("given", "changes"),
     [
         ([], {"checkpointing": "none"}),
-        (["checkpointing.encoders=[stream]"], {"checkpointing": "lean"}),
+        (["checkpointing.encoder_last=[stream]"], {"checkpointing": "lean"}),
         ([], {"checkpointing": "lean", "checkpointing.tile_mib": 8}),
         ([], {"precision": "bf16", "compile": True}),
         (["model=unetr"], {"data.patch_size": (16, 32, 16)}),  # an argument of it follows

@@ -27,7 +27,7 @@ def test_auto_selects_the_first_strategy_that_is_estimated_to_fit(composed, monk
         monkeypatch.setattr(from_config, "get_available_bytes", lambda device, n=available: n)
         settings = resolve(composed(*overrides, "checkpointing=auto"))
         assert settings.strategy == strategy
-        assert "encoders" in settings.checkpointing.arguments
+        assert "encoder_last" in settings.checkpointing.arguments
 
 
 def test_auto_without_a_gpu_to_plan_for_names_the_choices(composed):

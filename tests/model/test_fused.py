@@ -15,18 +15,37 @@ from unet3d.loss.overlap import DiceCE
 from unet3d.model.blocks import Strided
 from unet3d.model.fused import conv_ops, tiling
 from unet3d.model.fused.kernels import cpu
-from unet3d.model.unet import FUSED, UNet3D
+from unet3d.model.unet import UNet3D
 from unet3d.text import MIB
 from unet3d.types import WHOLE_MAPS_MIB, Retention
 
 POOLS = sorted(path.stem for path in (get_config_dir() / "pool").glob("[!_]*.yaml"))
-MIXED = Retention(("stream", "recompute_tiled", "recompute"), ("stream", "store_last"))
-POLICIES = [  # every mode at full resolution (FUSED has store_last and store_later) and below
+FUSED = Retention()
+
+
+def make_retention(inner, last, decoder_inner):
+    """Make plain and residual levels follow the same rows."""
+    options = {"encoder_inner": inner, "encoder_last": last, "decoder_inner": decoder_inner}
+    return Retention(**options, residual_inner=inner, residual_last=last)
+
+
+MIXED = make_retention(
+    ("stream", "recompute_tiled", "recompute"),
+    ("stream", "recompute_tiled", "recompute"),
+    ("stream", "recompute"),
+)
+POLICIES = [  # every policy at full resolution and below, and pairs that no strategy has
     MIXED,
-    Retention(("store_all", "recompute_tiled", "stream"), ("store_last", "stream")),
-    Retention(("store_last", "recompute", "store_later"), ("store_all", "store_last")),
-    Retention(("recompute", "store_later", "recompute_tiled"), ("store_last", "store_all")),
-    Retention(("recompute_tiled", "stream", "store_last"), ("stream", "stream")),
+    make_retention(("store", "stream"), ("stream", "store"), ("recompute_tiled", "stream")),
+    make_retention(("recompute", "store"), ("recompute_tiled", "recompute"), ("store",)),
+    make_retention(
+        ("store_later", "recompute_tiled"), ("recompute", "stream"), ("recompute", "store")
+    ),
+    make_retention(
+        ("recompute_tiled", "store_later", "stream"),
+        ("store", "recompute_tiled", "recompute"),
+        ("stream", "recompute_tiled"),
+    ),
 ]
 STRIDED = partial(Strided, skip_pool=nn.AvgPool3d)
 NETWORKS = {
@@ -140,14 +159,14 @@ def test_fused_blocks_have_the_gradients_and_state_of_plain_modules(network, siz
     assert_equal_to_plain(network, FUSED, size, steps=2)
 
 
-@pytest.mark.parametrize("policy", [FUSED, *POLICIES[1:]], ids=lambda p: f"{p.encoders}")
+@pytest.mark.parametrize("policy", [FUSED, *POLICIES[1:]], ids=lambda p: f"{p.encoder_inner}")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_whole_maps_have_the_same_gradients(network, policy):
     whole = replace(policy, tile_bytes=WHOLE_MAPS_MIB * MIB)
     assert_equal_to_plain(network, whole, "odd", steps=1)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.encoders}-{p.decoders}")
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.encoder_inner}")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_tiles_have_the_same_gradients_under_every_policy(network, policy, small_tiles):
     assert_equal_to_plain(network, policy, "odd", steps=1)

@@ -22,7 +22,7 @@ def run_step(model, x):
 def make_network():
     torch.manual_seed(0)
     model = UNet3D(in_channels=1, num_classes=3, depth=2, width=4, norm="batch", pool=nn.MaxPool3d)
-    model.retention = Retention(("recompute", "store_last"), ("store_all",))
+    model.retention = Retention(encoder_last=("recompute", "store"))
     return model.double()
 
 

@@ -52,7 +52,7 @@ def test_a_strategy_that_was_not_requested_is_noted_and_recorded(composed, tmp_p
     assert build_training(composed("checkpointing=lean"), tmp_path).notes == []
     run = build_training(composed("checkpointing=auto"), tmp_path)
     assert run.notes == ["checkpointing=auto: using fused"]
-    assert run.config["checkpointing"]["encoders"] == ["store_last"]
+    assert run.config["checkpointing"]["encoder_last"] == ["store"]
 
 
 @pytest.mark.parametrize(

@@ -6,41 +6,48 @@ from torch import nn
 
 from unet3d.errors import UsageError
 from unet3d.text import MIB
-from unet3d.types import DECODER_MODES, ENCODER_MODES, HasRetention, Retention
+from unet3d.types import INNER_POLICIES, LAST_POLICIES, HasRetention, Retention
 
 
 class PerLevelStrategy:
-    """One mode for each level's encoder and decoder, from full resolution down; the last repeats.
+    """A policy for the inner outputs of each level, and one for its last output.
 
-    Encoder levels of residual blocks have modes of their own, unless `residual_encoders` is None.
-    `tile_mib` is the size of the tiles that blocks work on, or auto. `allow_plain` accepts networks
-    without fused blocks and leaves them unchanged.
+    Each row has full resolution first, and its last entry repeats. Encoder levels of residual
+    blocks have rows of their own; the last output of a decoder level is always stored. `tile_mib`
+    is the size of the tiles that blocks work on, or auto. `allow_plain` accepts networks without
+    fused blocks and leaves them unchanged.
     """
 
     def __init__(
         self,
-        encoders: Sequence[str],
-        decoders: Sequence[str],
+        encoder_inner: Sequence[str] = Retention.encoder_inner,
+        encoder_last: Sequence[str] = Retention.encoder_last,
+        residual_inner: Sequence[str] = Retention.residual_inner,
+        residual_last: Sequence[str] = Retention.residual_last,
+        decoder_inner: Sequence[str] = Retention.decoder_inner,
         tile_mib: float | str = "auto",
         allow_plain: bool = False,
-        residual_encoders: Sequence[str] | None = None,
     ):
-        residual = encoders if residual_encoders is None else residual_encoders
-        for name, modes, known in (
-            ("encoders", encoders, ENCODER_MODES),
-            ("residual_encoders", residual, ENCODER_MODES),
-            ("decoders", decoders, DECODER_MODES),
-        ):
-            if isinstance(modes, str) or not modes or not set(modes) <= set(known):
+        rows = {
+            "encoder_inner": encoder_inner,
+            "encoder_last": encoder_last,
+            "residual_inner": residual_inner,
+            "residual_last": residual_last,
+            "decoder_inner": decoder_inner,
+        }
+        for name, row in rows.items():
+            known = INNER_POLICIES if name.endswith("inner") else LAST_POLICIES
+            if isinstance(row, str) or not row or not set(row) <= set(known):
                 raise UsageError(
-                    f"checkpointing.{name} must be a list of {', '.join(known)}, got {modes!r}"
+                    f"checkpointing.{name} must be a list of {', '.join(known)}, got {row!r}"
                 )
         if tile_mib != "auto" and (not isinstance(tile_mib, int | float) or tile_mib <= 0):
             raise UsageError(
                 f"checkpointing.tile_mib must be auto or a number above 0, got {tile_mib!r}"
             )
         tile_bytes = None if isinstance(tile_mib, str) else int(tile_mib * MIB)
-        self.retention = Retention(tuple(encoders), tuple(decoders), tile_bytes, tuple(residual))
+        tuples = {name: tuple(row) for name, row in rows.items()}
+        self.retention = Retention(**tuples, tile_bytes=tile_bytes)
         self.allow_plain = allow_plain
 
     def apply(self, model: nn.Module) -> None:

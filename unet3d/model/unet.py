@@ -24,17 +24,10 @@ from unet3d.model.fused.decoder import FusedDecoderLevel
 from unet3d.model.fused.encoder import ConvEncoderLevel, ResidualEncoderLevel, make_input_map
 from unet3d.model.fused.support import find_unsupported
 from unet3d.pool.replace import get_pooling
-from unet3d.types import PoolFactory, Retention, Size, Triple
+from unet3d.types import LevelPolicy, PoolFactory, Retention, Size, Triple
 
 PerLevel = Size | Sequence[Size]
 """One size for all levels (an int or three ints), or a list of one size per level."""
-
-FUSED = Retention(
-    encoders=("store_last",),
-    decoders=("store_all",),
-    residual_encoders=("store_later", "store_later", "store_all"),
-)
-"""The default retention: checkpointing=fused."""
 
 
 class UNet3D(nn.Module):
@@ -98,7 +91,7 @@ class UNet3D(nn.Module):
             )
         kernels = expand_per_level(kernel_size, depth, "kernel_size")
         self.pool_kernels = expand_per_level(pool_kernel, depth - 1, "pool_kernel")
-        self.retention: Retention | None = FUSED if fused else None
+        self.retention: Retention | None = Retention() if fused else None
         self._warned_of: str | None = None
         self.norm = norm
         pool = get_pooling(pool)
@@ -176,14 +169,15 @@ class UNet3D(nn.Module):
         encoder, heads = cast(Any, self.encoder), cast(Any, self.heads)
         x = make_input_map(image, heads[0].weight.dtype, retention.tile_bytes)
         for level, module in enumerate(encoder):
-            x, skip = module(x, retention.encoder_mode(level, residual=module.is_residual))
+            part = "residual" if module.is_residual else "encoder"
+            x, skip = module(x, retention.get_level(part, level))
             skips.append(skip)
         skips.pop()
         while skips:
             level = len(skips) - 1
             head = self.heads[level] if self._has_output(level) else None
             x, logits = self.decoder[-1 - level](
-                x, skips.pop(), retention.decoder_mode(level), head, level
+                x, skips.pop(), retention.get_level("decoder", level), head, level
             )
             if logits is not None:
                 outputs.insert(0, logits)
@@ -260,12 +254,12 @@ class EncoderLevel(nn.Module):
         self.pool = pool
         self.pool_kernel = pool_kernel or (1, 1, 1)
 
-    def forward(self, x: Any, mode: str | None = None) -> Any:
-        """Tensor -> tensor; in a fused block, with its `mode`: map -> (pooled map, skip)."""
-        if mode is None:
+    def forward(self, x: Any, policy: LevelPolicy | None = None) -> Any:
+        """Tensor -> tensor; in a fused block, with its `policy`: map -> (pooled map, skip)."""
+        if policy is None:
             return self.convs(x)
         kind = ResidualEncoderLevel if self.is_residual else ConvEncoderLevel
-        return kind(x, list(self.convs), self.pool, self.pool_kernel, mode).run_on(x)
+        return kind(x, list(self.convs), self.pool, self.pool_kernel, policy).run_on(x)
 
 
 class DecoderLevel(nn.Module):
@@ -281,13 +275,13 @@ class DecoderLevel(nn.Module):
         self,
         x: Any,
         skip: Any,
-        mode: str | None = None,
+        policy: LevelPolicy | None = None,
         head: nn.Conv3d | None = None,
         level: int = 0,
     ) -> Any:
-        """Tensors -> tensor; in a fused block, with its `mode`: maps -> (map, logits)."""
-        if mode is not None:
-            options: Any = {"last": level == 0, "mode": mode, "skip_first": self.skip_first}
+        """Tensors -> tensor; in a fused block, with its `policy`: maps -> (map, logits)."""
+        if policy is not None:
+            options: Any = {"last": level == 0, "policy": policy, "skip_first": self.skip_first}
             block = FusedDecoderLevel(x, skip, self.up, list(self.convs), head, **options)
             return block.run_on(x, skip)
         x = pad_to(self.up(x), skip)

@@ -27,7 +27,7 @@ class Convolution:
     beyond a multiple of it are not read.
     """
 
-    def __init__(self, module: nn.Conv3d, sources: Sequence[Any]):
+    def __init__(self, module: nn.Conv3d, sources: Sequence[Any], copies: int):
         self.module, self.sources, self.source_layout = module, list(sources), sources[0].layout
         self.parameter = module.weight  # backward must not read one that replaced it
         self.stride = tuple(module.stride)
@@ -35,7 +35,7 @@ class Convolution:
         self.layout = self.source_layout.shrink(self.stride)
         self.halo = module.kernel_size[self.layout.axis - 2] // 2
         self.step = self.stride[self.layout.axis - 2]
-        self.copies = 3 if self.is_strided else 1
+        self.copies = 3 if self.is_strided else copies
         """Inputs and outputs in memory at a time: those of other convolutions, and gradients."""
         self.add_gradient: GradientSink | None = None
         """In backward of a strided convolution: the gradient of that input by another path."""

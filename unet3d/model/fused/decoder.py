@@ -1,7 +1,6 @@
 """Run a decoder level as one autograd node: upsampling, concatenation, convolutions, head."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +12,11 @@ from unet3d.model.blocks import Interpolate
 from unet3d.model.fused import operators
 from unet3d.model.fused.conv_ops import cast_bias, cast_weight
 from unet3d.model.fused.convolution import GradientSink
-from unet3d.model.fused.feature_maps import FeatureMap, LazyActivation, restore_parts
+from unet3d.model.fused.feature_maps import FeatureMap, LazyActivation, free_parts, restore_parts
 from unet3d.model.fused.layers import ConvChain, GradientBuffer
 from unet3d.model.fused.node import FusedBlock
 from unet3d.model.fused.tiling import MapLayout
+from unet3d.types import LAST_POLICIES, LevelPolicy
 
 aten = torch.ops.aten
 
@@ -173,7 +173,7 @@ class FusedDecoderLevel(FusedBlock):
         head: nn.Conv3d | None,
         *,
         last: bool,
-        mode: str,
+        policy: LevelPolicy,
         skip_first: bool,
     ):
         super().__init__([*convs, up, *([] if head is None else [head])], skip.source.layout.device)
@@ -181,10 +181,9 @@ class FusedDecoderLevel(FusedBlock):
         self.skip, self.low = skip.source, low.source
         self.inputs = [skip.source, low.source]
         self.head = None if head is None else (head.weight, head.bias)
-        self.last, self.mode = last, mode
-        self.skip_first = skip_first
+        self.last, self.skip_first = last, skip_first
         sources = self._order(skip.source, self.up)
-        self.layers = ConvChain(convs, sources, self.gradients, stream=mode == "stream")
+        self.layers = ConvChain(convs, sources, self.gradients, inner=policy.inner)
 
     def run_on(self, low: FeatureMap, skip: FeatureMap) -> tuple[FeatureMap | None, Tensor | None]:
         """Return the map, unless the block is the `last` one, and the head's logits, if any."""
@@ -193,10 +192,14 @@ class FusedDecoderLevel(FusedBlock):
         return (FeatureMap(outputs[0], self.output) if outputs else None), logits
 
     def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
-        self.layers.convolve(
-            store_inner=self.mode == "store_all" and needs_grad,
-            on_sources_read=partial(self._release_inputs, needs_grad),
-        )
+        # What is not read again before backward.
+        policies = ("recompute", "recompute_tiled") if needs_grad else LAST_POLICIES
+
+        def free_inputs() -> None:
+            for source in self.inputs:
+                free_parts(source, *policies)
+
+        self.layers.convolve(needs_grad=needs_grad, on_sources_read=free_inputs)
         self.output = self.layers.output
         outputs = [] if self.last else [self.placeholder()]
         if self.head is not None:
@@ -210,7 +213,7 @@ class FusedDecoderLevel(FusedBlock):
         g = None if self.last else gradients.pop()
         to_skip = None
         for source in self.inputs:
-            restore_parts(source, for_decoder=True)
+            restore_parts(source, "recompute")
 
         def make_sinks(g: Tensor) -> list[GradientSink | None]:
             nonlocal to_skip
@@ -235,13 +238,6 @@ class FusedDecoderLevel(FusedBlock):
     def _order(self, skip: Any, up: Any) -> list[Any]:
         """Return what belongs to the skip and to the upsampled map in the order of the inputs."""
         return [skip, up] if self.skip_first else [up, skip]
-
-    def _release_inputs(self, needs_grad: bool) -> None:
-        """Free what is not read again before backward."""
-        for source in self.inputs:
-            for part in source.parts():
-                if part.drop_after_read or not needs_grad:
-                    part.stored = None
 
     def _logits(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = self.layout.dtype

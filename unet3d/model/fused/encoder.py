@@ -1,7 +1,7 @@
 """Run an encoder level, plain or with residual blocks, as one autograd node.
 
-The `mode` of a level, one of unet3d.types.Retention, says which outputs are stored and which are
-recomputed. A level ends with the pooling for the next one, unless that begins with a stride.
+The policy of a level says which outputs are stored and which are recomputed. A level ends with the
+pooling for the next one, unless that begins with a stride.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from unet3d.model.fused.feature_maps import (
     PooledMap,
     StoredFeatureMap,
     compute_input_gradient,
+    free_parts,
     pool_map,
     pool_volumes,
     restore_parts,
@@ -30,7 +31,7 @@ from unet3d.model.fused.layers import ConvChain, GradientBuffer, GradientSum, Pa
 from unet3d.model.fused.node import FusedBlock
 from unet3d.model.fused.norms import FoldedNorm, get_negative_slope
 from unet3d.model.fused.tiling import MapLayout, choose_tile_bytes
-from unet3d.types import Triple
+from unet3d.types import LAST_POLICIES, LevelPolicy, Triple
 
 
 def make_input_map(x: Tensor, dtype: torch.dtype, tile_bytes: int | None) -> FeatureMap:
@@ -58,11 +59,11 @@ class FusedEncoderLevel(FusedBlock):
         modules: Sequence[nn.Module],
         pool: nn.Module | None,
         pool_kernel: Triple,
-        mode: str,
+        policy: LevelPolicy,
     ):
         super().__init__(modules, x.source.layout.device)
         self.modules = list(modules)
-        self.source, self.mode, self.pool_kernel = x.source, mode, pool_kernel
+        self.source, self.policy, self.pool_kernel = x.source, policy, pool_kernel
         self.next_is_strided = isinstance(pool, Strided)
         self.pool = None if self.next_is_strided else pool
 
@@ -80,11 +81,9 @@ class FusedEncoderLevel(FusedBlock):
         output = self.output
         small = None if self.pool is None else pool_map(output, self.pool, self.pool_kernel)
         if isinstance(output, LazyActivation):
-            output.drop_when_downsampled = self.mode == "stream"
-            output.raw.drop_after_read = self.mode in ("recompute", "recompute_tiled")
-            output.raw.restore_for_decoder = self.mode == "recompute"
+            output.raw.keep = self.policy.last
             if not self.next_is_strided:
-                output.finish_downsampling()
+                free_parts(output, "stream")
         return (self.placeholder(),) if small is None else (small, self.placeholder())
 
     def take_gradient(self, gradients: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
@@ -113,12 +112,12 @@ class ConvEncoderLevel(FusedEncoderLevel):
     layers: ConvChain
 
     def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
-        stream = self.mode == "stream"
-        self.layers = ConvChain(self.modules, [self.source], self.gradients, stream=stream)
-        self.layers.convolve(store_inner=self.mode == "store_all" and needs_grad)
+        inner = self.policy.inner
+        self.layers = ConvChain(self.modules, [self.source], self.gradients, inner=inner)
+        self.layers.convolve(needs_grad=needs_grad)
         self.output = self.layers.output
         if self.layers.is_strided:
-            self.source.finish_downsampling()
+            free_parts(self.source, "stream")
         return self.pool_output()
 
     def backward(
@@ -126,7 +125,7 @@ class ConvEncoderLevel(FusedEncoderLevel):
     ) -> list[Tensor | None]:
         g, to_small = self.take_gradient(gradients)
         output, sums = self.layers.output, None
-        if self.mode != "stream":
+        if self.policy.last != "stream":
             output.raw.restore()
         for start, stop in self.pool_tiles():
             y, rows = output.raw.rows(start, stop), self.layout.narrow_rows(g, start, stop)
@@ -139,7 +138,7 @@ class ConvEncoderLevel(FusedEncoderLevel):
         del y, rows
         assert sums is not None
         if self.layers.is_strided:
-            restore_parts(self.source)
+            restore_parts(self.source, *LAST_POLICIES)
         is_needed, is_strided = needs_grad[0], self.layers.is_strided
         sink = make_input_sink(self.source, is_needed=is_needed, is_strided=is_strided)
         self.layers.backward(len(self.modules), g, sums, lambda _: [sink])
@@ -175,7 +174,7 @@ class ResidualEncoderLevel(FusedEncoderLevel):
     A block's output is the activation of a sum: of a normalized convolution output and of the
     block's input, or its projection. Neither the sum nor its activation is stored: reading an
     output adds up the raw outputs of the second convolutions of this block and those before it.
-    These are stored, except that of the last block, for which the mode decides, as for the first
+    These are stored, except that of the last block, for which the policy decides, as for the first
     convolutions and the stem. A projection is dropped once the decoder has read it, unless what it
     reads is dropped, too.
     """
@@ -187,22 +186,22 @@ class ResidualEncoderLevel(FusedEncoderLevel):
         source, modules, self.blocks = self.source, self.modules, []
         if not isinstance(modules[0], ResidualBlock):
             self.stem = ConvChain(modules[:1], [source], self.gradients)
-            self.stem.convolve(store_inner=True)
+            self.stem.convolve(needs_grad=needs_grad)
             source, modules = self.stem.output, modules[1:]
-            source.raw.is_cheap = True
+            source.raw.keep = None
         for n, module in enumerate(modules):
-            block = _Block(module, source, self.gradients, stream=self.mode == "stream")
-            if self.mode in ("recompute_tiled", "stream"):
-                block.layers.copies = 2
-            stores_inner = self.mode == "store_all" or (self.mode == "store_later" and n > 0)
-            block.forward(store_inner=stores_inner and needs_grad)
-            if n == 0 and self.stem is not None and self.mode != "store_all":
+            inner = self.policy.inner
+            if inner == "store_later":
+                inner = "store" if n else "recompute"
+            block = _Block(module, source, self.gradients, inner)
+            block.forward(needs_grad=needs_grad)
+            if n == 0 and self.stem is not None and inner != "store":
                 self.stem.output.raw.stored = None
             source = block.output if needs_grad else self._materialize(block.output)
             self.blocks.append(block)
         self.output = source
         if self.blocks[0].layers.is_strided:
-            self.source.finish_downsampling()
+            free_parts(self.source, "stream")
         if not needs_grad:
             self.blocks, self.stem = [], None
         return self.pool_output()
@@ -211,11 +210,10 @@ class ResidualEncoderLevel(FusedEncoderLevel):
         self, gradients: list[Tensor | None], needs_grad: Sequence[bool]
     ) -> list[Tensor | None]:
         g, to_small = self.take_gradient(gradients)
-        restore_parts(self.output)
+        restore_parts(self.output, *LAST_POLICIES)
         result = None
         while self.blocks:
             block, sums = self.blocks.pop(), None
-            block.layers.is_streamed |= self.mode == "recompute_tiled"
             tiles = self.pool_tiles() if to_small is not None else self.layout.tiles(g.shape[1])
             for start, stop in tiles:
                 a, rows = block.output.rows(start, stop), self.layout.narrow_rows(g, start, stop)
@@ -245,18 +243,20 @@ class ResidualEncoderLevel(FusedEncoderLevel):
         y = StoredFeatureMap(output.layout.empty(output.channels), output.layout)
         for start, stop in output.layout.tiles(output.channels + output.width):
             output.fill(y.rows(start, stop), start, stop)
-        for part in output.parts():
-            part.stored = None
+        free_parts(output, *LAST_POLICIES)
         return y
 
 
 class _Block:
     """A residual block for the duration of a step."""
 
-    def __init__(self, module: Any, source: Any, gradients: ParameterGradients, *, stream: bool):
-        self.module, self.source = module, source
-        self.layers = ConvChain([module.conv1, module.conv2], [source], gradients, stream=stream)
-        self.gradients = gradients
+    def __init__(self, module: Any, source: Any, gradients: ParameterGradients, inner: str):
+        self.module, self.source, self.gradients = module, source, gradients
+        options: Any = {
+            "inner": inner,
+            "copies": 2 if inner in ("recompute_tiled", "stream") else 1,
+        }
+        self.layers = ConvChain([module.conv1, module.conv2], [source], gradients, **options)
         self.projection: ConvChain | None = None
 
     @property
@@ -264,25 +264,24 @@ class _Block:
         """Return the activated sum."""
         return self.layers.output
 
-    def forward(self, *, store_inner: bool) -> None:
+    def forward(self, *, needs_grad: bool) -> None:
         """Run the block; store the second convolution's output."""
         module, skip, pool_rows = self.module, self.source, None
         if module.skip_pool is not None:
             stride, is_transient = module.conv1.conv.stride, module.projection is not None
             skip = PooledMap(module.skip_pool, stride, skip, is_transient=is_transient)
             pool_rows = skip.pool_rows
-        self.layers.run_next(store=not self.layers.is_streamed, on_input=pool_rows)
+        self.layers.run_next(on_input=pool_rows)
         if module.projection is not None:
             self.projection = ConvChain([module.projection], [skip], self.gradients)
-            self.projection.convolve(store_inner=True)
+            self.projection.convolve(needs_grad=needs_grad)
             skip = self.projection.output
-            is_cheap = not self.source.is_dropped
-            skip.raw.drop_after_read = skip.raw.restore_for_decoder = is_cheap
+            if self.source.keep == "store":
+                skip.raw.keep = "recompute"
         layout, slope = self.source.layout, get_negative_slope(module.act)
         factors = module.drop_path.draw(layout.batch, layout.device)
-        self.layers.run_next(store=True, skip=skip, slope=slope, factors=factors)
-        if not store_inner:
-            self.layers.free_inner()
+        self.layers.run_next(skip=skip, slope=slope, factors=factors)
+        self.layers.free_inner(needs_grad=needs_grad)
 
     def backward(self, g: Tensor, sums: Tensor, source: FoldedNorm | None = None) -> Tensor | None:
         """Turn the gradient of the sum, `g`, into that of the block's input, its skip.
@@ -301,7 +300,7 @@ class _Block:
             return g if is_needed else None
         to_conv = self._backward_norms(g, sums)
         if is_strided:
-            restore_parts(self.source)
+            restore_parts(self.source, *LAST_POLICIES)
             convolution.add_gradient = partial(self._backward_skip, g)
         to_conv, sums = self.layers.backward_conv(1, to_conv)
         sink = make_input_sink(self.source, is_needed=is_needed, is_strided=is_strided)

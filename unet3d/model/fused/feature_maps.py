@@ -28,8 +28,8 @@ class Part:
     """A tensor that a map is computed from; it can be dropped, and restored."""
 
     stored: Tensor | None = None
-    drop_after_read = False  # free it once the decoder has read it
-    restore_for_decoder = False  # bring it back as a whole for the decoder's backward
+    keep: str | None = "store"
+    """A policy of unet3d.types.Retention; None: recompute a few rows wherever they are read."""
 
     def restore(self) -> None:
         """Recompute it if it was dropped."""
@@ -39,7 +39,6 @@ class StoredFeatureMap(Part):
     """A map in memory: the image, the output of a pooling layer, or any map without gradient."""
 
     width = 0
-    is_dropped = False
     gradient: Tensor | None = None
 
     @property
@@ -67,14 +66,9 @@ class StoredFeatureMap(Part):
         """Yield the map itself."""
         yield self
 
-    def finish_downsampling(self) -> None:
-        """Do nothing: only blocks have outputs that change where they are stored."""
-
 
 class ConvOutput(Part):
     """A convolution's output before its norm: in memory, or recomputed."""
-
-    is_cheap = False  # recomputed a few rows at a time wherever it is read
 
     def __init__(self, convolution: Convolution):
         self.convolution = convolution
@@ -119,7 +113,6 @@ class LazyActivation:
         self.scale, self.shift = norm.scale, norm.shift
         if self.factors is not None:
             self.scale, self.shift = norm.scale * self.factors, norm.shift * self.factors
-        self.drop_when_downsampled = False
         self.gradient: Tensor | None = None
         """The gradient of the decoder; a next level that reads this map with stride adds to it."""
 
@@ -130,13 +123,13 @@ class LazyActivation:
         return max(own, self.skip.width if self.skip is not None else 0)
 
     @property
-    def is_dropped(self) -> bool:
-        """Return whether it takes a convolution to read the map in backward."""
-        return self.drop_when_downsampled or self.raw.drop_after_read
+    def keep(self) -> str | None:
+        """Return the policy of the raw output, without which the map cannot be read."""
+        return self.raw.keep
 
     def parts(self) -> Iterator[Part]:
         """Yield what the map is computed from; later parts are needed to restore earlier ones."""
-        if not self.raw.is_cheap:
+        if self.raw.keep is not None:
             yield self.raw
         if self.skip is not None:
             yield from self.skip.parts()
@@ -168,11 +161,6 @@ class LazyActivation:
         self.fill(out, start, stop)
         return out
 
-    def finish_downsampling(self) -> None:
-        """Drop what is recomputed when it is read, now that the level is pooled."""
-        if self.drop_when_downsampled:
-            self.raw.stored = None
-
 
 class PooledMap(Part):
     """The pooling of a finer map, computed as a whole when its first row is read.
@@ -181,7 +169,7 @@ class PooledMap(Part):
     """
 
     whole, width = None, 0
-    drop_after_read = restore_for_decoder = True
+    keep = "recompute"
 
     def __init__(self, pool: nn.Module, kernel_size: Triple, finer: Any, *, is_transient: bool):
         self.pool, self.kernel_size, self.finer = pool, kernel_size, finer
@@ -211,10 +199,17 @@ class PooledMap(Part):
             self.stored = pool_map(self.finer, self.pool, self.kernel_size)
 
 
-def restore_parts(source: Any, *, for_decoder: bool = False) -> None:
-    """Bring back what a map is computed from; `for_decoder`, only what the decoder asks for."""
+def free_parts(source: Any, *policies: str) -> None:
+    """Free what a map is computed from, where it is kept by one of these policies."""
+    for part in source.parts():
+        if part.keep in policies:
+            part.stored = None
+
+
+def restore_parts(source: Any, *policies: str) -> None:
+    """Recompute what a map is computed from, where it is kept by one of these policies."""
     for part in reversed(list(source.parts())):
-        if part.restore_for_decoder or not for_decoder:
+        if part.keep in policies:
             part.restore()
 
 

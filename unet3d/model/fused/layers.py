@@ -98,13 +98,13 @@ class ConvChain:
         sources: Sequence[Any],
         gradients: ParameterGradients,
         *,
-        stream: bool = False,
+        inner: str = "store",
+        copies: int = 1,
     ):
         self.modules, self.sources, self.gradients = list(modules), list(sources), gradients
-        self.is_streamed = stream  # outputs before the last are never stored as a whole
+        self.inner, self.copies = inner, copies  # policy of outputs before the last; tiles at once
         self.outputs: list[LazyActivation] = []  # of layers that have run
         self.parameters: list[list[Tensor | None]] = []  # of these: all but the weights
-        self.copies = 1  # of size-preserving convolutions
 
     @property
     def output(self) -> LazyActivation:
@@ -117,36 +117,35 @@ class ConvChain:
         return self.outputs[0].raw.convolution.is_strided
 
     def convolve(
-        self, *, store_inner: bool, on_sources_read: Callable[[], None] | None = None
+        self, *, needs_grad: bool, on_sources_read: Callable[[], None] | None = None
     ) -> None:
-        """Run all layers and store the last raw output, and the others if `store_inner`."""
+        """Run all layers; store the last raw output and, for backward, what the policy says."""
         for n in range(len(self.modules)):
-            is_last = n + 1 == len(self.modules)
-            self.run_next(store=not self.is_streamed or is_last)
+            self.run_next()
             # Streamed layers read the sources until the last one is done.
-            if on_sources_read and (is_last or (n == 0 and not self.is_streamed)):
+            is_read = n + 1 == len(self.modules) or (n == 0 and self.inner != "stream")
+            if on_sources_read and is_read:
                 on_sources_read()
-        if not store_inner:
-            self.free_inner()
+        self.free_inner(needs_grad=needs_grad)
 
     def run_next(
         self,
         *,
-        store: bool,
         on_input: Callable[[Tensor, int, int], None] | None = None,
         **residual: Any,
     ) -> None:
-        """Run the next layer, and store its raw output if `store` or if it has a stride.
+        """Run the next layer, and store its raw output if that is not streamed.
 
         `on_input` is called with what a strided layer reads, tile by tile. `residual` are options
         of LazyActivation.
         """
-        module = self.modules[len(self.outputs)]
-        convolution = Convolution(module.conv, [self.output] if self.outputs else self.sources)
-        convolution.copies = max(self.copies, convolution.copies)
+        module, *others = self.modules[len(self.outputs) :]
+        sources = [self.output] if self.outputs else self.sources
+        convolution = Convolution(module.conv, sources, self.copies)
         groups = make_stat_groups(module.norm, module.conv.out_channels)
         moments = make_moments(module.norm, groups, convolution.layout)
-        raw, store = ConvOutput(convolution), store or convolution.is_strided
+        raw = ConvOutput(convolution)
+        store = not others or self.inner != "stream" or convolution.is_strided
         if store or moments is not None:
             raw.stored = convolution.forward(store=store, moments=moments, on_input=on_input)
         like = convolution.layout.empty_numbers(module.conv.out_channels)
@@ -155,10 +154,11 @@ class ConvChain:
         self.parameters.append([module.conv.bias, *affine])
         self.outputs.append(LazyActivation(raw, norm, **residual))
 
-    def free_inner(self) -> None:
-        """Free the raw outputs before the last one."""
-        for output in self.outputs[:-1]:
-            output.raw.stored = None
+    def free_inner(self, *, needs_grad: bool) -> None:
+        """Free the raw outputs before the last one, unless they are stored for backward."""
+        if self.inner != "store" or not needs_grad:
+            for output in self.outputs[:-1]:
+                output.raw.stored = None
 
     def backward(
         self,
@@ -227,7 +227,7 @@ class ConvChain:
             self.gradients.add(weight, weight_gradient)
             return g, sums
         norm, raw = self.outputs[n - 1].norm, self.outputs[n - 1].raw
-        if not self.is_streamed or raw.convolution.is_strided:
+        if self.inner not in ("recompute_tiled", "stream") or raw.convolution.is_strided:
             raw.restore()
         buffer = GradientBuffer(g, convolution.module.in_channels, convolution.layout)
         read = norm if raw.stored is None else None
