@@ -10,8 +10,9 @@ from contextlib import nullcontext
 from difflib import get_close_matches
 
 from unet3d import __version__
-from unet3d.errors import Interrupted, SignalListener
+from unet3d.errors import Interrupted
 from unet3d.files import write_output
+from unet3d.signals import SignalListener
 
 COMMANDS = {
     "download": "download a task of the Medical Segmentation Decathlon",

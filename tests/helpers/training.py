@@ -2,7 +2,7 @@
 
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.errors import SignalListener
+from unet3d.signals import SignalListener
 from unet3d.training.run import explain_errors
 
 

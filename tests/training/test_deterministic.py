@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from unet3d.commands.train import build_training
-from unet3d.errors import SignalListener, UsageError
+from unet3d.errors import UsageError
+from unet3d.signals import SignalListener
 from unet3d.training.preflight import list_memory_options
 from unet3d.training.run import explain_errors
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from unet3d.errors import RunError, SignalListener
+from unet3d.errors import RunError
+from unet3d.signals import SignalListener
 from unet3d.training import distributed
 from unet3d.training.distributed import launch_ranks, start_ranks, wait_for_ranks
 

@@ -8,7 +8,8 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import distributed, nn
 
 from unet3d.commands.train import build_training
-from unet3d.errors import RunError, SignalListener
+from unet3d.errors import RunError
+from unet3d.signals import SignalListener
 from unet3d.training import nonfinite
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.nonfinite import (

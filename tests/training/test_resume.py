@@ -16,7 +16,8 @@ from tests.helpers.training import fit
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.commands.train import build_training
 from unet3d.config.compose import list_options
-from unet3d.errors import Interrupted, SignalListener
+from unet3d.errors import Interrupted
+from unet3d.signals import SignalListener
 from unet3d.training.checkpoints import AtomicCheckpointIO, resolve_start
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,10 @@ from unet3d.commands.train import build_training
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, number, read_settings
 from unet3d.config.instantiate import Factory
-from unet3d.errors import RunError, SignalListener, UsageError
+from unet3d.errors import RunError, UsageError
 from unet3d.files import write_figure, write_output
 from unet3d.report.figures import LRCurve
+from unet3d.signals import SignalListener
 from unet3d.text import format_columns
 from unet3d.training.callbacks.trials import LRRangeTest
 from unet3d.training.checkpoints import resolve_start

@@ -25,7 +25,6 @@ from unet3d.config.fields import integer, number, read, read_settings
 from unet3d.errors import (
     DoesNotFitError,
     RunError,
-    SignalListener,
     UsageError,
     explain_missing_packages,
     summarize_error,
@@ -33,6 +32,7 @@ from unet3d.errors import (
 from unet3d.memory.estimate import add_context_bytes
 from unet3d.memory.fit import estimate_configured_step
 from unet3d.report.run_report import write_report
+from unet3d.signals import SignalListener
 from unet3d.step.config import StepConfig
 from unet3d.text import GIB, format_bytes, format_columns, pluralize
 from unet3d.training.callbacks.trials import PrunedTrialError, PruningCallback

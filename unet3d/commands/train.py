@@ -15,9 +15,10 @@ import torch
 from unet3d.checkpoint_file import has_checkpoint
 from unet3d.config.compose import ComposedConfig
 from unet3d.data.dataset import build_layout, resolve_dataset
-from unet3d.errors import DoesNotFitError, RunError, SignalListener
+from unet3d.errors import DoesNotFitError, RunError
 from unet3d.machine import resolve_precision
 from unet3d.report.run_report import format_report_table
+from unet3d.signals import SignalListener
 from unet3d.step.build import build_network
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.checkpoints import find_pretrained, resolve_start

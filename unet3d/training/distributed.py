@@ -31,17 +31,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from unet3d.control_groups import count_usable_cores
-from unet3d.errors import (
-    STOP_SIGNALS,
-    DoesNotFitError,
-    Interrupted,
-    RunError,
-    SignalListener,
-    UsageError,
-    handle_stop_signals,
-    summarize_error,
-)
+from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError, summarize_error
 from unet3d.machine import resolve_device
+from unet3d.signals import STOP_SIGNALS, SignalListener, handle_stop_signals
 from unet3d.training.config import TrainConfig
 from unet3d.training.ranks import ProcessRank
 

@@ -16,19 +16,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from unet3d.data.layouts.splits import describe_groups
 from unet3d.data.loading.worker_errors import end_workers_on_error, explain_worker_error
 from unet3d.data.preprocessing.channels import describe_axes
-from unet3d.errors import (
-    DoesNotFitError,
-    Interrupted,
-    RunError,
-    SignalListener,
-    UsageError,
-    summarize_error,
-)
+from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError, summarize_error
 from unet3d.files import write_text
 from unet3d.machine import Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.oom_advice import format_oom_report
 from unet3d.model.weights import count_parameters
+from unet3d.signals import SignalListener
 from unet3d.training.checkpoints import AtomicCheckpointIO
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule

@@ -15,12 +15,13 @@ from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.warnings import PossibleUserWarning
 
-from unet3d.errors import SignalListener, UsageError
+from unet3d.errors import UsageError
 from unet3d.machine import TRUE_HALF_TYPES, Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.from_config import make_figure_title
 from unet3d.model.weights import cast_to_half
 from unet3d.report.comparison import HIDDEN_KEYS
+from unet3d.signals import SignalListener
 from unet3d.training.callbacks.dashboard import RunLogger
 from unet3d.training.callbacks.progress import ProgressBar, ProgressLines
 from unet3d.training.callbacks.resume_state import ResumeState

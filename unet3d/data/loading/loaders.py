@@ -19,7 +19,7 @@ from unet3d.data.loading.datasets import (
     ValidationVolumes,
 )
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.errors import STOP_SIGNALS
+from unet3d.signals import STOP_SIGNALS
 from unet3d.types import Triple
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.callbacks import Callback, Timer
 
-from unet3d.errors import Interrupted, SignalListener
+from unet3d.errors import Interrupted
+from unet3d.signals import SignalListener
 from unet3d.training.lightning_internals import (
     disable_signal_handlers,
     is_optimizer_step,

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from unet3d.errors import Interrupted, SignalListener
+from unet3d.errors import Interrupted
+from unet3d.signals import SignalListener
 
 
 def send(number):
