@@ -13,7 +13,7 @@ from unet3d.config.fields import integer, number, read_settings
 from unet3d.config.instantiate import Factory
 from unet3d.errors import RunError, UsageError
 from unet3d.files import write_figure, write_output
-from unet3d.report.figures import LRCurve
+from unet3d.report.curves import LRCurve
 from unet3d.signals import SignalListener
 from unet3d.text import format_columns
 from unet3d.training.callbacks.trials import LRRangeTest

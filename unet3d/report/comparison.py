@@ -25,7 +25,7 @@ from unet3d.text import GIB, MIB, escape_mathtext, flatten_keys, join_first, plu
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HIDDEN_KEYS = (
+KEYS_WITHOUT_EFFECT = (
     *("resume", "data.root", "data.cache", "debug", "save_every_seconds"),
     *("trainer.enable_progress_bar", "data.num_workers", "logger"),
 )
@@ -163,7 +163,7 @@ def find_config_differences(reports: Sequence[Mapping[str, Any]]) -> list[dict[s
         {
             key: value
             for key, value in flatten_keys(report["config"])
-            if key not in HIDDEN_KEYS and key.split(".")[0] not in groups
+            if key not in KEYS_WITHOUT_EFFECT and key.split(".")[0] not in groups
         }
         for report in reports
     ]
@@ -227,7 +227,7 @@ def describe_folds(runs: Sequence[RunSummary]) -> list[str]:
     by_settings: dict[str, list[RunSummary]] = {}
     for run in runs:
         config = dict(flatten_keys(run.report["config"]))
-        others = {k: v for k, v in config.items() if k not in (*HIDDEN_KEYS, "fold")}
+        others = {k: v for k, v in config.items() if k not in (*KEYS_WITHOUT_EFFECT, "fold")}
         others["init_from"] = bool(config.get("init_from"))  # each fold has its own
         if run.cases:
             key = json.dumps([others, run.report.get("choices")], sort_keys=True, default=str)

@@ -20,7 +20,7 @@ from unet3d.machine import TRUE_HALF_TYPES, Precision
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.from_config import make_figure_title
 from unet3d.model.weights import cast_to_half
-from unet3d.report.comparison import HIDDEN_KEYS
+from unet3d.report.comparison import KEYS_WITHOUT_EFFECT
 from unet3d.signals import SignalListener
 from unet3d.training.callbacks.dashboard import RunLogger
 from unet3d.training.callbacks.progress import ProgressBar, ProgressLines
@@ -139,7 +139,7 @@ def select_hparams(settings: TrainConfig, config: dict[str, Any]) -> dict[str, s
         value: Any = choices.get(key, config)
         for part in key.split(".") if value is config else ():
             value = value.get(part) if isinstance(value, dict) else None
-        if key not in HIDDEN_KEYS and value is not None:
+        if key not in KEYS_WITHOUT_EFFECT and value is not None:
             hparams[key] = value if isinstance(value, int | float) else str(value)
     return hparams | {"precision": settings.step.precision}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unet3d.metric.dice import Dice
-from unet3d.report.figures import Curve
+from unet3d.report.curves import Curve
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.callbacks.training_warnings import (
     LOWER_RATE,

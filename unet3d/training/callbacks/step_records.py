@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from unet3d import peak_memory
 from unet3d.data.loading.loaders import WaitTimer
 from unet3d.peak_memory import MemoryRecord, PeakMeter
-from unet3d.report.figures import Curve
+from unet3d.report.curves import Curve
 from unet3d.text import MIB
 from unet3d.training.loggers import log_values
 from unet3d.training.module import SegmentationModule

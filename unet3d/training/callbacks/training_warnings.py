@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 
 from unet3d.config.fields import format_duration
 from unet3d.report.charts import Points
-from unet3d.report.figures import Curve
+from unet3d.report.curves import Curve
 from unet3d.text import join_first, pluralize
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig

@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.report.figures import LRCurve
+from unet3d.report.curves import LRCurve
 from unet3d.training.lightning_internals import is_optimizer_step
 from unet3d.training.loggers import get_metric
 from unet3d.training.module import SegmentationModule

@@ -2,7 +2,7 @@
 
 import math
 
-from unet3d.report.figures import MAX_POINTS, Curve, LRCurve
+from unet3d.report.curves import MAX_POINTS, Curve, LRCurve
 
 
 def make_curve(steps):
