@@ -13,7 +13,7 @@ from unet3d.commands.doctor import (
     inspect_run,
 )
 from unet3d.text import GIB
-from unet3d.training import preflight as machine_checks
+from unet3d.training import machine_checks
 
 SMALL = ["model.depth=2", "model.width=4", "model.convs_per_level=1"]
 """A network whose step is estimated quickly."""

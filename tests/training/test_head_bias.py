@@ -67,7 +67,7 @@ def test_a_package_that_a_network_lacks_is_not_taken_for_a_patch_it_cannot_take(
     def fail(*arguments):
         raise ImportError("No module named 'einops'")
 
-    monkeypatch.setattr("unet3d.training.preflight.find_head_names", fail)
+    monkeypatch.setattr("unet3d.training.head_bias.find_head_names", fail)
     message = "model=dynunet needs a package that is not installed: .*einops"
     with pytest.raises(UsageError, match=message):
         build_training(composed("model=dynunet"), tmp_path)

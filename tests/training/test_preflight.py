@@ -1,59 +1,13 @@
-"""What a run checks before it reads its data."""
-
-from pathlib import Path
-from types import SimpleNamespace
+"""What a run chooses so that its step fits into memory."""
 
 import pytest
 import torch
 
 from unet3d.commands.train import build_training
-from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.estimate import UntraceableError, add_context_bytes
 from unet3d.text import MIB
 from unet3d.training import preflight
-from unet3d.training.preflight import (
-    check_cudnn,
-    check_torch_build,
-    check_writable,
-    estimate_run_memory,
-)
-
-
-@pytest.mark.parametrize(
-    ("word", "error", "message"),
-    [
-        ("data.num_workers=2", UsageError, r"--shm-size=1g .* data\.num_workers=0"),
-        ("data.patch_size=[4096,4096,4096]", DoesNotFitError, r"lower data\.batch_size or"),
-    ],
-)
-def test_what_cannot_run_ends_before_data_is_read(
-    composed, tmp_path, monkeypatch, word, error, message
-):
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
-    with pytest.raises(error, match=message):
-        build_training(composed(word, f"data.cache={tmp_path / 'cache'}"), tmp_path)
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_folder_that_is_not_writable_is_reported_before_it_is_needed(tmp_path):
-    assert check_writable(tmp_path / "not" / "there") is None
-    problem = check_writable(Path("/proc/self/not/there"))
-    assert problem.is_fatal
-    assert "/proc/self is not writable" in problem.message
-
-
-@pytest.mark.parametrize(("cuda", "text"), [("12.8", "finds no GPU"), (None, "built without CUDA")])
-def test_a_gpu_that_torch_does_not_find_is_reported(monkeypatch, cuda, text):
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert text in check_torch_build([Path("/dev/nvidia0")]).message
-    assert check_torch_build([]) is None
-
-
-def test_a_cudnn_that_torch_avoids_is_reported():
-    problem = check_cudnn(91_002)
-    assert problem.message.startswith("cuDNN 9.10: torch computes half-precision 3D convolutions")
-    assert not problem.is_fatal
-    assert all(check_cudnn(version) is None for version in (90_701, 91_501, None))
+from unet3d.training.preflight import estimate_run_memory
 
 
 @pytest.mark.slow

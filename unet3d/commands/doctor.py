@@ -41,7 +41,7 @@ from unet3d.memory.oom_advice import format_oom_warning
 from unet3d.step.build import complete_step
 from unet3d.text import MIB, format_bytes
 from unet3d.training.config import TrainConfig, parse_train_config
-from unet3d.training.preflight import (
+from unet3d.training.machine_checks import (
     SHM,
     Problem,
     check_writable,

@@ -25,15 +25,14 @@ from unet3d.training.checkpoints import find_pretrained, resolve_start
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import find_device, launch_ranks, leave_process_group
+from unet3d.training.head_bias import initialize_head_bias
+from unet3d.training.machine_checks import check_machine, count_local_processes
 from unet3d.training.module import SegmentationModule, make_config_record, make_metadata
 from unet3d.training.preflight import (
-    check_machine,
     choose_graphs,
     choose_leaner,
     choose_strategy,
-    count_local_processes,
     estimate_run_memory,
-    initialize_head_bias,
 )
 from unet3d.training.ranks import ProcessRank, read_process_rank
 from unet3d.training.results import TrainingResult, evaluate_best_checkpoint, make_result
