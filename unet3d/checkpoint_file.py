@@ -17,9 +17,9 @@ from unet3d.files import atomic_write
 FORMAT_VERSION = 1
 """Version of checkpoints; raised when an older unet3d could not read them any more."""
 
-PREVIOUS = "previous.ckpt"
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
-FALLBACKS = (PREVIOUS, "best.ckpt")
+FALLBACKS = (PREVIOUS, BEST)
 """Checkpoints with the full state that a run resumes from if it has no last one."""
 
 _SCALAR: Any = np.float64(0).__reduce__()[0]
@@ -37,7 +37,7 @@ class CorruptedCheckpointError(UsageError):
 
 def has_checkpoint(checkpoints: Path) -> bool:
     """Return whether a folder has a checkpoint to resume from."""
-    return any((checkpoints / name).exists() for name in ("last.ckpt", *FALLBACKS))
+    return any((checkpoints / name).exists() for name in (LAST, *FALLBACKS))
 
 
 def load_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:

@@ -80,6 +80,19 @@ def atomic_write(path: Path) -> Generator[Path]:
         raise
 
 
+def replace_with_copy(path: Path, target: Path) -> None:
+    """Replace `target` by a hard link to `path`, or a copy; `path` exists at any time."""
+    link = make_temporary_path(target)
+    try:
+        try:
+            os.link(path, link)
+        except OSError:  # another file system, or one without hard links
+            shutil.copyfile(path, link)
+        link.replace(target)
+    finally:
+        link.unlink(missing_ok=True)  # replace() keeps it if both are already the same file
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a file by a text in UTF-8; /dev/stdout and links are written to instead.
 

@@ -19,7 +19,7 @@ from unet3d.model.foreign_weights import adapt_input_channels, is_first_convolut
 from unet3d.model.unet import UNet3D
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.max import MaxPool3d
-from unet3d.training.checkpoints import find_pretrained, load_pretrained
+from unet3d.training.pretrained import find_pretrained, load_pretrained
 
 CHANNELS, STRIDES = [4, 8, 12, 12], [1, 2, [2, 2, 1], 2]
 NNUNET = {

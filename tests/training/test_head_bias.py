@@ -6,7 +6,8 @@ import torch
 from tests.config.helpers.configs import SHRUNK
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
-from unet3d.training.checkpoints import describe_other_meaning, resolve_start
+from unet3d.training.pretrained import describe_other_meaning
+from unet3d.training.start import prepare_start
 
 
 def count_class_fractions(run):
@@ -53,10 +54,10 @@ def test_pretrained_weights_keep_their_bias_but_a_new_head_starts_at_the_class_f
     path = tmp_path / "weights.pt"
     torch.save(pretrained.module.model.state_dict(), path)
     same = build_training(composed(f"init_from={path}"), tmp_path / "same")
-    resolve_start(same)
+    prepare_start(same)
     assert same.module.model.heads[0].bias.equal(pretrained.module.model.heads[0].bias)
     more = build_training(composed(f"init_from={path}", "data.num_classes=5"), tmp_path / "more")
-    resolve_start(more)
+    prepare_start(more)
     fractions = more.module.model.heads[0].bias.softmax(0).tolist()
     assert fractions == pytest.approx(count_class_fractions(more), rel=1e-2, abs=1e-3)
 

@@ -14,13 +14,14 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from tests.helpers.training import fit
 from unet3d.commands.train import build_training
-from unet3d.training.checkpoints import LastCheckpoint, resolve_start
+from unet3d.training.callbacks.checkpoints import LastCheckpoint
 from unet3d.training.loggers import (
     FINAL_METRICS,
     ResumableCSVLogger,
     ResumableTensorBoardLogger,
     close_logger,
 )
+from unet3d.training.start import prepare_start
 
 
 def read_csv(folder):
@@ -122,7 +123,7 @@ def test_services_have_one_run_without_gaps_of_one_that_was_killed_and_resumed(
     mlflow.flush_async_logging()
     wandb.finish(exit_code=1)
     resumed = build_training(composed(*options), tmp_path)
-    fit(resumed, resolve_start(resumed).checkpoint)
+    fit(resumed, prepare_start(resumed).checkpoint)
     resumed.callbacks.dashboard.finish({"dice": 0.25}, 7, finished=True)
 
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")

@@ -18,7 +18,8 @@ from unet3d.commands.train import build_training
 from unet3d.config.compose import list_options
 from unet3d.errors import Interrupted
 from unet3d.signals import SignalListener
-from unet3d.training.checkpoints import AtomicCheckpointIO, resolve_start
+from unet3d.training.checkpoint_io import AtomicCheckpointIO
+from unet3d.training.start import prepare_start
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +62,7 @@ def train(settings, folder, *callbacks):
         run = build_training(settings, folder, signals)
         run.trainer.callbacks[:0] = callbacks
         try:
-            fit(run, resolve_start(run).checkpoint, signals)
+            fit(run, prepare_start(run).checkpoint, signals)
         except Interrupted:
             return run, False
         return run, True

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unet3d.__main__ import main
-from unet3d.training.checkpoints import replace_with_copy
+from unet3d.files import replace_with_copy
 from unet3d.training.run_folder import LOCK
 
 

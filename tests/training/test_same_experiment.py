@@ -9,13 +9,13 @@ from tests.contract.helpers.runs import read_step
 from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.commands.train import build_training
-from unet3d.training.callbacks.resume_state import (
+from unet3d.training.same_experiment import (
     RESUMABLE_CHANGES,
     find_differences,
     is_below,
     list_compared,
 )
-from unet3d.training.checkpoints import resolve_start
+from unet3d.training.start import prepare_start
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_what_changes_no_weight_may_change(composed, base, finished):
     words += ["callbacks=[default,early_stopping]", "metrics=volume_error", "save_every_seconds=0"]
     run = build_training(composed(*words, "resume=auto", base=base), finished)
     before = read_all(finished)
-    assert resolve_start(run).checkpoint == finished / "checkpoints" / "last.ckpt"
+    assert prepare_start(run).checkpoint == finished / "checkpoints" / "last.ckpt"
     assert read_all(finished) == before
 
 

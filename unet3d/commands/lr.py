@@ -17,9 +17,9 @@ from unet3d.report.curves import LRCurve
 from unet3d.signals import SignalListener
 from unet3d.text import format_columns
 from unet3d.training.callbacks.trials import LRRangeTest
-from unet3d.training.checkpoints import resolve_start
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.run import explain_errors
+from unet3d.training.start import prepare_start
 
 MIN_STEPS = 20
 """Fewer steps show no slope."""
@@ -77,7 +77,7 @@ def try_learning_rates(settings: LRConfig) -> LRCurve:
     )
     with TemporaryDirectory() as folder, SignalListener().listening() as signals:
         run = build_training(training, Path(folder), callbacks=[test])
-        for message in resolve_start(run).messages:  # loads init_from=
+        for message in prepare_start(run).messages:  # loads init_from=
             print(message, file=sys.stderr)
         cast(Any, run.trainer).callbacks.remove(run.callbacks.last)
         try:

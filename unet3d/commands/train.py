@@ -21,7 +21,6 @@ from unet3d.report.run_report import format_report_table
 from unet3d.signals import SignalListener
 from unet3d.step.build import build_network
 from unet3d.training.callbacks.stopping import StoppingLimits
-from unet3d.training.checkpoints import find_pretrained, resolve_start
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import find_device, launch_ranks, leave_process_group
@@ -34,6 +33,7 @@ from unet3d.training.preflight import (
     choose_strategy,
     estimate_run_memory,
 )
+from unet3d.training.pretrained import find_pretrained
 from unet3d.training.ranks import ProcessRank, read_process_rank
 from unet3d.training.results import TrainingResult, evaluate_best_checkpoint, make_result
 from unet3d.training.run import (
@@ -55,6 +55,7 @@ from unet3d.training.run_reports import (
     try_write_report,
     write_page,
 )
+from unet3d.training.start import prepare_start
 from unet3d.training.trainer import RunCallbacks, build_trainer, seed_run
 
 ALREADY_FINISHED = (
@@ -163,7 +164,7 @@ def train(
     is_auto, report = settings.step.strategy == "auto", None
     while report is None:
         run = build_training(settings, folder, signals, process, callbacks)
-        start = resolve_start(run)
+        start = prepare_start(run)
         log("\n".join([summarize_run(run), *start.messages]))
         if start.is_finished:
             report = reopen_report(run, start.steps)

@@ -17,11 +17,11 @@ from unet3d.machine import summarize_machine
 from unet3d.memory.report import plot_timeline
 from unet3d.model.weights import count_parameters
 from unet3d.report.run_report import collect_versions, get_step_memory, write_report
+from unet3d.training.callbacks.checkpoints import BestCheckpoint
 from unet3d.training.callbacks.dashboard import CaseImages
-from unet3d.training.callbacks.resume_state import find_leak
-from unet3d.training.checkpoints import BestCheckpoint
 from unet3d.training.config import list_choices
 from unet3d.training.loggers import warn
+from unet3d.training.pretrained import find_leak
 from unet3d.training.run import TrainingRun
 from unet3d.training.run_folder import Log
 

@@ -4,7 +4,6 @@ import logging
 import sys
 import warnings
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from unet3d.memory.from_config import make_figure_title
 from unet3d.model.weights import cast_to_half
 from unet3d.report.comparison import KEYS_WITHOUT_EFFECT
 from unet3d.signals import SignalListener
+from unet3d.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from unet3d.training.callbacks.dashboard import RunLogger
 from unet3d.training.callbacks.progress import ProgressBar, ProgressLines
 from unet3d.training.callbacks.resume_state import ResumeState
@@ -29,7 +29,7 @@ from unet3d.training.callbacks.step_records import Curves, StepMemory, StepTimer
 from unet3d.training.callbacks.stopping import EarlyStopping, Preemption, StoppingLimits
 from unet3d.training.callbacks.training_warnings import TrainingWarnings, suggest_overrides
 from unet3d.training.callbacks.weight_averaging import WeightAveraging
-from unet3d.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint
+from unet3d.training.checkpoint_io import AtomicCheckpointIO
 from unet3d.training.config import TrainConfig, list_choices
 from unet3d.training.datamodule import Prefetch, VolumeDataModule
 from unet3d.training.distributed import CudaGraphStrategy, choose_environment
@@ -92,7 +92,7 @@ class RunCallbacks:
             self.training_warnings,
             limits,
             self.resume_state,
-            *build_configured(data, checkpoints),
+            *build_configured(data.settings),
             *([] if signals is None else [Preemption(signals, limits, self.last.save)]),
             (ProgressBar if shows_bar else ProgressLines)(limits),
             self.last,
@@ -104,25 +104,14 @@ class RunCallbacks:
         self.dashboard.estimate = estimate
 
 
-def build_configured(data: VolumeDataModule, checkpoints: Path) -> list[Callback]:
-    """Build the callbacks of the config group, each with what its class takes of the run.
-
-    Without validation there is no best checkpoint.
-    """
-    settings, has_validation = data.settings, data.settings.fold is not None
-    offered = {
-        "folder": checkpoints,
-        "class_names": data.dataset.classes,
-        "orientation": settings.data.orientation,
-        "spacing_mm": data.spacing_mm,
-    }
-    built: list[Callback] = []
+def build_configured(settings: TrainConfig) -> list[Callback]:
+    """Build the callbacks of the config group; without validation there is no best checkpoint."""
+    built = []
     for name, factory in settings.callbacks.items():
-        needs = signature(factory.target).parameters
-        callback = factory(**{key: offered[key] for key in offered.keys() & needs.keys()})
-        if isinstance(callback, EarlyStopping) and not has_validation:
+        callback = factory()
+        if settings.fold is None and isinstance(callback, EarlyStopping):
             raise UsageError(f"callbacks.{name} needs validation cases, fold=none has none")
-        if has_validation or not isinstance(callback, BestCheckpoint):
+        if settings.fold is not None or not isinstance(callback, BestCheckpoint):
             built.append(callback)
     return built
 

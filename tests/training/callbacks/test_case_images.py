@@ -21,11 +21,8 @@ def draw(code):
     axes, flips = find_orientation(np.eye(4), code)
     reoriented = [torch.tensor(reorient(v, axes, flips).copy()) for v in (image, label, prediction)]
     mm = (1.0, 2.0, 3.0)
-    images = CaseImages(
-        class_names=("background", "a", "b"),
-        orientation=code,
-        spacing_mm={"x": [mm[axis] for axis in axes]},
-    )
+    images = CaseImages()
+    images.set_up_views(("background", "a", "b"), code, {"x": [mm[axis] for axis in axes]})
     return images.draw("x", *reoriented), images.slices["x"]
 
 

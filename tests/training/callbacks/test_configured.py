@@ -8,7 +8,7 @@ from tests.contract.helpers.runs import read_step
 from tests.helpers.training import GiveDistances, fit
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
-from unet3d.training.checkpoints import resolve_start
+from unet3d.training.start import prepare_start
 
 EPOCHS_OF_ONE_STEP = ["data.batch_size=4", "trainer.num_sanity_val_steps=0", "logger=none"]
 
@@ -20,7 +20,7 @@ def validate(composed):
     def train(folder, distances, *words):
         run = build_training(composed(*EPOCHS_OF_ONE_STEP, *words), folder)
         run.trainer.callbacks.insert(0, GiveDistances(*distances))
-        fit(run, resolve_start(run).checkpoint)
+        fit(run, prepare_start(run).checkpoint)
         return run.trainer
 
     return train
@@ -80,7 +80,7 @@ def test_a_run_that_stopped_early_is_finished_unless_it_gets_more_patience(compo
         if not (tmp_path / "checkpoints").exists():
             fit(run)
             run = build_training(composed(*words, option), tmp_path)
-        assert resolve_start(run).is_finished is is_finished
+        assert prepare_start(run).is_finished is is_finished
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from unet3d.errors import UsageError
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.report import plot_layers, plot_timeline
 from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices, get_palette
+from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.loggers import FINAL_METRICS, close_logger, log_image
 from unet3d.types import IGNORE_LABEL, Sample, Triple
 
@@ -122,31 +123,33 @@ class RunLogger(Callback):
 
 
 class CaseImages(Callback):
-    """Log slices of the first `cases` volumes, with reference and prediction.
+    """Log slices of the first `cases` volumes, with reference and prediction."""
 
-    `orientation` is the orientation code of the preprocessed volumes, `spacing_mm` their voxel
-    spacing by case.
-    """
+    def __init__(self, *, cases: int = 3):
+        if cases < 0:
+            raise UsageError(f"callbacks.case_images.cases must be 0 or more, got {cases}")
+        self.cases = cases
+        self.slices: dict[str, Triple] = {}
+        self.latest: tuple[str, np.ndarray] | None = None  # the first case, with a title
 
-    def __init__(
+    def on_validation_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        data: VolumeDataModule = trainer.datamodule
+        self.set_up_views(data.dataset.classes, data.settings.data.orientation, data.spacing_mm)
+
+    def set_up_views(
         self,
-        *,
         class_names: Sequence[str],
         orientation: str,
         spacing_mm: Mapping[str, Sequence[float]],
-        cases: int = 3,
-    ):
-        if cases < 0:
-            raise UsageError(f"callbacks.case_images.cases must be 0 or more, got {cases}")
-        self.spacing_mm, self.cases = spacing_mm, cases
+    ) -> None:
+        """Take the orientation code of the preprocessed volumes, and their spacing by case."""
+        self.spacing_mm = spacing_mm
         colors = get_palette(len(class_names) - 1)
         self.legend = list(zip(class_names[1:], colors, strict=True))
         names = get_plane_names(orientation)
         sagittal, coronal, axial = (names.index(view) for view in VIEWS)
         self.axes: Triple = (sagittal, coronal, axial)
         self.flips = [orientation[axis] in "LPI" for axis in self.axes]
-        self.slices: dict[str, Triple] = {}
-        self.latest: tuple[str, np.ndarray] | None = None  # the first case, with a title
 
     def on_validation_batch_end(
         self,

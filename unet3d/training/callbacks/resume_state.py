@@ -2,21 +2,16 @@
 
 Lightning's own counters depend on the hook in which a checkpoint was saved; resumed from them, a
 run may skip an epoch's validation or train on a batch twice. So they are computed from the
-position of the training loader after the last optimizer step. A checkpoint of another experiment is
-refused: RESUMABLE_CHANGES says what may differ.
+position of the training loader after the last optimizer step.
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from unet3d.config.names import rename_saved_keys
-from unet3d.errors import UsageError
-from unet3d.text import flatten_keys, join_first, pluralize
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.lightning_internals import (
@@ -25,27 +20,6 @@ from unet3d.training.lightning_internals import (
     is_optimizer_step,
     is_validation_epoch,
 )
-
-RESUMABLE_CHANGES = (
-    # Limits: how long it trains.
-    *("trainer.max_steps", "trainer.max_epochs", "trainer.max_time", "max_skipped_steps"),
-    "callbacks.early_stopping",
-    # What is shown and recorded.
-    *("logger", "metrics", "validation", "evaluation", "debug", "callbacks.case_images"),
-    *("trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.num_sanity_val_steps"),
-    # What is saved, and where it starts.
-    *("save_every_seconds", "callbacks.best_checkpoint.top_k", "resume", "init_from"),
-    # Processes and memory; kind of device, number of processes and fused blocks are compared.
-    *("data.num_workers", "memory", "checkpointing", "inference.batch_size", "allow_targets"),
-    *("trainer.accelerator", "trainer.devices", "trainer.launch", "trainer.timeout_seconds"),
-    "trainer.cuda_graph",
-    # Where data is and how it is split: the cases are compared by their contents.
-    *("data.root", "data.cache", "data.layout", "data.splits", "data.group_by"),
-    *("data.annotated", "data.invalid_cases"),
-)
-"""Keys that a resumed run may change, with all keys below them; any other key is compared."""
-
-MAX_NAMED = 12  # differences that are named in full
 
 
 class ResumeState(Callback):
@@ -141,99 +115,3 @@ class ResumeState(Callback):
         checkpoint["loops"] = {"fit_loop": counters}
         # Lightning would restore its own within an epoch, but not between two.
         self.data.train_loader.load_state_dict(self.position)
-
-
-def get_logged_steps(
-    position: ResumeState, checkpoint: dict[str, Any], path: Any, now: Mapping[str, Any]
-) -> int:
-    """Return how many steps a checkpoint's run has logged; refuse one that cannot be resumed.
-
-    `now` is the metadata that this run saves in its checkpoints.
-    """
-    state = checkpoint.get("callbacks", {}).get(position.state_key)
-    if state is None:
-        raise UsageError(f"resume={path}: it holds weights alone: start a new run with init_from=")
-    saved = list_compared(checkpoint["unet3d"], state["fixed_settings"])
-    different = find_differences(saved, list_compared(now, position.fixed_settings()))
-    if different:
-        raise UsageError(
-            f"resume={path}: the settings differ from those of the run that saved the checkpoint: "
-            f"{'; '.join(different)}: set back what changed, or use init_from= to start a new run "
-            "from its weights"
-        )
-    return state["logged"]
-
-
-def list_training_cases(checkpoint: Mapping[str, Any]) -> list[str]:
-    """Return digests of the cases on which a network was trained, also before its `init_from`."""
-    state = checkpoint.get("callbacks", {}).get("ResumeState", {}).get("fixed_settings", {})
-    before = checkpoint.get("unet3d", {}).get("pretrained_on", [])
-    return sorted({*before, *state.get("cases", {}).get("training", {}).values()})
-
-
-def find_leak(data: VolumeDataModule, trained_on: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the validation cases on which the network of `init_from` was trained, and a line."""
-    cases, known = data.digest_cases()["validation"], set(trained_on)
-    seen = [name for name, digest in cases.items() if digest in known]
-    warning = (
-        f"the network of init_from= was trained on {len(seen)} of "
-        f"{pluralize(len(cases), 'validation case')} ({join_first(seen)}), which inflates the "
-        "scores: start from a network of the same fold"
-    )
-    return seen, warning if seen else None
-
-
-def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must not change, by dotted key: a checkpoint's metadata, and what is `fixed`."""
-    ignored = (*RESUMABLE_CHANGES, *fixed)
-    config = flatten_keys(rename_saved_keys(metadata.get("config", {})), whole=("regions",))
-    values = {key: value for key, value in config if not is_below(key, ignored)}
-    values |= {key: metadata[key] for key in ("classes", "channels") if key in metadata}
-    values |= flatten_keys(metadata.get("preprocessing", {}), "preprocessing.")
-    values |= {  # the order of regions matters
-        key: list(value.items()) for key, value in values.items() if isinstance(value, Mapping)
-    }
-    # As a JSON file would have them: tuples are lists, numbers Python's.
-    return json.loads(json.dumps({**values, **fixed}, default=str))
-
-
-def find_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs, as text with both values; another class hides its other keys."""
-
-    def show(value: Any) -> str:
-        text = value if isinstance(value, str) and value else json.dumps(value)
-        return text if len(text) <= 80 else f"{text[:77]}..."
-
-    keys = [*now, *(key for key in saved if key not in now)]
-    different = [key for key in keys if key != "cases" and saved.get(key) != now.get(key)]
-    groups = [key.removesuffix("._target_") for key in different if key.endswith("._target_")]
-    shown = [key for key in different if key.endswith("._target_") or not is_below(key, groups)]
-    lines = [
-        f"{key} is {show(now.get(key))} now, but was {show(saved.get(key))}"
-        for key in shown[:MAX_NAMED]
-    ]
-    if len(shown) > MAX_NAMED:
-        lines.append(f"{len(shown) - MAX_NAMED} more keys differ")
-    for part, cases in now["cases"].items():
-        before = saved["cases"].get(part, {})
-        changes = {
-            "was added": [name for name in cases if name not in before],
-            "is missing": [name for name in before if name not in cases],
-            "has other contents": [
-                name for name in cases if cases[name] != before.get(name, cases[name])
-            ],
-        }
-        found = [f"{part} case {join_first(v, 3)} {verb}" for verb, v in changes.items() if v]
-        if not found and list(before) != list(cases):
-            found = [f"the {part} cases have another order"]
-        lines += found
-    return lines
-
-
-def is_below(key: str, parents: Iterable[str]) -> bool:
-    """Return whether a key is one of these, or below one.
-
-    >>> is_below("data.layout.root", ("data.layout",)), is_below("data.layouts", ("data.layout",))
-    (True, False)
-    """
-    return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
