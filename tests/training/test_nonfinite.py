@@ -1,5 +1,4 @@
 import math
-import signal
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +8,13 @@ from torch import distributed, nn
 
 from unet3d.commands.train import build_training
 from unet3d.errors import RunError
-from unet3d.signals import SignalListener
 from unet3d.training import nonfinite
-from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.nonfinite import (
     NonFiniteGuard,
     find_first_nonfinite_module,
     get_running_stats,
 )
+from unet3d.training.rank_agreement import RankAgreement
 
 
 def build(composed, tmp_path, *overrides):
@@ -135,52 +133,21 @@ def test_non_finite_gradients_are_reported_with_step_cases_and_weight(composed, 
     assert all(p.isfinite().all() for p in run.module.model.parameters())
 
 
-def check_loss(guard, limits, lines):
+def test_a_rank_skips_a_step_that_another_rank_cannot_take(monkeypatch):
+    monkeypatch.setattr(distributed, "all_reduce", lambda shared, _: shared.fill_(1))
+    lines, model, image = [], nn.Sequential(nn.BatchNorm3d(1)), torch.randn(2, 1, 2, 2, 2)
     task = SimpleNamespace(global_step=7, log_dict=lambda _: None, print=lines.append)
-    task.trainer, task.limits = SimpleNamespace(world_size=2), limits
-    model = nn.Sequential(nn.BatchNorm3d(1))
-    guard.begin(model)
-    image = torch.randn(2, 1, 2, 2, 2)
+    guard = NonFiniteGuard(RankAgreement(world_size=2), max_skipped=1)
     before = [x.clone() for x in get_running_stats(model)]
+    guard.begin(model)
     outputs = model(image)
     guard.check_loss(task, model, {"case": ["a"], "image": image}, outputs, outputs.sum())
-    pairs = zip(get_running_stats(model), before, strict=True)
-    return all(x.equal(y) for x, y in pairs)
-
-
-@pytest.fixture
-def second_rank(monkeypatch):
-    """Stand for a run of two ranks; return what the other one knows."""
-    other = [0.0, 0.0, 0.0, 0.0]
-
-    def all_reduce(tensor, op):
-        assert op == distributed.ReduceOp.MAX
-        tensor.copy_(torch.maximum(tensor, torch.tensor(other)))
-
-    monkeypatch.setattr(distributed, "all_reduce", all_reduce)
-    return other
-
-
-def test_a_rank_skips_a_step_that_another_rank_cannot_take(second_rank):
-    second_rank[0], lines = 1.0, []
-    guard = NonFiniteGuard(max_skipped=1)
-    assert check_loss(guard, StoppingLimits(), lines)
     assert guard.skipping
+    pairs = zip(get_running_stats(model), before, strict=True)
+    assert all(x.equal(y) for x, y in pairs)
     assert lines == [
         "the loss of another rank is not finite at step 7; step skipped (1 of at most 1)"
     ]
-
-
-def test_ranks_share_a_signal_and_the_clock_that_is_ahead(second_rank):
-    signals = SignalListener()
-    limits = StoppingLimits(max_seconds=100, signals=signals)
-    assert not check_loss(NonFiniteGuard(), limits, [])
-    assert (signals.received, limits.agreed_to_stop, limits.agreed_to_save) == (None, False, False)
-    second_rank[1:] = [25.0, 1.0, 1.0]
-    check_loss(NonFiniteGuard(), limits, [])
-    assert (signals.received, limits.agreed_to_stop) == (signal.SIGTERM, True)
-    assert limits.agreed_to_save
-    assert limits.fraction_done(SimpleNamespace(max_epochs=None)) == 0.25
 
 
 @pytest.mark.gpu

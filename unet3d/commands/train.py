@@ -34,6 +34,7 @@ from unet3d.training.preflight import (
     estimate_run_memory,
 )
 from unet3d.training.pretrained import find_pretrained
+from unet3d.training.rank_agreement import RankAgreement
 from unet3d.training.ranks import ProcessRank, read_process_rank
 from unet3d.training.results import TrainingResult, evaluate_best_checkpoint, make_result
 from unet3d.training.run import (
@@ -103,9 +104,9 @@ def build_training(
     seed_run(settings)
     config = make_config_record(settings)
     limits = StoppingLimits(
+        RankAgreement(process.world_size),
         max_steps=settings.trainer.max_steps,
         max_seconds=settings.trainer.max_seconds,
-        signals=signals,
     )
     graphs, graph_notes = choose_graphs(step, device, process)
     network = build_network(step)

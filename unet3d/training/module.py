@@ -78,7 +78,7 @@ class SegmentationModule(LightningModule):
                 accumulates=step.micro_batches > 1,
                 trusted=step.cuda_graph is True,
             )
-        self.nonfinite_guard = NonFiniteGuard(settings.max_skipped_steps)
+        self.nonfinite_guard = NonFiniteGuard(limits.ranks, settings.max_skipped_steps)
         self.metadata: dict[str, Any] = {}
 
         make_optimizer = make_optimizer_factory(step.optimizer, precision)

@@ -6,7 +6,6 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as distributed
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import RunError
 from unet3d.training.loggers import log_values
+from unet3d.training.rank_agreement import RankAgreement
 from unet3d.types import HasRetention
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class NonFiniteGuard:
     reads that with the next batch's loss, so no step waits for it.
     """
 
-    def __init__(self, max_skipped: int = 0):
-        self.max_skipped = max_skipped
+    def __init__(self, ranks: RankAgreement, max_skipped: int = 0):
+        self.ranks, self.max_skipped = ranks, max_skipped
         self.skipped = 0
         self.loss = math.nan  # of the last batch
         self.skipping = False  # whether the current optimizer step is skipped, with all its batches
@@ -57,27 +57,18 @@ class NonFiniteGuard:
     ) -> None:
         """Check the loss of a batch, and the gradients of the step before it.
 
-        All that ranks must agree on goes with it: there is one collective and one wait in a step.
+        What ranks agree on is read with it: there is one collective and one wait in a step.
         """
-        values = [loss.detach().float().mean()]
-        if task.trainer.world_size > 1:
-            local = torch.tensor([0.0, *task.limits.list_local()], pin_memory=loss.is_cuda)
-            shared = local.to(loss.device, non_blocking=True)
-            shared[0] = ~values[0].isfinite()
-            distributed.all_reduce(shared, distributed.ReduceOp.MAX)
-            values += shared.unbind()
-        if self.norms is not None:
-            values.append(self.norms.isfinite().all().float())
+        value = loss.detach().float().mean()
+        norms = [] if self.norms is None else [self.norms.isfinite().all().float()]
+        values = [value, *norms, *self.ranks.exchange(~value.isfinite())]
         self.loss, *others = torch.stack(values).tolist()
-        loss_finite = everywhere_finite = math.isfinite(self.loss)
-        if task.trainer.world_size > 1:
-            nonfinite, seconds, stop, save, *others = others
-            everywhere_finite = not nonfinite
-            task.limits.agree(seconds, stop, save)
-        if others:
-            self._judge_gradients(task, finite=bool(others[0]))
+        loss_finite = math.isfinite(self.loss)
+        if norms:
+            self._judge_gradients(task, finite=bool(others.pop(0)))
         self.cases += batch["case"]
-        if everywhere_finite:  # all ranks step, or none
+        spoiled = self.ranks.accept(others) if others else not loss_finite
+        if not spoiled:  # all ranks step, or none
             return
         for buffer, value in zip(get_running_stats(model), self.saved_stats, strict=True):
             buffer.copy_(value)

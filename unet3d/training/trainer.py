@@ -79,7 +79,7 @@ class RunCallbacks:
         }
         self.resume_state = ResumeState(data, limits, fixed)
         checkpoints = folder / "checkpoints"
-        self.last = LastCheckpoint(checkpoints, limits, settings.save_every_seconds)
+        self.last = LastCheckpoint(checkpoints, limits.ranks, settings.save_every_seconds)
         shows_bar = sys.stdout.isatty() if bar == "auto" else bar
         self.ordered: list[Callback] = [
             # First: at the end of a step the GPU still works on it, and nothing else is as urgent.
@@ -93,7 +93,7 @@ class RunCallbacks:
             limits,
             self.resume_state,
             *build_configured(data.settings),
-            *([] if signals is None else [Preemption(signals, limits, self.last.save)]),
+            *([] if signals is None else [Preemption(signals, limits.ranks, self.last.save)]),
             (ProgressBar if shows_bar else ProgressLines)(limits),
             self.last,
         ]

@@ -17,6 +17,7 @@ from unet3d.training.callbacks.training_warnings import (
     detect_plateau,
     suggest_overrides,
 )
+from unet3d.training.rank_agreement import RankAgreement
 from unet3d.types import IGNORE_LABEL
 
 SUGGESTED = {"class": ["model.width=16"], "loss": ["optimizer.lr=1"]}
@@ -30,7 +31,9 @@ class Validations:
 
     def __init__(self, regions=None):
         self.warnings = TrainingWarnings(
-            StoppingLimits(max_steps=20), Curve(), lambda kind, out_of_time: SUGGESTED[kind]
+            StoppingLimits(RankAgreement(), max_steps=20),
+            Curve(),
+            lambda kind, out_of_time: SUGGESTED[kind],
         )
         self.lines = []
         self.metric = Dice(["background", "a", "b"], regions)

@@ -1,6 +1,7 @@
 """When a run saves: last.ckpt between steps and at its end, best.ckpt after validations."""
 
 import time
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from unet3d.checkpoint_file import BEST, LAST, load_checkpoint
 from unet3d.files import replace_with_copy
-from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.lightning_internals import is_optimizer_step
+from unet3d.training.rank_agreement import RankAgreement
 
 MAX_TIME_FRACTION = 0.01  # largest fraction of a run's time that may go into saving `last.ckpt`
 
@@ -25,11 +26,11 @@ class LastCheckpoint(Checkpoint):
     long.
     """
 
-    def __init__(self, folder: Path, limits: StoppingLimits, every_seconds: float):
-        self.path, self.limits, self.every_seconds = folder / LAST, limits, every_seconds
-        limits.is_save_due = self._is_due
+    def __init__(self, folder: Path, ranks: RankAgreement, every_seconds: float):
+        self.path, self.every_seconds = folder / LAST, every_seconds
         self.saved_step = 0  # optimizer step of the last save in this process
-        self.due = 0.0  # time of the next save
+        self.due = inf  # time of the next save
+        self.is_due = ranks.share(lambda: time.monotonic() >= self.due)
 
     def save(self, trainer: Trainer) -> None:
         """Save the current state of the run, after the metrics before it."""
@@ -49,14 +50,11 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         if batch_idx % trainer.accumulate_grad_batches or trainer.global_step == self.saved_step:
             return
-        if self._is_due() if trainer.world_size == 1 else self.limits.agreed_to_save:
+        if self.is_due():
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         self.save(trainer)
-
-    def _is_due(self) -> bool:
-        return time.monotonic() >= self.due
 
     def on_exception(self, trainer: Trainer, *_: Any) -> None:
         """Save if a run can be resumed here: a rank cannot save alone, nor within a step."""
