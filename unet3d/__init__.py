@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from unet3d.pool.replace import replace_pooling as replace_pooling
     from unet3d.segmenter import Segmenter as Segmenter
     from unet3d.segmenter import load as load
-    from unet3d.training.results import TrainingResult as TrainingResult
+    from unet3d.training.run_reports import TrainingResult as TrainingResult
 
 __version__ = "0.1.0"
 
@@ -26,7 +26,7 @@ _MODULES = {
     "MaxPool3d": "unet3d.pool.max",
     "MedianPool3d": "unet3d.pool.median",
     "Segmenter": "unet3d.segmenter",
-    "TrainingResult": "unet3d.training.results",
+    "TrainingResult": "unet3d.training.run_reports",
     "UNet3D": "unet3d.model.unet",
     "estimate_memory": "unet3d.memory.any_network",
     "evaluate": "unet3d.api",

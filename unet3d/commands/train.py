@@ -24,6 +24,7 @@ from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import find_device, launch_ranks, leave_process_group
+from unet3d.training.final_evaluation import evaluate_best_checkpoint
 from unet3d.training.head_bias import initialize_head_bias
 from unet3d.training.machine_checks import check_machine, count_local_processes
 from unet3d.training.module import SegmentationModule, make_config_record, make_metadata
@@ -36,7 +37,6 @@ from unet3d.training.preflight import (
 from unet3d.training.pretrained import find_pretrained
 from unet3d.training.rank_agreement import RankAgreement
 from unet3d.training.ranks import ProcessRank, read_process_rank
-from unet3d.training.results import TrainingResult, evaluate_best_checkpoint, make_result
 from unet3d.training.run import (
     TrainingRun,
     explain_errors,
@@ -48,9 +48,11 @@ from unet3d.training.run import (
 from unet3d.training.run_folder import Log
 from unet3d.training.run_reports import (
     GrowingReport,
+    TrainingResult,
     build_report,
     is_complete,
     list_callbacks,
+    make_result,
     reopen_report,
     report_early_end,
     try_write_report,

@@ -1,9 +1,11 @@
-"""Write report.json and report.html of a run, also while it trains."""
+"""What a run reports: report.json, report.html (also while it trains), and a result in Python."""
 
 import time
 from base64 import b64encode
 from collections.abc import Mapping
+from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,12 @@ from unet3d.files import read_report, write_text
 from unet3d.machine import summarize_machine
 from unet3d.memory.report import plot_timeline
 from unet3d.model.weights import count_parameters
-from unet3d.report.run_report import collect_versions, get_step_memory, write_report
+from unet3d.report.run_report import (
+    collect_versions,
+    get_step_memory,
+    select_headline_metrics,
+    write_report,
+)
 from unet3d.training.callbacks.checkpoints import BestCheckpoint
 from unet3d.training.callbacks.dashboard import CaseImages
 from unet3d.training.config import list_choices
@@ -27,6 +34,35 @@ from unet3d.training.run_folder import Log
 
 MAX_TIME_FRACTION = 0.05
 """Largest fraction of a run's time that may go into pages of the running run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """A run that has been trained up to its limits.
+
+    Attributes:
+        folder: the run folder.
+        checkpoint: the best checkpoint, or the last one where nothing was validated.
+        metrics: ``dice`` and ``hd95_mm`` of the best checkpoint on the validation cases,
+            ``peak_mib`` and ``step_seconds`` of a training step; those that were measured.
+        report: the content of report.json.
+    """
+
+    folder: Path
+    checkpoint: Path
+    metrics: Mapping[str, float]
+    report: Mapping[str, Any]
+
+
+def make_result(run: TrainingRun, report: Mapping[str, Any]) -> TrainingResult:
+    """Return what a run has reached."""
+    best, last = (run.folder / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
+    return TrainingResult(
+        folder=run.folder,
+        checkpoint=best if best.exists() else last,
+        metrics=select_headline_metrics(report),
+        report=report,
+    )
 
 
 def build_report(

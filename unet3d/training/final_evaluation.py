@@ -1,0 +1,124 @@
+"""Evaluate the best checkpoint of a run on its validation cases."""
+
+from pathlib import Path
+from typing import Any
+
+from unet3d.checkpoint_file import update_metadata
+from unet3d.data.layouts.dataset_json import LabelNames
+from unet3d.data.layouts.scans import ScanFiles
+from unet3d.errors import summarize_error
+from unet3d.evaluation.evaluate import CasePair, Evaluation, run_evaluation
+from unet3d.evaluation.options import build_metrics, select_class_metrics
+from unet3d.inference.ensemble import Ensemble, load_ensemble
+from unet3d.inference.predictor import Predictor, ScanTask
+from unet3d.text import pluralize
+from unet3d.training.postprocessing import (
+    choose_postprocessing,
+    find_single_components,
+    record_postprocessing,
+)
+from unet3d.training.run import TrainingRun
+from unet3d.training.run_folder import Log
+
+
+def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
+    """Score the validation cases in the grids of their files; return parts of the report.
+
+    Predictions are written to validation/, scores to evaluation/. Classes that are one component in
+    the training labels, and do not score lower with only their largest component, are recorded in
+    the checkpoints, where predict finds them.
+    """
+    files = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+    checkpoints = [path for path in files if path.exists()]
+    volumes, folder = run.data.validation, run.folder / "validation"
+    log(f"looking for classes of one component in {pluralize(len(run.data.training), 'label')}")
+    single, evidence = find_single_components(run)
+    names = run.data.dataset.classes
+    if not volumes:
+        chosen = [names[label] for label in single]
+        return {"postprocessing": record_postprocessing(chosen, evidence, checkpoints, log)}
+    ensemble = load_ensemble(checkpoints[:1], allow_targets=None)
+    if ensemble.uses_tta != run.settings.evaluation.tta:  # a resumed run may change it
+        for path in checkpoints:
+            update_metadata(path, {"tta": run.settings.evaluation.tta})
+    log(f"evaluating {len(volumes)} validation cases with {checkpoints[0].name}")
+    folder.mkdir(exist_ok=True)
+    failures = predict_cases(run, ensemble, folder, log)
+    chosen = [names[label] for label in choose_postprocessing(volumes, single, folder)]
+    evidence += f"; Dice on {pluralize(len(volumes), 'validation case')} is not lower"
+    postprocessing = record_postprocessing(chosen, evidence, checkpoints, log)
+    result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
+    for name, reason in result.errors.items():
+        log(f"{name} is not scored: {reason}")
+    dice = run.callbacks.training_warnings.dice
+    is_best = checkpoints[0].stem == "best"
+    evaluation = {
+        "checkpoint": str(checkpoints[0]),
+        "best_of": sum(value == value for value in dice) if is_best else None,
+        "mean": result.mean,
+        "per_class": result.per_class,
+        "errors": {**failures, **result.errors},
+    }
+    return {"evaluation": evaluation, "postprocessing": postprocessing}
+
+
+def predict_cases(run: TrainingRun, ensemble: Ensemble, folder: Path, log: Log) -> dict[str, str]:
+    """Write the labels of the validation cases; return why a case has none, by its name."""
+    windows = run.settings.step.windows
+    predictor = Predictor(
+        ensemble,
+        device=run.data.device,
+        precision=run.precision,
+        overlap=windows.overlap,
+        batch_size=windows.batch_size,
+        flip_axes=(ensemble.mirroring_axes or ()) if run.settings.evaluation.tta else (),
+    )
+    failures: dict[str, str] = {}
+    for volume in run.data.validation:
+        task = ScanTask(
+            scan=ScanFiles(name=volume.name, files=volume.case.images),
+            labels=folder / f"{volume.name}.nii.gz",
+            probabilities=None,
+        )
+        try:
+            predictor.compute(predictor.prepare(task), log=log)()
+        except Exception as error:  # a case that vanished or does not fit costs that case alone
+            failures[volume.name] = summarize_error(error)
+            task.labels.unlink(missing_ok=True)  # of an earlier evaluation
+            log(f"{volume.name} is not evaluated: {failures[volume.name]}")
+    return failures
+
+
+def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Evaluation:
+    """Pair the predictions with their references, as `unet3d evaluate` would match them."""
+    classes = {name: (label,) for label, name in enumerate(ensemble.classes) if label > 0}
+    regions = {name: tuple(labels) for name, labels in (ensemble.regions or {}).items()}
+    annotations, ignored = run.data.dataset.annotations, run.data.dataset.ignore_labels
+    pairs = [
+        CasePair(
+            name=volume.name,
+            prediction=[folder / f"{volume.name}.nii.gz"],
+            reference=[volume.case.label],
+            image=volume.case.images[0],
+            unknown=frozenset(annotations.find_unannotated(volume.name) if annotations else ()),
+        )
+        for volume in run.data.validation
+        if (folder / f"{volume.name}.nii.gz").exists()
+    ]
+    return Evaluation(
+        predictions=str(folder),
+        references="of the validation cases",
+        output=run.folder / "evaluation",
+        draw_worst=run.settings.evaluation.draw_worst,
+        pairs=pairs,
+        names=LabelNames(
+            classes=regions or classes,
+            known_labels=frozenset(range(len(ensemble.classes))),
+            ignore_labels=ignored,
+        ),
+        ignore_labels=ignored,
+        groups=run.data.groups,
+        tolerance_mm=run.settings.evaluation.tolerance_mm,
+        roles={"validation": [pair.name for pair in pairs]},
+        metrics=select_class_metrics(build_metrics(run.settings.metrics, ensemble.regions)),
+    )
