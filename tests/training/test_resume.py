@@ -18,7 +18,6 @@ from unet3d.commands.train import build_training
 from unet3d.config.compose import list_options
 from unet3d.errors import Interrupted
 from unet3d.signals import SignalListener
-from unet3d.training.checkpoint_io import AtomicCheckpointIO
 from unet3d.training.start import prepare_start
 
 pytestmark = pytest.mark.slow
@@ -164,10 +163,3 @@ def test_a_step_after_a_resume_starts_with_as_much_memory_as_without_one(compose
     train(composed(*LONG), stopped, At("on_train_batch_end", 2, send_sigterm))
     # 2 KiB: logged values
     assert allocated_at_step_4(stopped, tensor_storages()) == pytest.approx(uninterrupted, abs=2048)
-
-
-def test_a_save_keeps_the_checkpoint_before_it(tmp_path):
-    for step in range(3):
-        AtomicCheckpointIO().save_checkpoint({"step": step}, tmp_path / "last.ckpt")
-    kept = {p.name: torch.load(p, weights_only=True)["step"] for p in tmp_path.iterdir()}
-    assert kept == {"last.ckpt": 2, "previous.ckpt": 1}

@@ -1,4 +1,4 @@
-"""Build Lightning's trainer, and the callbacks of a run in the order in which it calls them."""
+"""Build Lightning's trainer and its callbacks: RunCallbacks says in which order a step runs."""
 
 import logging
 import sys
@@ -37,7 +37,28 @@ from unet3d.training.module import SegmentationModule
 
 
 class RunCallbacks:
-    """All callbacks, `ordered` as they are called; those that other code reads have names."""
+    """All callbacks, `ordered` as Lightning calls them; those that other code reads have names.
+
+    In each hook Lightning calls the callbacks in this order, those that save checkpoints at the
+    end, and then the module. An optimizer step is:
+
+    1. on_train_batch_start: the meters start, random numbers are seeded, and last.ckpt is saved if
+       it is due, with the state after the step before.
+    2. forward (training_step): the loss is read from the device, with all that ranks agree on and
+       whether the last gradients were finite: the only time that the host waits for the device.
+       A batch with a loss that is not finite skips the step.
+    3. backward. With accumulated gradients, 4 and 5 follow the last batch alone.
+    4. on_before_optimizer_step, configure_gradient_clipping: the head warmup drops gradients, then
+       all are checked and clipped.
+    5. optimizer_step: the weights change, gradients are freed, the moving average follows; then
+       the schedule sets the next learning rate.
+    6. on_train_batch_end: the next batch is fetched while a GPU still computes; then the callbacks
+       record the step (memory, time, curves), decide whether it was the last (limits), note the
+       position from which a run resumes (resume_state, which reads that decision), and save and
+       exit if a signal asks for it (Preemption, which saves that position).
+    7. The step is logged; a validation follows where one is due. Its scores are recorded before
+       early stopping and best.ckpt use them.
+    """
 
     def __init__(
         self,
@@ -51,8 +72,7 @@ class RunCallbacks:
         signals: SignalListener | None,
     ):
         settings, step = data.settings, data.settings.step
-        bar = settings.trainer.show_progress_bar
-        self.limits = limits
+        self.limits, bar = limits, settings.trainer.show_progress_bar
         graphed_pass = module.step.graphed_pass
         self.memory = StepMemory({} if graphed_pass is None else graphed_pass.peaks)
         self.timing = StepTimer()
@@ -78,11 +98,11 @@ class RunCallbacks:
             "blocks of the network": "plain" if is_plain else "fused",
         }
         self.resume_state = ResumeState(data, limits, fixed)
-        checkpoints = folder / "checkpoints"
-        self.last = LastCheckpoint(checkpoints, limits.ranks, settings.save_every_seconds)
+        self.last = LastCheckpoint(
+            folder / "checkpoints", limits.ranks, settings.save_every_seconds
+        )
         shows_bar = sys.stdout.isatty() if bar == "auto" else bar
         self.ordered: list[Callback] = [
-            # First: at the end of a step the GPU still works on it, and nothing else is as urgent.
             *([Prefetch()] if data.device.type == "cuda" else []),
             *([] if step.ema_decay is None else [WeightAveraging(step.ema_decay)]),
             self.memory,
