@@ -1,7 +1,7 @@
 """The data of a run: its cases, split and preprocessed, and the loaders of their batches."""
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2s
 from math import ceil, prod
@@ -13,24 +13,24 @@ from torch.utils.data import DataLoader
 
 from unet3d.data.annotated import Annotations
 from unet3d.data.augmentation.pipeline import Augment
-from unet3d.data.case import Case, DatasetLayout, Finding
+from unet3d.data.case import DatasetLayout, Finding
 from unet3d.data.dataset import (
     ResolvedDataset,
-    SplitRule,
     ValidCases,
     build_preprocessing,
     choose_split,
 )
-from unet3d.data.layouts.splits import read_groups, split_cases
+from unet3d.data.layouts.splits import split_cases
 from unet3d.data.loading.loaders import TrainLoader, build_loaders
 from unet3d.data.loading.worker_errors import WorkerCaseTracker
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.channels import explain_swapped_axes
 from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.data.split_checks import find_absent_classes, find_shared_images, find_shared_patients
 from unet3d.errors import UsageError
 from unet3d.inference.window_grid import compute_window_starts
 from unet3d.metric.dice import Dice
-from unet3d.text import join_first, pluralize
+from unet3d.text import join_first
 from unet3d.training.config import TrainConfig
 from unet3d.training.distributed import rank_zero_first
 from unet3d.training.ranks import ProcessRank
@@ -196,68 +196,3 @@ def annotate(annotations: Annotations, volumes: Sequence[CachedVolume]) -> list[
         for problem in annotations.find_contradictions(volume.name, volume.classes):
             raise UsageError(f"{volume.name} {problem}")
     return [replace(v, background_label=annotations.get_background_label(v.name)) for v in volumes]
-
-
-def find_shared_patients(
-    rule: SplitRule, training: Sequence[Case], validation: Sequence[Case]
-) -> str | None:
-    """Return a warning if patients seem to have scans in training and in validation."""
-    likely = rule.likely_groups
-    if likely is None:
-        return None
-    patients = read_groups(likely.pattern, [case.name for case in (*training, *validation)])
-    trained = {patients[case.name] for case in training}
-    shared = [case for case in validation if patients[case.name] in trained]
-    if not shared:
-        return None
-    return (
-        f"{len(shared)} of {pluralize(len(validation), 'validation case')} seem to be of patients "
-        f"that are also in training, which inflates the scores: {likely.message}; add "
-        f"{likely.option}"
-    )
-
-
-def find_shared_images(
-    training: Sequence[CachedVolume], validation: Sequence[CachedVolume]
-) -> str | None:
-    """Return a warning if cases of the validation have the images of training cases."""
-    trained = {volume.contents[:-1]: volume.name for volume in training}  # without the label
-    shared = [
-        f"{volume.name} those of {trained[volume.contents[:-1]]}"
-        for volume in validation
-        if volume.contents[:-1] in trained
-    ]
-    if not shared:
-        return None
-    return (
-        f"{len(shared)} of {pluralize(len(validation), 'validation case')} have the same images as "
-        f"training cases, which inflates the scores ({join_first(shared)}): remove one of each"
-    )
-
-
-def find_absent_classes(
-    classes: Mapping[str, Sequence[int]],
-    training: Sequence[Set[int]],
-    validation: Sequence[Set[int]],
-) -> list[str]:
-    """Return warnings about classes (name -> labels) without a voxel in any case.
-
-    `training` and `validation` hold the labels that occur in each case.
-    """
-    trained, validated = set().union(*training), set().union(*(validation or training))
-    names: dict[tuple[bool, bool], list[str]] = {}  # by whether training and validation have them
-    for name, labels in classes.items():
-        occurs = not trained.isdisjoint(labels), not validated.isdisjoint(labels)
-        names.setdefault(occurs, []).append(name)
-    resplit = "choose another fold= or data.splits="
-    unknown = f"its Dice is unknown and not part of the mean: {resplit}"
-    warnings = {
-        (False, False): ("no", "it cannot be learned: check the label files, or remove the class"),
-        (False, True): ("no training", f"it cannot be learned: {resplit}"),
-        (True, False): ("no validation", unknown),
-    }
-    return [
-        f"{no} case has {join_first(names[occurs])}, so {end}"
-        for occurs, (no, end) in warnings.items()
-        if occurs in names
-    ]
