@@ -10,8 +10,8 @@ import pytest
 
 from unet3d.errors import RunError
 from unet3d.signals import SignalListener
-from unet3d.training import distributed
-from unet3d.training.distributed import launch_ranks, start_ranks, wait_for_ranks
+from unet3d.training import launch
+from unet3d.training.launch import launch_ranks, start_ranks, wait_for_ranks
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from unet3d.training.distributed import launch_ranks, start_ranks, wait_for_rank
     ids=str,
 )
 def test_the_first_rank_that_fails_ends_all_and_says_why(scripts, first, monkeypatch):
-    monkeypatch.setattr(distributed, "SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr(launch, "SETTLE_SECONDS", 0.5)
     begun = time.monotonic()
     processes = [subprocess.Popen(["sh", "-c", script]) for script in scripts]
     if first == (1, 143):
@@ -43,9 +43,9 @@ def test_ranks_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
 
 def test_a_killed_rank_ends_the_run_and_is_named(tmp_path, monkeypatch):
     scripts = ("exec sleep 30", "kill -KILL $$")
-    monkeypatch.setattr(distributed, "SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr(launch, "SETTLE_SECONDS", 0.5)
     monkeypatch.setattr(
-        distributed,
+        launch,
         "start_ranks",
         lambda *_: [subprocess.Popen(["sh", "-c", script]) for script in scripts],
     )

@@ -23,9 +23,10 @@ from unet3d.step.build import build_network
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.datamodule import VolumeDataModule
-from unet3d.training.distributed import find_device, launch_ranks, leave_process_group
+from unet3d.training.distributed import find_device, leave_process_group
 from unet3d.training.final_evaluation import evaluate_best_checkpoint
 from unet3d.training.head_bias import initialize_head_bias
+from unet3d.training.launch import launch_ranks
 from unet3d.training.machine_checks import check_machine, count_local_processes
 from unet3d.training.module import SegmentationModule, make_config_record, make_metadata
 from unet3d.training.preflight import (
