@@ -1,7 +1,7 @@
 """Warnings about a run that does not learn: classes never predicted, a loss that stays flat."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
 
@@ -64,17 +64,28 @@ class TrainingWarnings(Callback):
         done = self.limits.fraction_done(trainer)
         found = self._find_problems(steps, skipped)
         known = [problem for problem in self.active if problem in found]
-        new = [p for p in found if p not in known and self._is_due(p, done)]
-        for message in self._describe(new, steps, skipped):
+        new = {p: text for p, text in found.items() if p not in known and self._is_due(p, done)}
+        for message in self._describe(new):
             pl_module.print(f"step {steps}: {message}")
-        self.active = known + new
+        self.active = [*known, *new]
 
-    def _find_problems(self, steps: int, skipped: int) -> list[str]:
-        """Return the names of all problems; a run that has diverged has no other."""
-        if self._describe_divergence(steps, skipped) is not None:
-            return ["divergence"]
-        problems = [f"unpredicted {name}" for name, count in self.unpredicted.items() if count]
-        return problems if self._find_flat_loss() is None else [*problems, "loss"]
+    def _find_problems(self, steps: int, skipped: int) -> dict[str, str]:
+        """Return the texts of all problems by name; a run that has diverged has no other."""
+        divergence = self._describe_divergence(steps, skipped)
+        if divergence is not None:
+            return {"divergence": divergence}
+        problems = {
+            f"unpredicted {name}": f"{name} (for {pluralize(count, 'validation')})"
+            for name, count in self.unpredicted.items()
+            if count
+        }
+        medians = None if self.has_learned else detect_plateau(self.loss.points)
+        if medians is not None:
+            problems["loss"] = (
+                f"the loss does not fall: its median was {medians[0]:.4g} in the first eighth of "
+                f"the steps and {medians[1]:.4g} in the last"
+            )
+        return problems
 
     def _is_due(self, problem: str, done: float) -> bool:
         """Return whether a problem is worth a line at this fraction of the run."""
@@ -83,27 +94,16 @@ class TrainingWarnings(Callback):
             return False
         return kind == "divergence" or done >= SILENT_FRACTION
 
-    def _describe(self, problems: Sequence[str], steps: int, skipped: int) -> list[str]:
-        """Return messages about these problems: one for all classes that have the same."""
-        messages = list[str]()
-        if "divergence" in problems:
-            messages.append(self._describe_divergence(steps, skipped) or "")
-        missing = [
-            f"{name} (for {pluralize(count, 'validation')})"
-            for name, count in self.unpredicted.items()
-            if f"unpredicted {name}" in problems
-        ]
+    def _describe(self, problems: Mapping[str, str]) -> list[str]:
+        """Return a line for each problem, and one for all classes that are not predicted."""
+        lines = [text for name, text in problems.items() if name == "divergence"]
+        missing = [text for name, text in problems.items() if name.startswith("unpredicted")]
         if missing:
-            message = f"no voxel of the validation set is predicted as {join_first(missing)}"
-            messages.append(self._append_overrides(message, "class"))
-        medians = self._find_flat_loss() if "loss" in problems else None
-        if medians is not None:
-            message = (
-                f"the loss does not fall: its median was {medians[0]:.4g} in the first eighth of "
-                f"the steps and {medians[1]:.4g} in the last"
-            )
-            messages.append(self._append_overrides(message, "loss"))
-        return messages
+            line = f"no voxel of the validation set is predicted as {join_first(missing)}"
+            lines.append(self._append_overrides(line, "class"))
+        if "loss" in problems:
+            lines.append(self._append_overrides(problems["loss"], "loss"))
+        return lines
 
     def _append_overrides(self, message: str, kind: str) -> str:
         """Append what to try against a kind of problem."""
@@ -114,9 +114,6 @@ class TrainingWarnings(Callback):
     def has_learned(self) -> bool:
         """Return whether any validation reached a Dice that a network without training does not."""
         return any(value >= LEARNED_DICE for value in self.dice)
-
-    def _find_flat_loss(self) -> tuple[float, float] | None:
-        return None if self.has_learned else detect_plateau(self.loss.points)
 
     def _describe_divergence(self, steps: int, skipped: int) -> str | None:
         rise = detect_divergence(self.loss.points, self.lowest_loss)
@@ -139,7 +136,7 @@ class TrainingWarnings(Callback):
         found = self._find_problems(steps, skipped)
         warnings = list(self.absent)
         # After a divergence more steps would not help.
-        if done and found != ["divergence"] and self.limits.ended_early(steps):
+        if done and "divergence" not in found and self.limits.ended_early(steps):
             planned = self.limits.planned_steps
             time = format_duration(self.limits.time_elapsed() * planned / steps)
             warnings.append(
@@ -147,8 +144,8 @@ class TrainingWarnings(Callback):
                 f"with more time (resume=auto trainer.max_time={time} for all steps), or start a "
                 "run with a smaller model.width or data.patch_size"
             )
-        named = [p for p in found if done or p == "divergence" or p in self.active]
-        return warnings + self._describe(named, steps, skipped)
+        named = {p: text for p, text in found.items() if done or p in ("divergence", *self.active)}
+        return warnings + self._describe(named)
 
     def state_dict(self) -> dict[str, Any]:
         return {
