@@ -17,7 +17,7 @@ from unet3d.data.formats.volumes import read_header, read_labels, read_volume, s
 from unet3d.data.layouts.dataset_json import find_label_names
 from unet3d.data.preprocessing.channels import find_orientation, get_spacing, reorient
 from unet3d.errors import UsageError
-from unet3d.evaluation.evaluate import AFFINE_TOLERANCE_MM, MAX_LABELS
+from unet3d.evaluation.evaluate import MAX_LABELS, is_same_grid
 from unet3d.files import write_text
 from unet3d.report.page import render_page
 from unet3d.report.slices import get_class_colors
@@ -95,7 +95,7 @@ def read_layer(file: Path, image: Path, shape: Sequence[int], affine: np.ndarray
     """Read labels; refuse another grid than that of the image."""
     volume, own = read_labels(file, read_header(image))
     same_shape = volume.shape == tuple(shape)
-    if same_shape and np.allclose(own, affine, rtol=0, atol=AFFINE_TOLERANCE_MM):
+    if same_shape and is_same_grid(own, affine):
         return volume
     difference = "affines" if same_shape else f"shapes, {list(volume.shape)} and {list(shape)}"
     raise UsageError(

@@ -32,6 +32,13 @@ MIN_SIZE_RATIO = 4  # size of a volume divided by the tolerance, below which sur
 MAX_LABELS = 255  # a file with more labels, none of them named, is taken for an image
 
 
+def is_same_grid(affine: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether affines differ by little of a voxel, and by the rounding of float32 files."""
+    voxel = np.linalg.norm(other[:3, :3], axis=0).min()
+    tolerance = AFFINE_TOLERANCE * voxel + 1e-6 * np.abs(other[:3]).max()
+    return bool(np.abs(affine - other).max() <= tolerance)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CasePair:
     """The files of one case: normally one each."""
@@ -138,9 +145,7 @@ class Evaluation:
                 f"{files[0]} has shape {list(prediction.shape)}, {files[1]} has "
                 f"{list(reference.shape)}: {SAME_GRID}"
             )
-        rounding = 1e-6 * np.abs(affine[:3]).max()  # of files that hold float32
-        voxel = np.linalg.norm(affine[:3, :3], axis=0).min()
-        if np.abs(own - affine).max() > AFFINE_TOLERANCE * voxel + rounding:
+        if not is_same_grid(own, affine):
             raise UsageError(
                 f"{files[0]} has affine {own[:3].round(7).tolist()}, {files[1]} has "
                 f"{affine[:3].round(7).tolist()}: {SAME_GRID}"
