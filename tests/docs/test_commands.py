@@ -37,7 +37,7 @@ from tests.docs.helpers.pages import (
 )
 from unet3d.__main__ import COMMANDS, main
 from unet3d.commands import memory
-from unet3d.memory import from_config as estimate
+from unet3d.memory import fit as estimate
 from unet3d.training import run_reports
 
 pytestmark = pytest.mark.slow
