@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -25,13 +26,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.bench.results import ROOT, make_parser, write_results
+from unet3d.config.compose import compose_config
 from unet3d.custom_ops import simulate_cuda
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.overlap import DiceCE
 from unet3d.machine import AUTOCAST_TYPES
 from unet3d.memory.any_network import enable_foreach
 from unet3d.memory.batches import BatchExtrapolation
-from unet3d.memory.estimate import MemoryEstimate, estimate_step
+from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, estimate_step
+from unet3d.memory.fit import estimate_configured_step
 from unet3d.memory.from_config import FUSED_STRATEGIES
 from unet3d.memory.trace import Trace
 from unet3d.memory.traced_step import TracedStep
@@ -39,9 +42,11 @@ from unet3d.model.plain_unet import PlainUNet3D
 from unet3d.model.unet import UNet3D
 from unet3d.pool.max import MaxPool3d
 from unet3d.text import MIB
+from unet3d.training.config import parse_train_config
 
 PLAIN = "plain modules"
 STRATEGIES = (PLAIN, *FUSED_STRATEGIES, "blocks")
+FITTED = ("none", "fused", "lean", "leanest")
 SMALL, LARGE = [1, 2, 4, 4], [1, 2, 4, 8, 8]  # times the width
 Factory = Callable[[], nn.Module]
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.99, nesterov=True)
@@ -223,17 +228,29 @@ def predict_peers() -> dict[str, Any]:
     return {"size": size, "batch": 2, "channels": channels, "precision": "16", "rows": rows}
 
 
-def predict_huge() -> dict[str, Any]:
-    """Estimate the peaks of training on whole volumes of 512 x 512 x 256, in bf16."""
-    size, rows = [512, 512, 256], {}
-    for strategy in FUSED_STRATEGIES:
-        make = partial(build_ours, [64, 128, 256, 256], strategy)
-        predicted = estimate(make, size, 1, "bf16", cuda=True)
-        rows[strategy] = {
-            "peak_allocated_gib": to_mib(predicted.peak.allocated) / 1024,
-            "peak_reserved_gib": to_mib(predicted.peak.reserved) / 1024,
-        }
-    return {"size": size, "batch": 1, "precision": "bf16", "rows": rows}
+def predict_fits() -> dict[str, Any]:
+    """Estimate what two cubes of each size take of a GPU, CUDA context included, until 80 GiB."""
+    rows: dict[str, dict[int, int]] = {}
+    for model, strategy in product(("unet_small", "unet_nnunet", "unet_resenc"), FITTED):
+        needed = rows[f"{model}, {strategy}"] = {}
+        for side in range(64, 288, 32):
+            words = [
+                f"model={model}",
+                f"checkpointing={strategy}",
+                "precision=16",
+                "data.in_channels=1",
+            ]
+            words += [
+                f"data.patch_size=[{side},{side},{side}]",
+                "data.num_classes=4",
+                "optimizer=sgd",
+            ]
+            config = compose_config([*words, "trainer.accelerator=gpu"], "train")
+            peak = estimate_configured_step(parse_train_config(config).step, validates=False).peak
+            needed[side] = to_mib(add_context_bytes(peak))
+            if needed[side] > 80 * 1024:
+                break
+    return {"batch": 2, "classes": 4, "precision": "16", "optimizer": "SGD", "rows": rows}
 
 
 def predict_residual() -> dict[str, Any]:
@@ -275,7 +292,7 @@ def main() -> None:
     options = make_parser("scripts.bench.step", __doc__, output="cpu-step.json").parse_args()
     warnings.simplefilter("ignore")
     with patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8"):  # 32 MiB, an H100's default
-        parts = {"forum": predict_forum(), "peers": predict_peers(), "huge": predict_huge()}
+        parts = {"forum": predict_forum(), "peers": predict_peers(), "fits": predict_fits()}
         if find_spec("dynamic_network_architectures"):
             parts["residual encoder"] = predict_residual()
     write_results(options.output, {"predicted": parts}, update=True)

@@ -130,6 +130,21 @@ def nnunet_patches() -> str:
     return make_table(heads, lines)
 
 
+def fits() -> str:
+    """Show the largest cubes of which two fit cards of some sizes."""
+    lines = []
+    for name, needed in read_result("cpu-step")["predicted"]["fits"]["rows"].items():
+        model, strategy = name.split(", ")
+        cells = [
+            max((int(side) for side, mib in needed.items() if mib <= gib * 1024), default=0)
+            for gib in (8, 12, 24, 80)
+        ]
+        largest = max(map(int, needed))
+        sides = " | ".join(f"{'≥ ' * (side == largest)}{side}³" if side else "" for side in cells)
+        lines.append(f"`{model}` | `{strategy}` | {sides}")
+    return make_table("`model=` | `checkpointing=` | 8 GB | 12 GB | 24 GB | 80 GB", lines)
+
+
 def pooling_bytes() -> str:
     """Compare the bytes that pooling methods store and allocate per output, in fp32."""
     lines = []

@@ -153,8 +153,8 @@ def test_the_front_page_is_short_and_its_figures_are_those_of_the_result_files()
     bars = re.findall(r">([\d,]+ (?:ms|MiB))<", draw_front())
     assert [bar for bar in bars if bar not in text] == []
     preset = read_result("predicted-nnunet")["rows"]["ResEnc L, like AMOS"]["strategies"]
-    fused, plain = (preset[s]["peak_allocated_bytes"] / GIB for s in ("fused", "plain modules"))
-    assert f"needs {fused:.1f} GiB instead of {plain:.1f} (estimated)" in text
+    fused, plain = (preset[s]["peak_reserved_bytes"] / GIB for s in ("fused", "plain modules"))
+    assert f"estimated to reserve {fused:.1f} GiB instead of {plain:.1f}." in text
     planned = read_result("cpu-recipes")["hippocampus, 10 minutes"]["planned"]["summary"]
     assert f"mean Dice of {planned['dice']:.3f} after ten minutes" in text
     assert f"off by up to {max(map(abs, list_errors()['reserved'])):.0f}%" in text
