@@ -12,7 +12,7 @@ from unet3d.config.keys import compose_api_config
 from unet3d.config.names import announce
 from unet3d.inference.ensemble import load_ensemble
 from unet3d.model.plain_unet import PlainUNet3D
-from unet3d.training.callbacks.resume_state import find_differences, list_compared
+from unet3d.training.same_experiment import find_differences, list_compared
 
 RELEASED = Path(__file__).parents[1] / "released" / "1"
 

@@ -3,7 +3,7 @@ import pytest
 from unet3d.commands.memory import list_faster_settings
 from unet3d.errors import UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES, Precision
-from unet3d.memory import from_config
+from unet3d.memory import fit
 from unet3d.memory.fit import (
     estimate_configured_step,
     list_leaner_strategies,
@@ -21,10 +21,14 @@ def resolve(settings):
 @pytest.mark.slow
 def test_auto_selects_the_first_strategy_that_is_estimated_to_fit(composed, monkeypatch):
     overrides = ["data.patch_size=[64,64,64]", "model.width=16"]
-    lean = estimate_configured_step(composed(*overrides, "checkpointing=lean").step).peak.allocated
-    sizes = {"fused": 2**40, "lean": CUDA_CONTEXT_BYTES + lean, "leanest": 0}
+    peaks = {
+        name: estimate_configured_step(composed(*overrides, f"checkpointing={name}").step).allocated
+        for name in ("fused", "lean", "leanest")
+    }
+    smallest = min(peaks, key=peaks.__getitem__)
+    sizes = {"fused": 2**40, "lean": CUDA_CONTEXT_BYTES + peaks["lean"], smallest: 0}
     for strategy, available in sizes.items():
-        monkeypatch.setattr(from_config, "get_available_bytes", lambda device, n=available: n)
+        monkeypatch.setattr(fit, "get_available_bytes", lambda device, n=available: n)
         settings = resolve(composed(*overrides, "checkpointing=auto"))
         assert settings.strategy == strategy
         assert "encoder_last" in settings.checkpointing.arguments
