@@ -90,3 +90,9 @@ def test_regions_of_the_dataset_reach_network_loss_and_metadata(composed, small,
     assert run.config["loss"]["regions"] == regions
     assert run.config["model"]["num_classes"] == 2
     assert run.config["data"]["num_classes"] == 3
+
+
+def test_a_strategy_of_a_user_need_not_say_the_size_of_its_tiles(composed, tmp_path):
+    run = build_training(composed("~checkpointing.tile_mib", "memory.estimate=true"), tmp_path)
+    assert run.estimate is not None
+    assert run.module.model.retention.tile_bytes is None

@@ -98,10 +98,10 @@ def estimate_run_memory(
 
     def estimate_run(step: StepConfig) -> MemoryEstimate:
         if retention is not None:
-            tile_mib = step.checkpointing.arguments["tile_mib"]
-            is_open = tile_mib == settings.step.checkpointing.arguments["tile_mib"]
-            tile_bytes = retention.tile_bytes if is_open else tile_mib * MIB
-            model.retention = replace(retention, tile_bytes=tile_bytes)
+            model.retention = retention
+            if step.checkpointing != settings.step.checkpointing:  # with other tiles
+                tile_bytes = step.checkpointing.arguments["tile_mib"] * MIB
+                model.retention = replace(retention, tile_bytes=tile_bytes)
         return estimate_resolved_step(
             step, precision, cuda=cuda, volume_size=largest, network=model
         )
