@@ -105,14 +105,16 @@ def try_changes(
     estimate = estimate or (lambda step: estimate_configured_step(step, validates=False))
     tried: list[Changes] = []
     for candidate in candidates:
-        changes = {k: v for k, v in candidate.items() if config.vary({k: v}) != config}
-        if changes in tried:
-            continue
-        tried.append(changes)
+        changes = candidate
         try:
-            yield changes, estimate(config.vary(changes))
+            changes = {k: v for k, v in candidate.items() if config.vary({k: v}) != config}
+            if changes in tried:
+                continue
+            tried.append(changes)
+            result = estimate(config.vary(changes))
         except UsageError as error:  # this network or this patch does not support it
-            yield changes, error
+            result = error
+        yield changes, result
 
 
 def fits(changes: Changes, estimate: MemoryEstimate, budget: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""Where a run starts: at a checkpoint of its own, at pretrained weights, or anew."""
+"""Where a run starts: at a checkpoint of its own, at pretrained weights, or from scratch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
