@@ -46,7 +46,7 @@ class VolumeDataModule(pl.LightningDataModule):
     """Training patches and whole validation volumes.
 
     `prepare` splits and preprocesses the cases, which may take hours. It fills in `spacing_mm` of
-    each validation case, and warnings about classes without a voxel: callbacks hold them before.
+    each validation case, which metrics hold before.
     """
 
     preprocessing: Preprocessing
@@ -56,7 +56,7 @@ class VolumeDataModule(pl.LightningDataModule):
     skipped: list[Finding]
     hints: list[Finding]  # about the dataset
     split_note: str | None  # about a file of folds that no option names
-    data_warnings: list[str]  # of cases in training and in validation, and of constant images
+    data_warnings: list[str]  # of shared cases, constant images, and classes without a voxel
     train_loader: TrainLoader
     val_loader: DataLoader | None
 
@@ -79,7 +79,6 @@ class VolumeDataModule(pl.LightningDataModule):
             )
         self.device, self.process = device, process
         self.spacing_mm: dict[str, Sequence[float]] = {}
-        self.absent_class_warnings: list[str] = []
 
     def prepare(self) -> None:
         """Split the cases, preprocess those that are not in the cache, and build the loaders."""
@@ -110,11 +109,10 @@ class VolumeDataModule(pl.LightningDataModule):
         constant = sorted(v.name for part in volumes for v in part if v.is_constant)
         named = f"images with one value everywhere: {join_first(constant)}: check these files"
         found = [shared, find_shared_images(*volumes), named if constant else None]
-        self.data_warnings = [*filter(None, found)]
-        self.spacing_mm |= {v.name: v.get_spacing_mm(self.preprocessing) for v in self.validation}
         scored = Dice(dataset.classes, dataset.regions).scored_classes
         present = ([v.classes for v in part] for part in volumes)
-        self.absent_class_warnings += find_absent_classes(scored, *present)
+        self.data_warnings = [*filter(None, found), *find_absent_classes(scored, *present)]
+        self.spacing_mm |= {v.name: v.get_spacing_mm(self.preprocessing) for v in self.validation}
         self.train_loader, self.val_loader = build_loaders(
             self.training,
             self.validation,

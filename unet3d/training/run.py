@@ -114,7 +114,6 @@ def summarize_run(run: TrainingRun) -> str:
         *(f"hint: {finding.describe()}" for finding in data.hints),
         *(f"skipped: {finding.describe()}" for finding in data.skipped),
         *run.notes,
-        *data.absent_class_warnings,
         f"run: {run.folder}",
     ]
     return "\n".join(lines)

@@ -84,9 +84,7 @@ class RunCallbacks:
         )
         self.curves = Curves()
         suggest = partial(suggest_overrides, settings)
-        self.training_warnings = TrainingWarnings(
-            limits, self.curves.loss, suggest, data.absent_class_warnings
-        )
+        self.training_warnings = TrainingWarnings(limits, self.curves.loss, suggest)
         # With equal tiles, strategies of fused blocks give equal steps; so do the plain ones.
         is_plain = getattr(module.model, "retention", None) is None
         fixed = {

@@ -31,18 +31,12 @@ class TrainingWarnings(Callback):
     """Print a line when a problem appears; `warnings` lists those that remain.
 
     `loss` is the curve of the loss, to which another callback adds each step. `suggest(kind,
-    out_of_time=...)` returns overrides to try; `absent` holds sentences about classes that no label
-    contains. All ranks have the same confusion matrices but their own losses; rank 0 prints.
+    out_of_time=...)` returns overrides to try. All ranks have the same confusion matrices but their
+    own losses; rank 0 prints.
     """
 
-    def __init__(
-        self,
-        limits: StoppingLimits,
-        loss: Curve,
-        suggest: Callable[..., Sequence[str]],
-        absent: Sequence[str] = (),
-    ):
-        self.limits, self.loss, self.suggest, self.absent = limits, loss, suggest, absent
+    def __init__(self, limits: StoppingLimits, loss: Curve, suggest: Callable[..., Sequence[str]]):
+        self.limits, self.loss, self.suggest = limits, loss, suggest
         self.lowest_loss = math.inf  # of all batches
         self.dice: list[float] = []  # mean Dice of each validation
         self.unpredicted: dict[str, int] = {}  # class: validations in a row without a voxel of it
@@ -134,7 +128,7 @@ class TrainingWarnings(Callback):
     def warnings(self, *, done: bool, steps: int = 0, skipped: int = 0) -> list[str]:
         """Return all current problems of a finished run; of another, those already printed."""
         found = self._find_problems(steps, skipped)
-        warnings = list(self.absent)
+        warnings = list[str]()
         # After a divergence more steps would not help.
         if done and "divergence" not in found and self.limits.ended_early(steps):
             planned = self.limits.planned_steps
