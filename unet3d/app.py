@@ -60,9 +60,23 @@ PATH_ERRORS = (
 
 def run_app(command: str, args: Sequence[str]) -> int:
     """Compose the config of `command` and run it, once or for each job of a sweep."""
-    jobs = _Jobs(command)
+    jobs, own = _Jobs(command), sys.argv
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
     with report_errors(command, args, debug="debug=true" in args) as outcome:
-        jobs.start(args)
+        flags = parse_flags(command, args)
+        jobs.sweeping = flags.multirun
+        # Hydra reads these; the first word is the program whose words it completes.
+        program = "unet3d" if flags.shell_completion else f"unet3d {command}"
+        sys.argv = [program, *translate_arguments(command, args, flags)]
+        folder = str(get_config_dir())
+        try:
+            hydra.main(version_base="1.3", config_path=folder, config_name=command)(jobs.run)()
+        except UsageError:
+            raise
+        except (TypeError, ValueError) as error:  # such as flags that need another one
+            raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
+        finally:
+            sys.argv = own
     if jobs.sweeping and jobs.codes:
         succeeded = len(jobs.codes) - len(jobs.exceptions)
         print("\n".join([f"\nsweep: {succeeded} of {len(jobs.codes)} done", *jobs.exceptions]))
@@ -138,6 +152,22 @@ def collect_files(command: str, words: Sequence[str]) -> list[str]:
     return [*others, f"image={quoted[0]}", *labels]
 
 
+def translate_arguments(command: str, args: Sequence[str], flags: Namespace) -> list[str]:
+    """Return arguments as Hydra reads them: flags first, and overrides of its own keys, quoted."""
+    words = collect_files(command, flags.overrides)
+    words = translate_output(command, words, sweeping=flags.multirun)
+    if any(word.lstrip("+").startswith("experiment=") and ".json" in word for word in words):
+        from unet3d.nnunet.plans import expand_plans  # imports torch
+
+        words = expand_plans(words, partial(print, file=sys.stderr))
+    config_dirs = [] if flags.config_dir is not None else find_user_config_dirs(None)[:1]
+    return [
+        *(f"--config-dir={folder}" for folder in config_dirs),
+        *(arg for arg in args if arg not in flags.overrides),
+        *(quote_override(word, sweep=flags.multirun) for word in words),
+    ]
+
+
 class _Jobs:
     """The jobs that Hydra starts: one, or those of a sweep."""
 
@@ -148,36 +178,6 @@ class _Jobs:
         self.sweep_folders: set[Path] = set()
         self.codes: list[int] = []
         self.exceptions: list[str] = []  # jobs of a sweep that did not simply succeed
-
-    def start(self, args: Sequence[str]) -> None:
-        """Let Hydra run the jobs that the arguments ask for."""
-        flags = parse_flags(self.command, args)
-        self.sweeping = flags.multirun
-        config_dirs = find_user_config_dirs(flags.config_dir)
-        words = collect_files(self.command, flags.overrides)
-        words = translate_output(self.command, words, sweeping=self.sweeping)
-        if any(word.lstrip("+").startswith("experiment=") and ".json" in word for word in words):
-            from unet3d.nnunet.plans import expand_plans  # imports torch
-
-            words = expand_plans(words, partial(print, file=sys.stderr))
-        given = [arg for arg in args if arg not in flags.overrides]  # argparse wants them first
-        given += [quote_override(word, sweep=self.sweeping) for word in words]
-        if config_dirs and flags.config_dir is None:
-            given = ["--config-dir", str(config_dirs[0]), *given]
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and we print the message
-        # Hydra reads these; the first word is the program whose words it completes.
-        program = "unet3d" if flags.shell_completion else f"unet3d {self.command}"
-        own, sys.argv = sys.argv, [program, *given]
-        folder = str(get_config_dir())
-        main = hydra.main(version_base="1.3", config_path=folder, config_name=self.command)
-        try:
-            main(self.run)()
-        except UsageError:
-            raise
-        except (TypeError, ValueError) as error:  # such as flags that need another one
-            raise UsageError(f"Hydra cannot run this: {summarize_error(error)}") from error
-        finally:
-            sys.argv = own
 
     def run(self, config: DictConfig) -> None:
         """Run one job; Hydra calls this with its config."""
