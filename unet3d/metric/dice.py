@@ -55,16 +55,16 @@ class Dice:
         self.reset()
 
     def reset(self) -> None:
-        self.matrices: list[Tensor] = []
+        self.cases: list[Tensor] = []  # the confusion matrix (K, K) of each volume
 
     def update(self, prediction: Tensor, labels: Tensor) -> None:
         """Add predicted and reference labels, both (B, D, H, W)."""
         for p, t in zip(prediction, labels, strict=True):
-            self.matrices.append(compute_confusion(p, t, self.num_classes).cpu())
+            self.cases.append(compute_confusion(p, t, self.num_classes).cpu())
 
     def compute(self) -> dict[str, float]:
         """Return `dice` and `iou` (means over the classes), `dice/<class>` and `iou/<class>`."""
-        counts = torch.stack(self.matrices).double()  # (volumes, K, K)
+        counts = torch.stack(self.cases).double()  # (volumes, K, K)
         per_class: dict[str, Tensor] = {}
         for name, labels in self.scored_classes.items():
             reference, prediction = counts[:, labels], counts[:, :, labels]
@@ -81,7 +81,7 @@ class Dice:
 
     def voxels(self) -> dict[str, tuple[int, int]]:
         """Return each class's number of reference and predicted voxels over all volumes."""
-        counts = sum(self.matrices, torch.zeros(self.num_classes, self.num_classes).long())
+        counts = sum(self.cases, torch.zeros(self.num_classes, self.num_classes).long())
         return {
             name: (int(counts[labels].sum()), int(counts[:, labels].sum()))
             for name, labels in self.scored_classes.items()

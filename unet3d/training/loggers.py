@@ -180,7 +180,7 @@ class ResumableMLFlowLogger(MLFlowLogger):
 
     @rank_zero_only
     def finalize(self, status: str = "success") -> None:
-        with suppress_logging_errors(self, Exception):
+        with suppress_logging_errors(self):
             super().finalize(status)
 
 
@@ -217,7 +217,7 @@ def log_image(logger: Logger, name: str, image: np.ndarray, step: int) -> None:
     """Show an RGB image (H, W, 3) of bytes, where a logger can do that."""
     from PIL import Image  # when the first one is drawn
 
-    with suppress_logging_errors(logger, Exception):  # such as those of a server
+    with suppress_logging_errors(logger):  # such as those of a server
         match logger:
             case TensorBoardLogger():
                 logger.experiment.add_image(name, image, step, dataformats="HWC")
@@ -245,11 +245,11 @@ _reported = WeakSet[Logger]()  # loggers whose first error was printed
 
 
 @contextmanager
-def suppress_logging_errors(logger: Logger, *kinds: type[Exception]) -> Generator[None]:
+def suppress_logging_errors(logger: Logger) -> Generator[None]:
     """Let training continue without what cannot be logged; the first error is printed."""
     try:
         yield
-    except kinds as error:
+    except Exception as error:
         report_error(logger, error)
 
 

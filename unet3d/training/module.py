@@ -96,11 +96,7 @@ class SegmentationModule(LightningModule):
         self.case_scores = CaseMetricAccumulator(
             extra, classes, data.spacing_mm, hd95=settings.validate_hd95
         )
-        # with the names of their results by case
-        self.metrics: list[tuple[Any, str]] = [
-            (self.metric, "matrices"),
-            (self.case_scores, "cases"),
-        ]
+        self.metrics: tuple[Any, ...] = self.metric, self.case_scores
         self.unannotated_classes = step.data.unannotated_classes  # for which a label may stand
         self.patch_size = step.data.patch_size
 
@@ -153,14 +149,13 @@ class SegmentationModule(LightningModule):
                 distributed.broadcast(buffer, 0)
 
     def on_validation_epoch_start(self) -> None:
-        for metric, _ in self.metrics:
+        for metric in self.metrics:
             metric.reset()
 
     def on_validation_epoch_end(self) -> None:
         scores: dict[str, float] = {}
-        for metric, results in self.metrics:
-            gathered = gather_in_case_order(self.trainer, getattr(metric, results))
-            setattr(metric, results, gathered)
+        for metric in self.metrics:
+            metric.cases = gather_in_case_order(self.trainer, metric.cases)
             scores |= metric.compute()
         for name, (reference, predicted) in self.metric.voxels().items():
             if reference:
