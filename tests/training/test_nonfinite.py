@@ -9,12 +9,12 @@ from torch import distributed, nn
 from unet3d.commands.train import build_training
 from unet3d.errors import RunError
 from unet3d.training import nonfinite
+from unet3d.training.distributed import RankAgreement
 from unet3d.training.nonfinite import (
     NonFiniteGuard,
     find_first_nonfinite_module,
     get_running_stats,
 )
-from unet3d.training.rank_agreement import RankAgreement
 
 
 def build(composed, tmp_path, *overrides):

@@ -9,7 +9,7 @@ from torch import distributed
 from unet3d.signals import SignalListener
 from unet3d.training.callbacks.checkpoints import LastCheckpoint
 from unet3d.training.callbacks.stopping import Preemption, StoppingLimits
-from unet3d.training.rank_agreement import RankAgreement
+from unet3d.training.distributed import RankAgreement
 
 
 def test_ranks_share_a_signal_and_the_clock_that_is_ahead(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from unet3d.step.build import build_network
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.datamodule import VolumeDataModule
-from unet3d.training.distributed import find_device, leave_process_group
+from unet3d.training.distributed import RankAgreement, find_device, leave_process_group
 from unet3d.training.final_evaluation import evaluate_best_checkpoint
 from unet3d.training.head_bias import initialize_head_bias
 from unet3d.training.launch import launch_ranks
@@ -36,7 +36,6 @@ from unet3d.training.preflight import (
     estimate_run_memory,
 )
 from unet3d.training.pretrained import find_pretrained
-from unet3d.training.rank_agreement import RankAgreement
 from unet3d.training.ranks import ProcessRank, read_process_rank
 from unet3d.training.run import (
     TrainingRun,

@@ -1,10 +1,10 @@
-"""The process group of a run: how ranks join and leave it, average gradients, and share results."""
+"""The process group of a run: how ranks join and leave it, and what they share in it."""
 
 import os
 import re
 import signal
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -19,7 +19,7 @@ from lightning.pytorch.plugins.environments import (
     TorchElasticEnvironment,
 )
 from lightning.pytorch.strategies import DDPStrategy
-from torch import nn
+from torch import Tensor, nn
 
 from unet3d.errors import DoesNotFitError, RunError, UsageError, summarize_error
 from unet3d.machine import resolve_device
@@ -103,6 +103,44 @@ def leave_process_group() -> None:
         is_nccl = dist.get_backend() == "nccl"
         dist.barrier(device_ids=[torch.cuda.current_device()] if is_nccl else None)
         dist.destroy_process_group()
+
+
+class RankAgreement:
+    """Share values that each rank knows alone: all see the maximum, until the next step.
+
+    Each rank has a clock and signals of its own, but all have one learning rate, save together, and
+    end together. There is one collective in a step. It is queued on the device, so that the host
+    waits for it together with the loss.
+    """
+
+    def __init__(self, world_size: int = 1):
+        self.world_size = world_size
+        self.questions: list[Callable[[], float]] = []
+        self.maxima: Sequence[float] = ()  # the answers; none of a single process
+
+    def share(self, ask: Callable[[], float]) -> Callable[[], float]:
+        """Return what all ranks agreed on instead of `ask`; a single process answers itself.
+
+        All ranks must share the same values in the same order.
+        """
+        number = len(self.questions)
+        self.questions.append(ask)
+        return lambda: self.maxima[number] if self.maxima else ask()
+
+    def exchange(self, flag: Tensor) -> list[Tensor]:
+        """Queue the collective; return the maxima of a flag on the device and of all answers."""
+        if self.world_size == 1:
+            return []
+        local = [0.0, *(float(ask()) for ask in self.questions)]
+        shared = torch.tensor(local, pin_memory=flag.is_cuda).to(flag.device, non_blocking=True)
+        shared[0] = flag
+        dist.all_reduce(shared, dist.ReduceOp.MAX)
+        return list(shared.unbind())
+
+    def accept(self, maxima: Sequence[float]) -> bool:
+        """Take over what the host has read of `exchange`; return the flag."""
+        flag, *self.maxima = maxima
+        return bool(flag)
 
 
 class CudaGraphStrategy(DDPStrategy):

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import RunError
+from unet3d.training.distributed import RankAgreement
 from unet3d.training.loggers import log_values
-from unet3d.training.rank_agreement import RankAgreement
 from unet3d.types import HasRetention
 
 if TYPE_CHECKING:

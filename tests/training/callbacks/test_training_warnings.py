@@ -17,7 +17,7 @@ from unet3d.training.callbacks.training_warnings import (
     detect_plateau,
     suggest_overrides,
 )
-from unet3d.training.rank_agreement import RankAgreement
+from unet3d.training.distributed import RankAgreement
 from unet3d.types import IGNORE_LABEL
 
 SUGGESTED = {"class": ["model.width=16"], "loss": ["optimizer.lr=1"]}

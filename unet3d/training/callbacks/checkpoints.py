@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from unet3d.checkpoint_file import BEST, LAST, load_checkpoint
 from unet3d.files import replace_with_copy
+from unet3d.training.distributed import RankAgreement
 from unet3d.training.lightning_internals import is_optimizer_step
-from unet3d.training.rank_agreement import RankAgreement
 
 MAX_TIME_FRACTION = 0.01  # largest fraction of a run's time that may go into saving `last.ckpt`
 

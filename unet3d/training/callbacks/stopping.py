@@ -12,12 +12,12 @@ from lightning.pytorch.callbacks import Callback, Timer
 
 from unet3d.errors import Interrupted
 from unet3d.signals import SignalListener
+from unet3d.training.distributed import RankAgreement
 from unet3d.training.lightning_internals import (
     disable_signal_handlers,
     is_optimizer_step,
     request_exit,
 )
-from unet3d.training.rank_agreement import RankAgreement
 
 EARLY_FRACTION = 0.1  # a run that time ended before this fraction of its steps is no result yet
 FEWEST_STEPS = 200  # steps that are expected of a run that only time limits
