@@ -23,7 +23,7 @@ from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.oom_advice import format_oom_report
 from unet3d.model.weights import count_parameters
 from unet3d.signals import SignalListener
-from unet3d.training.checkpoint_io import AtomicCheckpointIO
+from unet3d.training.callbacks.checkpoints import AtomicCheckpointIO
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import find_device, join_process_group, rank_zero_first

@@ -21,7 +21,11 @@ from unet3d.memory.from_config import make_figure_title
 from unet3d.model.weights import cast_to_half
 from unet3d.report.comparison import KEYS_WITHOUT_EFFECT
 from unet3d.signals import SignalListener
-from unet3d.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
+from unet3d.training.callbacks.checkpoints import (
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    LastCheckpoint,
+)
 from unet3d.training.callbacks.dashboard import RunLogger
 from unet3d.training.callbacks.progress import ProgressBar, ProgressLines
 from unet3d.training.callbacks.resume_state import ResumeState
@@ -29,7 +33,6 @@ from unet3d.training.callbacks.step_records import Curves, StepMemory, StepTimer
 from unet3d.training.callbacks.stopping import EarlyStopping, Preemption, StoppingLimits
 from unet3d.training.callbacks.training_warnings import TrainingWarnings, suggest_overrides
 from unet3d.training.callbacks.weight_averaging import WeightAveraging
-from unet3d.training.checkpoint_io import AtomicCheckpointIO
 from unet3d.training.config import TrainConfig, list_choices
 from unet3d.training.datamodule import Prefetch, VolumeDataModule
 from unet3d.training.distributed import CudaGraphStrategy, choose_environment

@@ -1,4 +1,4 @@
-"""When a run saves: last.ckpt between steps and at its end, best.ckpt after validations."""
+"""When and how a run saves: last.ckpt between steps and at its end, best.ckpt after validations."""
 
 import time
 from math import inf
@@ -8,12 +8,15 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
-from unet3d.checkpoint_file import BEST, LAST, load_checkpoint
+from unet3d.checkpoint_file import BEST, LAST, PREVIOUS, load_checkpoint, save_checkpoint
+from unet3d.errors import describe_os_error
 from unet3d.files import replace_with_copy
 from unet3d.training.distributed import RankAgreement
 from unet3d.training.lightning_internals import is_optimizer_step
+from unet3d.training.loggers import warn
 
 MAX_TIME_FRACTION = 0.01  # largest fraction of a run's time that may go into saving `last.ckpt`
 
@@ -147,3 +150,35 @@ def save_logs(trainer: Trainer) -> None:
     """Write metrics that precede a checkpoint: a run that is resumed does not log them again."""
     for logger in trainer.loggers:
         logger.save()
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Save checkpoints atomically, keep the one before last.ckpt, and survive a full disk.
+
+    Lightning's own plugin goes through $TMPDIR without fsync: with $TMPDIR on another file system,
+    a kill left an empty last.ckpt and no other. A checkpoint that cannot be written costs a
+    warning: the next save tries again, and the previous checkpoint stays intact.
+    """
+
+    def __init__(self) -> None:
+        self.failed_saves: dict[str, str] = {}  # checkpoint name: why its last save failed
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        path = Path(path)
+        try:
+            if path.name == LAST and path.exists():
+                replace_with_copy(path, path.with_name(PREVIOUS))
+            save_checkpoint(checkpoint, path)
+        except OSError as error:
+            kept = "keeping the previous checkpoint" if path.exists() else "no previous checkpoint"
+            message = f"{describe_os_error(error, path)}; {kept}"
+            if path.name not in self.failed_saves:
+                warn(f"{message}; training continues")
+            self.failed_saves[path.name] = message
+        else:
+            self.failed_saves.pop(path.name, None)
+
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        return load_checkpoint(Path(path), mmap=False)

@@ -2,7 +2,7 @@
 
 import torch
 
-from unet3d.training.checkpoint_io import AtomicCheckpointIO
+from unet3d.training.callbacks.checkpoints import AtomicCheckpointIO
 
 
 def test_a_save_keeps_the_checkpoint_before_it(tmp_path):
