@@ -16,8 +16,8 @@ from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.statistics import Statistics
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor
-from unet3d.training import postprocessing
-from unet3d.training.postprocessing import choose_postprocessing
+from unet3d.training import final_evaluation
+from unet3d.training.final_evaluation import choose_postprocessing
 
 
 def read_voxels(path):
@@ -119,8 +119,8 @@ def test_several_training_labels_are_searched_for_components_at_a_time(
         return keep_largest_component(*arguments)
 
     met: list[int] = []
-    monkeypatch.setattr(postprocessing, "count_usable_cores", lambda: 2)
-    monkeypatch.setattr(postprocessing, "keep_largest_component", meet_another)
+    monkeypatch.setattr(final_evaluation, "count_usable_cores", lambda: 2)
+    monkeypatch.setattr(final_evaluation, "keep_largest_component", meet_another)
     words = [*train_on_components, "fold=none", f"hydra.run.dir={tmp_path / 'all'}"]
     assert main([*words, "evaluation.enabled=true"]) == 0
     assert sorted(met) == [0, 0, 1, 1]
