@@ -161,10 +161,8 @@ def run_trials(settings: SearchConfig, folder: Path) -> list[dict[str, Any]]:
         from optuna.trial import TrialState
 
         while (trial := get_next_trial(study, settings)) is not None:
-            # As study.ask(space) does; a trial that was interrupted has its values already.
-            values = {key: trial._suggest(key, d) for key, d in settings.space.items()}
-            print(f"\ntrial {trial.number}: {format_overrides(values)}")
-            state = run_trial(study, trial, settings, values, folder / f"trial-{trial.number:03d}")
+            print(f"\ntrial {trial.number}: {format_overrides(trial.params)}")
+            state = run_trial(study, trial, settings, folder / f"trial-{trial.number:03d}")
             results = get_results(study, trial).values()
             value = settings.choose(results) if state == "COMPLETE" else None
             study.tell(trial, value, state=TrialState[state])
@@ -174,9 +172,7 @@ def run_trials(settings: SearchConfig, folder: Path) -> list[dict[str, Any]]:
         return list_trials(study)
 
 
-def run_trial(
-    study: Any, trial: Any, settings: SearchConfig, values: dict[str, Any], folder: Path
-) -> str:
+def run_trial(study: Any, trial: Any, settings: SearchConfig, folder: Path) -> str:
     """Train one trial, unless it is estimated to need too much memory; return how it ended."""
 
     def report(validation: int, value: float) -> bool:
@@ -186,7 +182,7 @@ def run_trial(
         return settings.prune and trial.should_prune()
 
     try:
-        run_settings = settings.make_trial(values)
+        run_settings = settings.make_trial(trial.params)
         if settings.budget_gib is not None:
             needed = estimate_run_bytes(run_settings.step)
             trial.set_user_attr("predicted_gib", needed / GIB)
@@ -278,7 +274,7 @@ def get_next_trial(study: Any, settings: SearchConfig) -> Any | None:
         if values is None:
             return None
         study.enqueue_trial(values)
-    return study.ask()
+    return study.ask(settings.space)
 
 
 def get_results(study: Any, trial: Any) -> dict[int, float]:
