@@ -2,9 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -83,7 +83,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     if not is_overridden("data.batch_size"):
         limit = make_batch_limit(step.data, settings.training.fold, is_overridden)
     check_step_size(step.vary({"data.batch_size": 1}))
-    count_extra_compute = make_compute_counter(step)
+    count = cache(partial(count_flops, step))
     for n, changes in enumerate(combinations, start=1):
         variant, outcome = step.vary(changes), "does not fit"
         try:
@@ -96,7 +96,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         if found is not None:
             batch, peak = found
             outcome = f"batch {batch}"
-            extra = count_extra_compute(variant.strategy)
+            extra = count(variant.strategy) / count("none") - 1
             batches = {} if limit is None else {"data.batch_size": batch}
             voxels = prod(variant.data.patch_size)
             candidates.append(Candidate(changes | batches, voxels, batch, peak, extra))
@@ -151,16 +151,6 @@ def format_candidates(candidates: Sequence[Candidate]) -> str:
         allocated, reserved = format_mib(c.peak.allocated), format_mib(c.peak.reserved)
         rows.append((format_overrides(c.changes), allocated, reserved, extra))
     return format_columns(rows)
-
-
-def make_compute_counter(config: StepConfig) -> Callable[[str], float]:
-    """Return a function from a strategy to the fraction that it computes beyond plain modules."""
-
-    @cache
-    def count(strategy: str) -> int:
-        return count_flops(config, strategy)
-
-    return lambda strategy: count(strategy) / count("none") - 1
 
 
 def count_flops(config: StepConfig, strategy: str) -> int:
