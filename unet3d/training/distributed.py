@@ -60,17 +60,16 @@ def choose_environment(process: ProcessRank, launch: str) -> ClusterEnvironment:
 
 
 @contextmanager
-def join_process_group(
-    process: ProcessRank, *, launch: str, device: torch.device, timeout_seconds: float
-) -> Generator[None]:
-    """Join and leave the process group of a run; `timeout_seconds` applies to every collective.
+def join_process_group(settings: TrainConfig, process: ProcessRank) -> Generator[None]:
+    """Join and leave the process group of a run; its timeout applies to every collective.
 
     Lightning would create it when the training starts, but rank 0 prepares the data before.
     """
     if process.world_size == 1:
         yield
         return
-    environment = choose_environment(process, launch)
+    environment = choose_environment(process, settings.trainer.launch)
+    device, timeout_seconds = find_device(settings, process), settings.trainer.timeout_seconds
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
     try:

@@ -26,7 +26,7 @@ from unet3d.signals import SignalListener
 from unet3d.training.callbacks.checkpoints import AtomicCheckpointIO
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
-from unet3d.training.distributed import find_device, join_process_group, rank_zero_first
+from unet3d.training.distributed import join_process_group, rank_zero_first
 from unet3d.training.lightning_internals import is_restoring
 from unet3d.training.module import SegmentationModule
 from unet3d.training.ranks import ProcessRank
@@ -74,12 +74,7 @@ def join_run(
             "time-stamped run folder: set output=... (and resume=auto to resume after an "
             "interruption)"
         )
-    group = join_process_group(
-        process,
-        launch=settings.trainer.launch,
-        device=find_device(settings, process),
-        timeout_seconds=settings.trainer.timeout_seconds,
-    )
+    group = join_process_group(settings, process)
     stdout = nullcontext() if process.rank == 0 else redirect_stdout(StringIO())
     with stdout, group, SignalListener().listening() as signals, ExitStack() as stack:
         with rank_zero_first(process, "folder"):
