@@ -18,19 +18,19 @@ DEFAULT_MAX_EPOCHS = 20
 TRAINER_KEYS = ("timeout_seconds", "launch", "cuda_graph")
 """Keys of the group `trainer` that Lightning's Trainer does not have."""
 
-RESERVED_KEYS = {
+OWN_ARGUMENTS = (
     *("strategy", "num_nodes", "plugins", "logger", "callbacks", "default_root_dir"),
     *("enable_checkpointing", "enable_model_summary", "use_distributed_sampler", "precision"),
-    "overfit_batches",
-}
-"""Arguments of Lightning's Trainer that we set, and one that would replace our data loaders."""
-
-REPLACED_KEYS = {
+    "overfit_batches",  # would replace our data loaders
+)
+REFUSED_KEYS = {
+    **dict.fromkeys(OWN_ARGUMENTS, "unet3d sets this argument of Lightning's Trainer itself"),
     "gradient_clip_algorithm": "gradients are clipped by their norm, to trainer.gradient_clip_val",
     "limit_train_batches": "an epoch has data.patches_per_case patches of every case",
     "val_check_interval": "validations follow epochs: set trainer.check_val_every_n_epoch",
 }
-"""Arguments that a step would ignore, or that would move the batch at which a run resumes."""
+"""Arguments of Lightning's Trainer that no config may set, and why. The last ones would be ignored,
+or would move the batch at which a run resumes."""
 
 DEVICES = replace(
     integer(">= 1"),
@@ -139,13 +139,8 @@ def parse_train_config(composed: ComposedConfig) -> TrainConfig:
     config, composition = composed.config, composed.composition
     factory = read_factory(config, "trainer")
     arguments = {k: v for k, v in factory.arguments.items() if k not in TRAINER_KEYS}
-    for key in sorted(RESERVED_KEYS & arguments.keys()):
-        raise UsageError(
-            f"trainer.{key} cannot be set: unet3d sets this argument of Lightning's Trainer itself"
-        )
-    for key, instead in REPLACED_KEYS.items():
-        if key in arguments:
-            raise UsageError(f"trainer.{key} cannot be set: {instead}")
+    for key in sorted(REFUSED_KEYS.keys() & arguments.keys()):
+        raise UsageError(f"trainer.{key} cannot be set: {REFUSED_KEYS[key]}")
     factory = replace(factory, arguments=arguments)
     trainer = read_settings(TrainerConfig, config, "trainer.", factory=factory)
     if trainer.max_steps is trainer.max_epochs is trainer.max_seconds is None:
