@@ -1,12 +1,10 @@
-"""Refuse to resume another experiment: RESUMABLE_CHANGES says what may differ."""
+"""What a run must not change to be resumed: all but RESUMABLE_CHANGES."""
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from unet3d.config.names import rename_saved_keys
-from unet3d.errors import UsageError
 from unet3d.text import flatten_keys, join_first
 
 RESUMABLE_CHANGES = (
@@ -31,17 +29,6 @@ RESUMABLE_CHANGES = (
 MAX_NAMED = 12  # differences that are named in full
 
 
-def verify_same_experiment(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to resume from a checkpoint whose values differ, as `list_compared` returns them."""
-    different = find_differences(saved, now)
-    if different:
-        raise UsageError(
-            f"resume={path}: the settings differ from those of the run that saved the checkpoint: "
-            f"{'; '.join(different)}: set back what changed, or use init_from= to start a new run "
-            "from its weights"
-        )
-
-
 def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Return what must not change, by dotted key: a checkpoint's metadata, and what is `fixed`."""
     ignored = (*RESUMABLE_CHANGES, *fixed)
@@ -57,14 +44,17 @@ def list_compared(metadata: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict
 
 
 def find_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs, as text with both values; another class hides its other keys."""
+    """Return what differs of what `list_compared` returns, as text with both values.
+
+    Another class hides its other keys.
+    """
 
     def show(value: Any) -> str:
         text = value if isinstance(value, str) and value else json.dumps(value)
         return text if len(text) <= 80 else f"{text[:77]}..."
 
-    keys = [*now, *(key for key in saved if key not in now)]
-    different = [key for key in keys if key != "cases" and saved.get(key) != now.get(key)]
+    keys = [key for key in {**now, **saved} if key != "cases"]
+    different = [key for key in keys if saved.get(key) != now.get(key)]
     groups = [key.removesuffix("._target_") for key in different if key.endswith("._target_")]
     shown = [key for key in different if key.endswith("._target_") or not is_below(key, groups)]
     lines = [

@@ -23,7 +23,7 @@ from unet3d.training.pretrained import (
     load_pretrained,
 )
 from unet3d.training.run import TrainingRun
-from unet3d.training.same_experiment import list_compared, verify_same_experiment
+from unet3d.training.same_experiment import find_differences, list_compared
 
 CORRUPTED = "corrupted.ckpt"
 
@@ -91,11 +91,16 @@ def verify_resumable(run: TrainingRun, path: Path, content: Mapping[str, Any]) -
     state = content.get("callbacks", {}).get(now.state_key)
     if state is None:
         raise UsageError(f"resume={path}: it holds weights alone: start a new run with init_from=")
-    verify_same_experiment(
-        path,
+    different = find_differences(
         list_compared(content["unet3d"], state["fixed_settings"]),
         list_compared(run.module.metadata, now.fixed_settings()),
     )
+    if different:
+        raise UsageError(
+            f"resume={path}: the settings differ from those of the run that saved the checkpoint: "
+            f"{'; '.join(different)}: set back what changed, or use init_from= to start a new run "
+            "from its weights"
+        )
     return state["logged"]
 
 
