@@ -137,11 +137,11 @@ def test_a_rank_skips_a_step_that_another_rank_cannot_take(monkeypatch):
     monkeypatch.setattr(distributed, "all_reduce", lambda shared, _: shared.fill_(1))
     lines, model, image = [], nn.Sequential(nn.BatchNorm3d(1)), torch.randn(2, 1, 2, 2, 2)
     task = SimpleNamespace(global_step=7, log_dict=lambda _: None, print=lines.append)
-    guard = NonFiniteGuard(RankAgreement(world_size=2), max_skipped=1)
+    guard = NonFiniteGuard(model, RankAgreement(world_size=2), max_skipped=1)
     before = [x.clone() for x in get_running_stats(model)]
-    guard.begin(model)
+    guard.begin()
     outputs = model(image)
-    guard.check_loss(task, model, {"case": ["a"], "image": image}, outputs, outputs.sum())
+    guard.check_loss(task, {"case": ["a"], "image": image}, outputs, outputs.sum())
     assert guard.skipping
     pairs = zip(get_running_stats(model), before, strict=True)
     assert all(x.equal(y) for x, y in pairs)

@@ -78,7 +78,7 @@ class SegmentationModule(LightningModule):
                 accumulates=step.micro_batches > 1,
                 trusted=step.cuda_graph is True,
             )
-        self.nonfinite_guard = NonFiniteGuard(limits.ranks, settings.max_skipped_steps)
+        self.nonfinite_guard = NonFiniteGuard(network, limits.ranks, settings.max_skipped_steps)
         self.metadata: dict[str, Any] = {}
 
         make_optimizer = make_optimizer_factory(step.optimizer, precision)
@@ -110,8 +110,8 @@ class SegmentationModule(LightningModule):
         log_values(self, {"train/lr": get_rate(self.trainer.optimizers[0])})
 
     def training_step(self, batch: Sample, batch_idx: int) -> Tensor:
-        self.nonfinite_guard.begin(self.model)
-        inspect = partial(self.nonfinite_guard.check_loss, self, self.model, batch)
+        self.nonfinite_guard.begin()
+        inspect = partial(self.nonfinite_guard.check_loss, self, batch)
         loss = self.step.compute_loss(batch["image"], batch["label"], inspect)
         value = self.nonfinite_guard.loss  # has been read from the device
         log_values(self, {"loss": value}, prog_bar=True, logger=False)
@@ -201,7 +201,7 @@ class SegmentationModule(LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip with the norm that the check for finite gradients has computed anyway."""
-        norm = self.nonfinite_guard.check_gradients(self, self.model, optimizer)
+        norm = self.nonfinite_guard.check_gradients(self, optimizer)
         if norm is not None:
             self.step.clip_gradients(norm)
 

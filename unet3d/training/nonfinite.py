@@ -31,8 +31,8 @@ class NonFiniteGuard:
     reads that with the next batch's loss, so no step waits for it.
     """
 
-    def __init__(self, ranks: RankAgreement, max_skipped: int = 0):
-        self.ranks, self.max_skipped = ranks, max_skipped
+    def __init__(self, model: nn.Module, ranks: RankAgreement, max_skipped: int):
+        self.model, self.ranks, self.max_skipped = model, ranks, max_skipped
         self.skipped = 0
         self.loss = math.nan  # of the last batch
         self.skipping = False  # whether the current optimizer step is skipped, with all its batches
@@ -44,16 +44,16 @@ class NonFiniteGuard:
         self.names: list[str] = []  # of the parameters with these gradients
         self.place = ""  # step and cases of these gradients
 
-    def begin(self, model: nn.Module) -> None:
+    def begin(self) -> None:
         """Save the running statistics, which a forward with NaN would spoil for good."""
-        stats = get_running_stats(model)
+        stats = get_running_stats(self.model)
         if len(self.saved_stats) != len(stats):
             self.saved_stats = [buffer.clone() for buffer in stats]
         elif stats:
             torch._foreach_copy_(self.saved_stats, stats)
 
     def check_loss(
-        self, task: "SegmentationModule", model: nn.Module, batch: Any, outputs: Any, loss: Tensor
+        self, task: "SegmentationModule", batch: Any, outputs: Any, loss: Tensor
     ) -> None:
         """Check the loss of a batch, and the gradients of the step before it.
 
@@ -70,7 +70,7 @@ class NonFiniteGuard:
         spoiled = self.ranks.accept(others) if others else not loss_finite
         if not spoiled:  # all ranks step, or none
             return
-        for buffer, value in zip(get_running_stats(model), self.saved_stats, strict=True):
+        for buffer, value in zip(get_running_stats(self.model), self.saved_stats, strict=True):
             buffer.copy_(value)
         if self.skipping:
             return  # an earlier batch of this step was non-finite, too
@@ -80,14 +80,12 @@ class NonFiniteGuard:
             if loss_finite:
                 return f"the loss of another rank is not finite at step {task.global_step}"
             cases = ", ".join(dict.fromkeys(batch["case"]))
-            origin = locate_nonfinite(model, batch["image"], outputs)
+            origin = locate_nonfinite(self.model, batch["image"], outputs)
             return f"the loss is {self.loss} at step {task.global_step}, cases {cases}: {origin}"
 
         self._skip(task, describe)
 
-    def check_gradients(
-        self, task: LightningModule, model: nn.Module, optimizer: Optimizer
-    ) -> Tensor | None:
+    def check_gradients(self, task: LightningModule, optimizer: Optimizer) -> Tensor | None:
         """Return the norm of all gradients; unless it is finite, the optimizer changes nothing.
 
         A gradient scaler skips such a step itself; in float16 some overflows are expected.
@@ -97,7 +95,8 @@ class NonFiniteGuard:
         self.is_scaled = scaler is not None
         if scaler is not None and is_fused:  # Lightning has unscaled the gradients of any other
             scaler.unscale_(optimizer)
-        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        parameters = self.model.named_parameters()
+        gradients = {name: p.grad for name, p in parameters if p.grad is not None}
         if not gradients:
             return None
         norms = torch.stack(torch._foreach_norm(list(gradients.values()), 2, torch.float32))
