@@ -40,14 +40,13 @@ class StepMemory(Callback):
         self.recorded = recorded  # is filled during the run
         self.phase: str | None = None  # None between steps
         self.before: int | None = None  # resident bytes before the first step, without weights
-        self.step: dict[str, MemoryRecord] = {}  # peaks by phase, here and below
-        self.first: dict[str, MemoryRecord] = {}
-        self.steady: dict[str, MemoryRecord] = {}
+        self.step: dict[str, MemoryRecord] = {}  # peaks of this step by phase
+        self.steps: dict[str, dict[str, MemoryRecord]] = {}  # of the first step, and the others
         self.validation: MemoryRecord | None = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         device = trainer.strategy.root_device
-        if device.type == "cpu" and not (self.first or self.step):
+        if device.type == "cpu" and not (self.steps or self.step):
             meter = PeakMeter()
             meter.start(device)
             weights = sum(parameter.nbytes for parameter in pl_module.parameters())
@@ -75,10 +74,9 @@ class StepMemory(Callback):
         if peak.headline is not None:
             headline = {"peak_mib": peak.headline / MIB}
             log_values(pl_module, headline, prog_bar=True, logger=False)
-        if not self.first:
-            self.first = self.step
-        else:
-            self.steady = {p: r | self.steady.get(p, r) for p, r in self.step.items()}
+        name = "steady_step" if self.steps else "first_step"
+        known = self.steps.get(name, {})
+        self.steps[name] = {p: record | known.get(p, record) for p, record in self.step.items()}
         self.step = {}
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -96,10 +94,9 @@ class StepMemory(Callback):
         summary: dict[str, Any] = {}
         if self.estimated is not None:
             summary["estimated"] = self.estimated.known()
-        for name, phases in (("first_step", self.first), ("steady_step", self.steady)):
-            if phases:
-                by_phase = {phase: record.known() for phase, record in phases.items()}
-                summary[name] = reduce(or_, phases.values()).known() | {"phases": by_phase}
+        for name, phases in self.steps.items():
+            by_phase = {phase: record.known() for phase, record in phases.items()}
+            summary[name] = reduce(or_, phases.values()).known() | {"phases": by_phase}
         if self.validation is not None:
             summary["validation"] = self.validation.known()
         return summary
