@@ -18,6 +18,7 @@ from unet3d.data.loading.loaders import WaitTimer
 from unet3d.peak_memory import MemoryRecord, PeakMeter
 from unet3d.report.curves import Curve
 from unet3d.text import MIB
+from unet3d.training.lightning_internals import is_optimizer_step
 from unet3d.training.loggers import log_values
 from unet3d.training.module import SegmentationModule
 from unet3d.training.schedules import get_rate
@@ -129,7 +130,6 @@ class StepTimer(Callback):
         self.start = 0.0
         self.volumes = 0
         self.waits: list[WaitTimer] = []  # of this step's micro-batches
-        self.stepping = False  # whether this batch ends with an optimizer step
         self.seconds, self.shares = array("d"), array("d")  # of every step
         self.gpu_utilization: int | None = None  # percent
         self.queried_at = 0.0
@@ -146,11 +146,8 @@ class StepTimer(Callback):
         self.volumes += len(batch["image"])
         self.waits.append(batch["wait"])
 
-    def on_before_optimizer_step(self, *_: Any) -> None:
-        self.stepping = True
-
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if not self.stepping:
+        if not is_optimizer_step(trainer):
             return
         now = time.perf_counter()
         total = now - self.start
@@ -164,7 +161,7 @@ class StepTimer(Callback):
             "speed/data_wait_fraction": waiting / total,
         }
         log_values(pl_module, values | self._query_gpu(pl_module.device, now))
-        self.start, self.volumes, self.waits, self.stepping = now, 0, [], False
+        self.start, self.volumes, self.waits = now, 0, []
 
     def _query_gpu(self, device: torch.device, now: float) -> dict[str, float]:
         """Return the driver's utilization, queried once a second; it samples a few times."""
