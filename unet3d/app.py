@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import re
 import sys
 import traceback
 from argparse import Namespace
@@ -19,22 +20,17 @@ from typing import Any, NoReturn
 import hydra
 from hydra._internal.utils import get_args_parser  # Hydra 1.3.8; the only list of its flags
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from unet3d.config.compose import (
-    ComposedConfig,
-    Composition,
+    describe_composition,
     find_user_config_dirs,
     get_config_dir,
-    has_current_time,
     list_config_groups,
-    list_user_config_dirs,
     quote,
     quote_override,
-    read_choices,
 )
 from unet3d.config.keys import CONFIG_ERRORS, check_config, format_command_help, format_config_error
-from unet3d.config.names import rename_keys
 from unet3d.data.case import InvalidDatasetError
 from unet3d.errors import (
     ADVICE,
@@ -98,8 +94,7 @@ def print_help(command: str, about: str, args: Sequence[str]) -> int:
             if "=" not in word and not word.startswith("~"):
                 near = ", ".join(get_close_matches(word, groups, n=len(groups), cutoff=0))
                 raise UsageError(f"no config group {word!r}: name one of {near}, or all")
-        words = translate_output(command, flags.overrides, sweeping=False)
-        overrides = [quote_override(word, sweep=False) for word in words]
+        overrides = translate(command, flags.overrides, sweeping=False)
         folders = find_user_config_dirs(flags.config_dir)
         write_output(format_command_help(command, about, overrides, folders, topics), None)
     return outcome.code
@@ -118,18 +113,18 @@ def parse_flags(command: str, args: Sequence[str]) -> Namespace:
     return parser.parse_intermixed_args(list(args))
 
 
-def translate_output(command: str, words: Sequence[str], *, sweeping: bool) -> list[str]:
-    """Return words with Hydra's key for the folder of a run, of a sweep or of a search.
+def translate(command: str, words: Sequence[str], *, sweeping: bool) -> list[str]:
+    """Return overrides for Hydra: with its key for the folder of a run, of a sweep or of a search.
 
-    >>> translate_output("train", ["pool=median", "output=outputs/a"], sweeping=False)
-    ['pool=median', 'hydra.run.dir=outputs/a']
+    >>> translate("train", ["pool=median", "output=outputs/a (1)"], sweeping=False)
+    ['pool=median', "hydra.run.dir='outputs/a (1)'"]
     """
-    if command not in ("train", "search"):
-        return [*words]
-    if "output=" in words:
-        raise UsageError("output= names no folder")
-    key = "hydra.sweep.dir=" if sweeping else "hydra.run.dir="
-    return [key + word[len("output=") :] if word.startswith("output=") else word for word in words]
+    if command in ("train", "search"):
+        if "output=" in words:
+            raise UsageError("output= names no folder")
+        key = "hydra.sweep.dir=" if sweeping else "hydra.run.dir="
+        words = [re.sub("^output=", key, word) for word in words]
+    return [quote_override(word, sweep=sweeping) for word in words]
 
 
 def collect_files(command: str, words: Sequence[str]) -> list[str]:
@@ -155,7 +150,6 @@ def collect_files(command: str, words: Sequence[str]) -> list[str]:
 def translate_arguments(command: str, args: Sequence[str], flags: Namespace) -> list[str]:
     """Return arguments as Hydra reads them: flags first, and overrides of its own keys, quoted."""
     words = collect_files(command, flags.overrides)
-    words = translate_output(command, words, sweeping=flags.multirun)
     if any(word.lstrip("+").startswith("experiment=") and ".json" in word for word in words):
         from unet3d.nnunet.plans import expand_plans  # imports torch
 
@@ -164,7 +158,7 @@ def translate_arguments(command: str, args: Sequence[str], flags: Namespace) -> 
     return [
         *(f"--config-dir={folder}" for folder in config_dirs),
         *(arg for arg in args if arg not in flags.overrides),
-        *(quote_override(word, sweep=flags.multirun) for word in words),
+        *translate(command, words, sweeping=flags.multirun),
     ]
 
 
@@ -181,25 +175,17 @@ class _Jobs:
 
     def run(self, config: DictConfig) -> None:
         """Run one job; Hydra calls this with its config."""
-        own = HydraConfig.get()
+        own: Any = HydraConfig.get()
         overrides: Any = OmegaConf.to_container(own.overrides.task, resolve=False)
         typed, folder = " ".join(overrides), Path(own.runtime.output_dir)
-        if self.sweeping:
+        sweeping, debug = self.sweeping, bool(config.get("debug"))
+        if sweeping:
             self.sweep_folders.add(Path(own.sweep.dir).absolute())
-        composition = Composition(
-            command=self.command,
-            choices=read_choices(own.runtime.choices, overrides),
-            overrides=tuple(overrides),
-            sweeping=self.sweeping,
-            folder_has_time=not self.sweeping and has_current_time(own),
-            config_dirs=list_user_config_dirs(own),
-        )
-        composed = ComposedConfig(config=config, composition=composition)
         try:
-            debug = bool(config.get("debug"))
-            with report_errors(self.command, (), debug=debug, sweeping=self.sweeping) as outcome:
-                with open_dict(config):
-                    rename_keys(config, announces=True)
+            with report_errors(self.command, (), debug=debug, sweeping=sweeping) as outcome:
+                composed = describe_composition(
+                    self.command, config, own, overrides, sweeping=sweeping
+                )
                 check_config(composed)
                 module = import_command(self.command)
                 accelerator = str(OmegaConf.select(config, "trainer.accelerator"))

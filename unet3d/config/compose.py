@@ -109,29 +109,36 @@ def compose_config(
     running, folder = GlobalHydra.instance().is_initialized(), str(get_config_dir())
     with nullcontext() if running else initialize_config_dir(folder, version_base="1.3"):
         config = compose(command, overrides=[*urls, *overrides], return_hydra_config=True)
-    composition = Composition(
-        command=command,
-        choices=read_choices(config.hydra.runtime.choices, overrides),
-        overrides=tuple(overrides),
-        folder=Path(str(OmegaConf.select(config, "hydra.run.dir"))),
-        folder_has_time=has_current_time(config.hydra),
-        config_dirs=list_user_config_dirs(config.hydra),
-    )
+    composed = describe_composition(command, config, config.hydra, overrides)
     with open_dict(config):
         del config["hydra"]
+    return composed
+
+
+def describe_composition(
+    command: str,
+    config: DictConfig,
+    hydra: DictConfig,
+    overrides: Sequence[str],
+    *,
+    sweeping: bool = False,
+) -> ComposedConfig:
+    """Return a config with the present names of its keys, and how Hydra composed it."""
+    # The folders of --config-dir and of hydra.searchpath, also in packages.
+    sources = [s for s in hydra.runtime.config_sources if s.provider not in OWN_PROVIDERS]
+    dirs = (Path(s.path if s.schema == "file" else str(files(s.path))) for s in sources)
+    composition = Composition(
+        command=command,
+        choices=read_choices(hydra.runtime.choices, overrides),
+        overrides=tuple(overrides),
+        sweeping=sweeping,
+        folder=Path(hydra.run.dir),
+        folder_has_time=not sweeping and "${now:" in OmegaConf.to_yaml(hydra.run),
+        config_dirs=tuple(dirs),
+    )
+    with open_dict(config):
         rename_keys(config, announces=True)
     return ComposedConfig(config=config, composition=composition)
-
-
-def has_current_time(hydra: Any) -> bool:
-    """Return whether the name of the run's folder is made from the time."""
-    return "${now:" in OmegaConf.to_yaml(hydra.run)
-
-
-def list_user_config_dirs(hydra: Any) -> tuple[Path, ...]:
-    """Return the folders of `--config-dir` and of `hydra.searchpath`, also in packages."""
-    sources = [s for s in hydra.runtime.config_sources if s.provider not in OWN_PROVIDERS]
-    return tuple(Path(s.path if s.schema == "file" else str(files(s.path))) for s in sources)
 
 
 def read_choices(choices: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:
