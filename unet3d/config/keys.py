@@ -287,13 +287,10 @@ def may_replace(value: Any, default: Any) -> bool:
     return default is None or (is_open and is_simple) or name_kind(value) == name_kind(default)
 
 
-def format_overview(
-    about: str,
-    own: Mapping[str, Any],
-    choices: Mapping[str, str],
-    known: Mapping[str, KnownKey],
-) -> str:
-    """Return the groups and the keys outside of them in a line each."""
+def list_overview(
+    own: Mapping[str, Any], choices: Mapping[str, str], known: Mapping[str, KnownKey], columns: int
+) -> dict[str, list[tuple[str, str]]]:
+    """Return the groups and the keys outside of them, with what is said of each in a line."""
     text = (get_config_dir() / "train.yaml").read_text("utf-8")
     groups = {
         f"{group}={option}": comment
@@ -304,22 +301,14 @@ def format_overview(
     keys = {
         f"{key}={to_yaml_literal(value)}": known[key].comment for key, value in flatten_keys(values)
     }
-    width = max(map(len, [*groups, *keys]))
-    room = get_terminal_size().columns - width - 4
-    rows = {
-        title: [f"  {word:{width}}  {shorten(text, room)}" for word, text in part.items()]
-        for title, part in {"groups": groups, "keys": keys}.items()
+    room = columns - max(map(len, [*groups, *keys])) - 4
+    sections = {
+        "config groups (--help GROUP: its options and keys; --help all: everything)": groups
     }
-    return "\n".join(
-        [
-            f"usage: unet3d train [key=value ...]\n\n{about}\n\n{RUN_FOOTER}\n",
-            "config groups (--help GROUP: its options and keys; --help all: everything):",
-            *rows["groups"],
-            "\nkeys:",
-            *rows["keys"],
-            f"\n{FOOTER}",
-        ]
-    )
+    return {
+        title: [(word, shorten(text, room)) for word, text in part.items()]
+        for title, part in (sections | {"keys": keys}).items()
+    }
 
 
 def list_option_help(
@@ -367,31 +356,32 @@ def format_command_help(
 
     required = [f"{key}=..." for key, value in own.items() if value == "???"]
     words = ["unet3d", command, *POSITIONAL.get(command, required), "[key=value ...]"]
-    if command == "train" and not overrides and not topics:
-        return format_overview(about, own, choices, known)
     groups = [topic for topic in topics if topic != "all"]
     shown = groups or (composed.config if command == "train" or topics else own)
     keys = [pair for pair in list_key_values(composed.config) if pair[0].split(".")[0] in shown]
     keys.sort(key=lambda pair: (pair[1] != "...", pair[0].split(".")[0] not in own))
-    sections = {}
+    rows = [(f"{k}={v}", known[k].comment if k in known else "") for k, v in keys]
+    sections: dict[str, Any] = {"keys: key=value (... = required)": rows}
+    layout = {"max_help_position": 42}
     if groups:
         rows = [row for g in groups for row in list_option_help(g, choices.get(g, ""), config_dirs)]
-        sections["options: group=option (* = selected)"] = rows
+        sections = {"options: group=option (* = selected)": rows} | sections
     elif command == "train":
         about = f"{about}\n\n{RUN_FOOTER}"
         options = [row for g, o in choices.items() for row in list_option_help(g, o, config_dirs)]
-        sections["config groups: group=option (* = selected)"] = options
+        sections = {"config groups: group=option (* = selected)": options} | sections
+        if not overrides and not topics:
+            layout = {"max_help_position": 80, "width": get_terminal_size().columns}
+            sections = list_overview(own, choices, known, layout["width"])
     elif "train" in own["defaults"]:
         selected = " ".join(f"{group}={option}" for group, option in choices.items())
         about = f"{about}\n\nalso accepted: all options and keys of unet3d train; here {selected}"
-    rows = [(f"{k}={v}", known[k].comment if k in known else "") for k, v in keys]
-    sections["keys: key=value (... = required)"] = rows
     parser = ArgumentParser(
         usage=" ".join(words),
         description=about,
         epilog=FOOTER,
         add_help=False,
-        formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=42),
+        formatter_class=partial(RawDescriptionHelpFormatter, **layout),
     )
     for title, rows in sections.items():
         section = parser.add_argument_group(title)
