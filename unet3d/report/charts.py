@@ -2,12 +2,14 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from html import escape
 from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple
+
+import numpy as np
 
 WIDTH, HEIGHT = 440, 230
 LEFT, RIGHT, TOP, BOTTOM = 48, 14, 10, 38
@@ -26,25 +28,13 @@ class Line(NamedTuple):
     color: str
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Places values between two positions of a picture."""
-
-    low: float
-    high: float
-    start: float
-    stop: float
-
-    def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
-
-    def list_ticks(self) -> Iterator[float]:
-        """Yield round values, about five."""
-        rough = (self.high - self.low) / 5
-        power = 10.0 ** math.floor(math.log10(rough))
-        size = power * next(n for n in (1, 2, 5, 10) if n * power >= rough)
-        for n in range(math.ceil(self.low / size), math.floor(self.high / size * (1 + 1e-9)) + 1):
-            yield n * size
+def list_ticks(low: float, high: float) -> Iterator[float]:
+    """Yield round values from `low` to `high`, about five."""
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    size = power * next(n for n in (1, 2, 5, 10) if n * power >= rough)
+    for n in range(math.ceil(low / size), math.floor(high / size * (1 + 1e-9)) + 1):
+        yield n * size
 
 
 def draw_chart(lines: Sequence[Line], unit: str, *, best: float | None = None) -> str:
@@ -53,15 +43,14 @@ def draw_chart(lines: Sequence[Line], unit: str, *, best: float | None = None) -
     values = [value for line in lines for _, value in line.points]
     low, high = min(values), max(values)
     margin = 0.06 * (high - low) or abs(high) or 1.0
-    x = Scale(0, max(steps), LEFT, WIDTH - RIGHT)
-    y = Scale(
-        max(0.0, low - margin) if low >= 0 else low - margin, high + margin, HEIGHT - BOTTOM, TOP
-    )
+    bounds = max(0.0, low - margin) if low >= 0 else low - margin, high + margin
+    x = partial(np.interp, xp=(0, max(steps)), fp=(LEFT, WIDTH - RIGHT))
+    y = partial(np.interp, xp=bounds, fp=(HEIGHT - BOTTOM, TOP))
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" class="chart" role="img">']
-    for value in y.list_ticks():
+    for value in list_ticks(*bounds):
         parts.append(f'<path class="rule" d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}"/>')
         parts.append(draw_text(LEFT - 6, y(value) + 4, f"{value:.10g}", "end"))
-    for value in x.list_ticks():
+    for value in list_ticks(0, max(steps)):
         parts.append(draw_text(x(value), HEIGHT - BOTTOM + 16, f"{value:,.10g}"))
     parts.append(draw_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, f"{unit} over steps"))
     if best is not None:
@@ -79,15 +68,13 @@ def draw_chart(lines: Sequence[Line], unit: str, *, best: float | None = None) -
     return "".join(parts)
 
 
-def draw_strips(lines: Sequence[Line], x: Scale, best: float | None) -> Iterator[str]:
+def draw_strips(
+    lines: Sequence[Line], x: Callable[[float], float], best: float | None
+) -> Iterator[str]:
     """Yield an invisible strip around each step, or around some of many, that names its values."""
     steps = sorted({step for line in lines for step, _ in line.points})
     steps = steps[:: math.ceil(len(steps) / MAX_STRIPS)]
-    edges = [
-        LEFT,
-        *((x(a) + x(b)) / 2 for a, b in pairwise(steps)),
-        WIDTH - RIGHT,
-    ]
+    edges = [LEFT, *((x(a) + x(b)) / 2 for a, b in pairwise(steps)), WIDTH - RIGHT]
     for step, start, stop in zip(steps, edges, edges[1:], strict=False):
         texts = [f"step {step:,.0f}" + (" (best)" if step == best else "")]
         for line in lines:
