@@ -12,14 +12,11 @@ from unet3d.config.fields import read_settings
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import write_figure, write_output, write_text
 from unet3d.report.comparison import (
-    AGAINST_BEST,
-    PARETO,
     RunSummary,
     comparison_to_dict,
     describe_data_sets,
-    describe_folds,
+    explain_comparison,
     find_runs,
-    group_by_data,
     make_comparison_rows,
     plot_runs,
     render_comparison,
@@ -60,12 +57,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
 
 def format_comparison(runs: Sequence[RunSummary]) -> str:
     """Return a table, what its columns mean, and which runs cannot be compared."""
-    lines = [format_columns(make_comparison_rows(runs), left=1 + len(runs[0].differs))]
-    if any(run.against_best for run in runs):
-        lines.append(AGAINST_BEST)
-    if len(group_by_data(runs)) < len(runs):
-        lines.append(PARETO)
-    return "\n".join([*lines, *describe_folds(runs), *describe_data_sets(runs)])
+    table = format_columns(make_comparison_rows(runs), left=1 + len(runs[0].differs))
+    return "\n".join([table, *explain_comparison(runs), *describe_data_sets(runs)])
 
 
 def print_sweep_summary(folder: Path) -> None:

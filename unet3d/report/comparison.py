@@ -222,6 +222,13 @@ def describe_data_sets(runs: Sequence[RunSummary]) -> list[str]:
     return lines
 
 
+def explain_comparison(runs: Sequence[RunSummary]) -> list[str]:
+    """Say what columns of the table mean, and what the folds of runs have reached together."""
+    notes = [AGAINST_BEST] if any(run.against_best for run in runs) else []
+    notes += [PARETO] if len(group_by_data(runs)) < len(runs) else []
+    return notes + describe_folds(runs)
+
+
 def describe_folds(runs: Sequence[RunSummary]) -> list[str]:
     """Return the cross-validated Dice of runs that differ in nothing but their fold."""
     by_settings: dict[str, list[RunSummary]] = {}
@@ -324,9 +331,6 @@ def render_comparison(
     subtitle = pluralize(len(runs), "run")
     if len(groups) == 1 < len(runs):
         subtitle += f", {sum(find_pareto_optimal(runs))} of them Pareto-optimal"
-    notes = [f"{PARETO}. A line is the front of such runs."] if len(groups) < len(runs) else []
-    notes += describe_folds(runs)
-    notes += [AGAINST_BEST] if any(run.against_best for run in runs) else []
     return render_page(
         "comparison.html",
         title="Runs compared",
@@ -336,7 +340,7 @@ def render_comparison(
         costs=to_svg(plot_runs(runs)) if any(run.has_costs for run in runs) else None,
         rows=make_comparison_rows(runs),
         left=1 + len(runs[0].differs),
-        notes=notes,
+        notes=explain_comparison(runs),
         curves=draw_run_curves(runs),
         max_curves=MAX_CURVES,
         command=join(["unet3d", "compare", *map(str, compared)]),
