@@ -45,9 +45,6 @@ from unet3d.errors import (
 )
 from unet3d.files import write_output
 
-INTERRUPTED = -1
-"""The code of a job that was interrupted, and the sweep with it."""
-
 PATH_ERRORS = (
     *(FileNotFoundError, FileExistsError, PermissionError),
     *(NotADirectoryError, IsADirectoryError),
@@ -78,10 +75,9 @@ def run_app(command: str, args: Sequence[str]) -> int:
         print("\n".join([f"\nsweep: {succeeded} of {len(jobs.codes)} done", *jobs.exceptions]))
     for folder in jobs.sweep_folders:
         import_command("compare").print_sweep_summary(folder)
-    failures = [code for code in [outcome.code, *jobs.codes] if code]
-    if not failures or INTERRUPTED in jobs.codes:
+    if outcome.code or not any(jobs.codes):
         return outcome.code
-    return failures[0] if len(jobs.codes) < 2 else 1
+    return jobs.codes[0] if len(jobs.codes) == 1 else 1
 
 
 def print_help(command: str, about: str, args: Sequence[str]) -> int:
@@ -193,7 +189,7 @@ class _Jobs:
                     import_module("unet3d.machine").select_gpu(accelerator)
                 outcome.code = module.main(composed, folder)
         except (Interrupted, KeyboardInterrupt):
-            self.codes.append(INTERRUPTED)
+            self.codes.append(130)
             self.exceptions.append(
                 f"{folder.name} interrupted, resume with the same command and resume=auto: {typed}"
             )
