@@ -9,7 +9,7 @@ import torch
 from unet3d.control_groups import count_usable_cores, read_cgroups, read_lines
 from unet3d.errors import UsageError
 from unet3d.text import MIB, format_bytes, pluralize
-from unet3d.types import LIGHTNING_PRECISIONS, PRECISIONS, find_precision
+from unet3d.types import LIGHTNING_PRECISIONS
 
 CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 
@@ -90,11 +90,8 @@ class Precision:
         return LIGHTNING_PRECISIONS[self.used]
 
 
-def resolve_precision(requested: object, device: str) -> Precision:
+def resolve_precision(name: str, device: str) -> Precision:
     """Resolve `precision=` to what a device supports, with the reason if that differs."""
-    name = find_precision(requested)
-    if name is None:
-        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {requested!r}")
     if device == "mps":
         reason = "half precision is not supported on Apple GPUs"
         return Precision(name, "32", "" if name == "32" else reason)

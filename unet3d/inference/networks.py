@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def resolve_computation(
-    device: str, precision: object, backend: str, trained_precision: str
+    device: str, precision: str | None, backend: str, trained_precision: str
 ) -> tuple[torch.device, Precision]:
     """Return the device and the precision to predict in; None is the precision of training."""
     kind = resolve_device(device, "device")
