@@ -6,7 +6,7 @@ are in the memory of the graphs, and each replay overwrites them.
 
 import logging
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -106,14 +106,11 @@ class GraphedPass:
         outputs = self.model(image)
         return self.loss(outputs, label), outputs
 
-    @contextmanager
-    def use_memory(self) -> Generator[None]:
+    def use_memory(self) -> AbstractContextManager[None]:
         """Allocate from the memory of the recording, which is unused between two steps."""
         if self.recording is None or self.recorder is None:
-            yield
-        else:
-            with self.recorder.use_memory():
-                yield
+            return nullcontext()
+        return self.recorder.use_memory()
 
     def _record(self, recorder: CudaGraphs, image: Tensor, label: Any) -> None:
         try:
