@@ -19,22 +19,16 @@ except ModuleNotFoundError:
 class MemoryRecord:
     """Memory peaks in bytes; None where the device has no such figure."""
 
-    allocated: int | None = None
-    """Tensors on the GPU."""
-    reserved: int | None = None
-    """Memory that the caching allocator reserved on the GPU for them."""
-    process: int | None = None
-    """All memory of the process on the GPU, as nvidia-smi reports it."""
-    resident: int | None = None
-    """Resident memory of the process, as the operating system reports it."""
-    above_start: int | None = None
-    """Resident memory beyond that with which training began: of tensors, for the most part."""
+    allocated: int | None = None  # tensors on the GPU
+    reserved: int | None = None  # what the caching allocator reserved on the GPU for them
+    process: int | None = None  # all of the process on the GPU, as nvidia-smi reports it
+    resident: int | None = None  # all of the process, as the operating system reports it
+    above_start: int | None = None  # resident beyond that with which training began: tensors
 
     def __or__(self, other: "MemoryRecord") -> "MemoryRecord":
         """Return the peaks over two phases that run one after the other."""
-        a, b = asdict(self), asdict(other)
-        known = {k: [v for v in (a[k], b[k]) if v is not None] for k in a}
-        return MemoryRecord(**{k: max(v) if v else None for k, v in known.items()})
+        a, b = self.known(), other.known()
+        return MemoryRecord(**b | {k: max(v, b.get(k, v)) for k, v in a.items()})
 
     def known(self) -> dict[str, int]:
         """Return the figures that the device has."""
