@@ -55,22 +55,20 @@ def write_csv(cases: Cases, path: Path) -> None:
     with atomic_write(path) as draft, draft.open("w", -1, "utf-8", "backslashreplace", "") as file:
         writer = csv.writer(file)
         writer.writerow(["case", "class", *rows[0][2]])
-        for case, name, scores in rows:
-            cells = ["" if math.isnan(v) else v for v in scores.values()]
-            writer.writerow([case, name, *cells])
+        for *names, scores in rows:
+            writer.writerow([*names, *("" if math.isnan(v) else v for v in scores.values())])
 
 
 def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return a header, one row per class, and one for their mean if there are several."""
-    added = [k for k in result["mean"] if k not in SCORE_LABELS and not k.endswith("_ml")]
-    labels = SCORE_LABELS | {name: name for name in added}
+    _, *others = [k for k in {**SCORE_LABELS, **result["mean"]} if not k.endswith("_ml")]
 
     def format_means(means: Mapping[str, Mapping[str, float]]) -> list[str]:
-        _, *others = labels
         cells = [format_score(means[s]["mean"], 2 if s == "hd95_mm" else 4) for s in others]
         return [format_mean(means["dice"]), *cells]
 
-    rows = [("", "Dice [95 %]", *list(labels.values())[1:], "cases", "absent from one")]
+    heads = [SCORE_LABELS.get(score, score) for score in others]
+    rows = [("", "Dice [95 %]", *heads, "cases", "absent from one")]
     for name, means in result["per_class"].items():
         counts = means["dice"]["cases"], means["absent_from_one"]
         rows.append((name, *format_means(means), *map(str, counts)))
