@@ -157,34 +157,36 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
 
 def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
     """Return the classes of the settings, a dataset.json or a checkpoint; None: every label."""
-    references = settings.references
-    if settings.classes is None:
-        folder = references if references.is_dir() else references.absolute().parent
-        names = find_label_names(folder) or find_checkpoint_names(settings.checkpoints)
-    else:
-        trained = load_run(settings.checkpoints[0])["unet3d"] if settings.checkpoints else {}
-        known = [*map(str, trained.get("classes", ()))]
-        if {*known} == {*settings.classes} and known != [*settings.classes]:
+    references, checkpoints, listed = settings.references, settings.checkpoints, settings.classes
+    trained = load_run(checkpoints[0])["unet3d"] if checkpoints else {}
+    known = tuple(map(str, trained.get("classes", ())))
+    if listed is not None:
+        if {*known} == {*listed} and known != listed:
             raise UsageError(f"classes: the checkpoint has them in the order {', '.join(known)}")
-        names = LabelNames(
-            classes={name: (c,) for c, name in enumerate(settings.classes) if c > 0},
-            known_labels=frozenset(range(len(settings.classes))),
+        names = name_labels(listed)
+    else:
+        names = find_label_names(
+            references if references.is_dir() else references.absolute().parent
         )
+        if names is None and trained:
+            ignored = trained["preprocessing"].get("ignore_labels", ())
+            names = name_labels(known, trained.get("regions"), ignored)
     if settings.regions is None:
         return names
     return replace(names or LabelNames(classes={}, known_labels=None), classes=settings.regions)
 
 
-def find_checkpoint_names(checkpoints: Sequence[Path]) -> LabelNames | None:
-    """Return the classes or regions of the first checkpoint; None without one."""
-    if not checkpoints:
-        return None
-    metadata = load_run(checkpoints[0])["unet3d"]
-    named = {name: [label] for label, name in enumerate(metadata["classes"]) if label}
+def name_labels(
+    names: Sequence[str],
+    regions: Mapping[str, Sequence[int]] | None = None,
+    ignore_labels: Sequence[int] = (),
+) -> LabelNames:
+    """Return the classes of labels with these names, background first, or regions instead."""
+    classes = {name: [label] for label, name in enumerate(names) if label > 0}
     return LabelNames(
-        classes={k: tuple(v) for k, v in (metadata.get("regions") or named).items()},
-        known_labels=frozenset(range(len(metadata["classes"]))),
-        ignore_labels=tuple(metadata["preprocessing"].get("ignore_labels", ())),
+        classes={name: tuple(labels) for name, labels in (regions or classes).items()},
+        known_labels=frozenset(range(len(names))),
+        ignore_labels=tuple(ignore_labels),
     )
 
 

@@ -10,12 +10,11 @@ import numpy as np
 from unet3d.checkpoint_file import update_metadata
 from unet3d.control_groups import count_usable_cores
 from unet3d.data.formats.volumes import read_label_pair, write_labels
-from unet3d.data.layouts.dataset_json import LabelNames
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.loading.datasets import CachedVolume
 from unet3d.errors import UsageError, summarize_error
 from unet3d.evaluation.evaluate import CasePair, Evaluation, run_evaluation
-from unet3d.evaluation.options import build_metrics, select_class_metrics
+from unet3d.evaluation.options import build_metrics, name_labels, select_class_metrics
 from unet3d.inference.ensemble import Ensemble, load_ensemble
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor, ScanTask
@@ -100,8 +99,6 @@ def predict_cases(run: TrainingRun, ensemble: Ensemble, folder: Path, log: Log) 
 
 def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Evaluation:
     """Pair the predictions with their references, as `unet3d evaluate` would match them."""
-    classes = {name: (label,) for label, name in enumerate(ensemble.classes) if label > 0}
-    regions = {name: tuple(labels) for name, labels in (ensemble.regions or {}).items()}
     annotations, ignored = run.data.dataset.annotations, run.data.dataset.ignore_labels
     pairs = [
         CasePair(
@@ -120,11 +117,7 @@ def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Eva
         output=run.folder / "evaluation",
         draw_worst=run.settings.evaluation.draw_worst,
         pairs=pairs,
-        names=LabelNames(
-            classes=regions or classes,
-            known_labels=frozenset(range(len(ensemble.classes))),
-            ignore_labels=ignored,
-        ),
+        names=name_labels(ensemble.classes, ensemble.regions, ignored),
         ignore_labels=ignored,
         groups=run.data.groups,
         tolerance_mm=run.settings.evaluation.tolerance_mm,
