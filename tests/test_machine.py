@@ -16,7 +16,7 @@ from unet3d.text import GIB
 
 def test_a_cpu_computes_half_precision_in_bf16_or_says_why_not(monkeypatch):
     monkeypatch.setattr(machine, "has_fast_bf16", lambda: True)
-    assert machine.resolve_precision("16", "cpu").lightning == "bf16-mixed"
+    assert machine.resolve_precision("16", "cpu").used == "bf16"
     assert machine.resolve_precision("bf16", "cpu") == machine.Precision("bf16", "bf16")
     monkeypatch.setattr(machine, "has_fast_bf16", lambda: False)
     resolved = machine.resolve_precision("bf16", "cpu")

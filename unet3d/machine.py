@@ -9,7 +9,6 @@ import torch
 from unet3d.control_groups import count_usable_cores, read_cgroups, read_lines
 from unet3d.errors import UsageError
 from unet3d.text import MIB, format_bytes, pluralize
-from unet3d.types import LIGHTNING_PRECISIONS
 
 CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 
@@ -83,11 +82,6 @@ class Precision:
     requested: str
     used: str
     reason: str = ""
-
-    @property
-    def lightning(self) -> str:
-        """Return Lightning's name of the used precision."""
-        return LIGHTNING_PRECISIONS[self.used]
 
 
 def resolve_precision(name: str, device: str) -> Precision:

@@ -37,6 +37,7 @@ from unet3d.training.config import TrainConfig, list_choices
 from unet3d.training.datamodule import Prefetch, VolumeDataModule
 from unet3d.training.distributed import CudaGraphStrategy, choose_environment
 from unet3d.training.module import SegmentationModule
+from unet3d.types import LIGHTNING_PRECISIONS
 
 
 class RunCallbacks:
@@ -177,7 +178,7 @@ def build_trainer(
     if precision.used in ("16-true", "bf16-true"):
         plugins.append(TrueHalfPrecision(precision.used))
     else:
-        arguments["precision"] = precision.lightning
+        arguments["precision"] = LIGHTNING_PRECISIONS[precision.used]
     if trainer.check_val_every_n_epoch == "auto":
         arguments["check_val_every_n_epoch"] = 1  # until the sizes of the volumes are known
     if process.world_size > 1:
