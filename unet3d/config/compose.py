@@ -165,9 +165,10 @@ def replace_values(composed: ComposedConfig, values: Mapping[str, Any]) -> Compo
     return ComposedConfig(config=config, composition=composed.composition)
 
 
-def to_plain(node: DictConfig | ListConfig) -> Any:
-    """Return a node as plain lists and dicts; a missing value stays `???`."""
-    return expand_home(OmegaConf.to_container(node, resolve=True))
+def to_plain(value: Any) -> Any:
+    """Return a value or a node as plain Python; a missing value stays `???`."""
+    is_node = isinstance(value, DictConfig | ListConfig)
+    return expand_home(OmegaConf.to_container(value, resolve=True) if is_node else value)
 
 
 def resolve_config(config: DictConfig) -> dict[str, Any]:

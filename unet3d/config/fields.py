@@ -17,9 +17,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from unet3d.config.compose import expand_home, to_plain, to_yaml_literal
+from unet3d.config.compose import to_plain, to_yaml_literal
 from unet3d.config.instantiate import Factory, read_factories, read_factory
 from unet3d.errors import UsageError
 from unet3d.types import DEVICE, DEVICE_NAMES, PRECISIONS, Triple, find_precision
@@ -84,8 +84,7 @@ def convert_option(config: DictConfig, prefix: str, name: str, hint: Any) -> Any
 
 def read(config: DictConfig, key: str) -> Any:
     """Return a value as plain Python, with lists and mappings resolved."""
-    value = OmegaConf.select(config, key)
-    return to_plain(value) if isinstance(value, DictConfig | ListConfig) else expand_home(value)
+    return to_plain(OmegaConf.select(config, key))
 
 
 def is_number(value: Any) -> bool:
