@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from unet3d.control_groups import read_lines
 from unet3d.files import atomic_write, create_kernel_folder
 
 log = logging.getLogger(__name__)
@@ -111,10 +112,8 @@ class CppKernels:
         parts = [compiler.encode(), platform.machine().encode()]
         folders = (HEADERS, self.source.parent)
         parts += [file.read_bytes() for folder in folders for file in sorted(folder.iterdir())]
-        processor = Path("/proc/cpuinfo")
-        if processor.exists():
-            lines = processor.read_text("utf-8").splitlines()
-            parts += [next((line for line in lines if line.startswith("flags")), "").encode()]
+        flags = (line for line in read_lines(Path("/proc/cpuinfo")) if line.startswith("flags"))
+        parts.append(next(flags, "").encode())
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from unet3d.control_groups import read_lines
+
 try:
     import pynvml  # ty: ignore[import-not-found]
 except ModuleNotFoundError:
@@ -82,8 +84,7 @@ class PeakMeter:
 
 def read_resident_peak() -> int | None:
     """Return the peak of resident memory; None where the system does not report it."""
-    lines = STATUS.read_text("utf-8").splitlines() if STATUS.exists() else []
-    peak = next((line for line in lines if line.startswith("VmHWM:")), None)
+    peak = next((line for line in read_lines(STATUS) if line.startswith("VmHWM:")), None)
     return None if peak is None else int(peak.split()[1]) * 1024
 
 
