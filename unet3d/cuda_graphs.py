@@ -144,11 +144,7 @@ class _Capture:
         batch = tree_map(torch.clone, (image, label))
         self.inputs = tree_leaves(batch)
         self.parameters = [p for p in owner.model.parameters() if p.requires_grad]
-
-        def run_forward() -> Tensor:
-            return owner.loss(owner.model(batch[0]), batch[1])
-
-        self.forward = recorder.record(run_forward)
+        self.forward = recorder.record(lambda: owner.loss(owner.model(batch[0]), batch[1]))
         loss = self.forward.tensors
         self.grad_output = torch.ones_like(loss)
 
