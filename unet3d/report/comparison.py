@@ -16,7 +16,7 @@ from unet3d.errors import UsageError
 from unet3d.files import read_json
 from unet3d.metric.bootstrap import compute_bootstrap_means
 from unet3d.report.charts import Line, draw_chart
-from unet3d.report.figures import add_legend, make_figure, to_svg
+from unet3d.report.figures import make_figure, to_svg
 from unet3d.report.page import format_mean, format_score, render_page
 from unet3d.report.run_report import replace_nan, select_headline_metrics
 from unet3d.report.slices import get_palette
@@ -386,6 +386,9 @@ def plot_runs(runs: Sequence[RunSummary]) -> "Figure":
         axes.set(xlabel=label, xlim=(0, 1.06 * axes.dataLim.x1))
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("mean Dice")
-    add_legend(figure)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    columns = max(1, int(13 * figure.get_figwidth()) // (5 + max(map(len, names))))
+    place = {"loc": "outside lower center", "ncols": columns}
+    figure.legend(handles, names, fontsize=9, frameon=False, **place)
     figure.suptitle(f"{len(drawn)} runs; a line is the Pareto front of those of the same data")
     return figure

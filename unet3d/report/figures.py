@@ -14,14 +14,6 @@ def make_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def add_legend(figure: "Figure") -> None:
-    """Add the legend of the first axes below a figure, in as many columns as its names leave."""
-    handles, names = figure.axes[0].get_legend_handles_labels()
-    columns = max(1, int(13 * figure.get_figwidth()) // (5 + max(map(len, names))))
-    place = {"loc": "outside lower center", "ncols": columns}
-    figure.legend(handles, names, fontsize=9, frameon=False, **place)
-
-
 def to_svg(figure: "Figure") -> str:
     """Return a figure as markup for a page, whose style decides the color and font of its text."""
     from matplotlib import rc_context
