@@ -156,11 +156,13 @@ def make_plan(
     levels, planned = plan_levels(target, patch), with_patch(patch)
     limit = given_batch or min(max_batch_size, compute_max_batch_size(patch, median, num_cases))
     strategy, batch_size, peak = choose_strategy(planned, strategies, budget, limit)
+    crop_fraction = float(np.median([case.crop_fraction for case in dataset.fingerprints]))
+    usual = "zscore_nonzero" if crop_fraction < MASKED_FRACTION else "zscore"
     return TrainingPlan(
         num_cases=num_cases,
         spacing_mm=target,
         median_shape=median,
-        normalize=_choose_normalization(config.data, dataset),
+        normalize=list(choose_normalization(config.data, dataset.channels, usual=usual)),
         initial_patch=patches[0],
         patch_size=patch,
         levels=levels,
@@ -265,13 +267,6 @@ def _get_model_changes(config: StepConfig, levels: Levels, is_overridden: IsOver
         "model.pool_kernel": [list(window) for window in levels.pool_windows],
         "model.kernel_size": [list(kernel) for kernel in levels.kernels],
     }
-
-
-def _choose_normalization(data: DataConfig, dataset: DatasetFingerprint) -> list[str]:
-    """Return one method per channel: masked where much of a volume is background."""
-    fractions = [case.crop_fraction for case in dataset.fingerprints]
-    usual = "zscore_nonzero" if float(np.median(fractions)) < MASKED_FRACTION else "zscore"
-    return list(choose_normalization(data, dataset.channels, usual=usual))
 
 
 def find_constant_border(
