@@ -22,7 +22,6 @@ from unet3d.data.preprocessing.channels import describe_axes
 from unet3d.errors import UsageError
 from unet3d.files import write_text
 from unet3d.memory.fit import BUDGET, get_budget_bytes
-from unet3d.planning.dataset_summary import summarize_dataset
 from unet3d.planning.experiment import (
     LONG_STEPS,
     RECIPES,
@@ -32,6 +31,7 @@ from unet3d.planning.experiment import (
     explain_limits,
     plan_schedule,
     render_experiment,
+    summarize_dataset,
 )
 from unet3d.planning.planner import (
     DatasetFingerprint,

@@ -1,14 +1,17 @@
-"""Write a plan as an experiment: how long it trains, what limits it, and its YAML."""
+"""Write a plan as an experiment: its dataset, how long it trains, what limits it, and its YAML."""
 
 from collections.abc import Sequence
 from math import ceil, prod
 from typing import Any
 
+import numpy as np
 import yaml
 
 from unet3d.config.compose import Composition
 from unet3d.data.augmentation.transforms import get_thin_axes
-from unet3d.data.preprocessing.channels import AUTO
+from unet3d.data.layouts.splits import NUM_FOLDS
+from unet3d.data.preprocessing.channels import AUTO, describe_axes
+from unet3d.data.preprocessing.fingerprint import CaseFingerprint
 from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.nnunet.plans import (
     EPOCHS,
@@ -27,6 +30,7 @@ from unet3d.planning.planner import (
     format_dims,
 )
 from unet3d.planning.topology import MAX_PATCH_VOXELS
+from unet3d.text import pluralize
 
 LONG_STEPS = STEPS_PER_EPOCH * EPOCHS
 """Optimizer steps of a run without a limit, as many as nnU-Net's."""
@@ -57,13 +61,38 @@ MIN_VALIDATIONS, MAX_VALIDATIONS = 5, 1000
 VALIDATION_FRACTION = 0.03
 """Windows of validation per patch of training; a window takes less than a patch's step."""
 
-NUM_FOLDS = 5
-
 COMMAND_KEYS = "budget_gib preset name overwrite measure_time debug max_time steps recipe".split()
 """Keys of `unet3d plan` that the planned run does not have."""
 
 GROUPS = "data model pool checkpointing augmentation optimizer scheduler loss".split()
 """Groups whose options the experiment names."""
+
+
+def summarize_dataset(
+    fingerprints: Sequence[CaseFingerprint], classes: Sequence[str], orientation: str
+) -> str:
+    """Describe sizes, spacings and classes: the median, and the range where cases differ."""
+
+    def format_range(values: np.ndarray) -> str:
+        rows = values.min(0), np.median(values, 0), values.max(0)
+        low, middle, high = (format_dims([float(f"{n:.4g}") for n in row]) for row in rows)
+        return middle if low == high else f"{middle} ({low} to {high})"
+
+    counts = [[p.voxels.get(c, 0) for c in range(len(classes))] for p in fingerprints]
+    fractions = np.array(counts) / np.sum(counts, axis=1, keepdims=True).clip(min=1)
+    shapes = np.array([p.shape for p in fingerprints])
+    sizes = describe_axes(np.median(shapes, 0).tolist(), orientation)
+    if (shapes != shapes[0]).any():
+        sizes += f", {format_dims(shapes.min(0))} to {format_dims(shapes.max(0))}"
+    spacings = format_range(np.array([p.spacing_mm for p in fingerprints]))
+    rows = [
+        f"{len(fingerprints)} cases, sizes {sizes} voxels",
+        f"spacings {spacings} mm",
+    ]
+    for c, name in enumerate(classes[1:], start=1):
+        count, percent = int((fractions[:, c] > 0).sum()), 100 * fractions[:, c].mean()
+        rows.append(f"{name}: in {pluralize(count, 'case')}, {percent:.2g}% of the voxels")
+    return "\n".join(rows)
 
 
 def choose_recipe(recipe: str, steps: int) -> str:

@@ -1,7 +1,7 @@
 import numpy as np
 
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint
-from unet3d.planning.dataset_summary import summarize_dataset
+from unet3d.planning.experiment import summarize_dataset
 
 
 def test_voxels_of_micrometers_are_not_rounded_to_nothing():
