@@ -301,14 +301,3 @@ def explain_swapped_axes(
         f"{' x '.join(f'{n:g}' for n in sizes)} along {'xyz'[theirs]} "
         f"({get_directions(orientation)[theirs]})"
     )
-
-
-def get_plane_names(code: str) -> tuple[str, str, str]:
-    """Return the plane that is orthogonal to each axis of a volume with orientation `code`.
-
-    >>> get_plane_names("RAS")
-    ('sagittal', 'coronal', 'axial')
-    """
-    names = {"sagittal": "RL", "coronal": "AP", "axial": "SI"}
-    d, h, w = (next(name for name, ends in names.items() if end in ends) for end in code)
-    return d, h, w

@@ -12,11 +12,11 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
-from unet3d.data.preprocessing.channels import get_plane_names, reorient
+from unet3d.data.preprocessing.channels import get_directions, reorient
 from unet3d.errors import UsageError
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.report import plot_layers, plot_timeline
-from unet3d.report.slices import VIEWS, draw_case_slices, find_fullest_slices, get_palette
+from unet3d.report.slices import draw_case_slices, find_fullest_slices, get_palette
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.loggers import FINAL_METRICS, close_logger, log_image
 from unet3d.types import IGNORE_LABEL, Sample, Triple
@@ -146,8 +146,9 @@ class CaseImages(Callback):
         self.spacing_mm = spacing_mm
         colors = get_palette(len(class_names) - 1)
         self.legend = list(zip(class_names[1:], colors, strict=True))
-        names = get_plane_names(orientation)
-        sagittal, coronal, axial = (names.index(view) for view in VIEWS)
+        directions = get_directions(orientation)
+        across = ("left-right", "front-back", "up-down")  # sagittal, coronal and axial slices
+        sagittal, coronal, axial = map(directions.index, across)
         self.axes: Triple = (sagittal, coronal, axial)
         self.flips = [orientation[axis] in "LPI" for axis in self.axes]
 
