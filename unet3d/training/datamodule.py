@@ -112,7 +112,8 @@ class VolumeDataModule(pl.LightningDataModule):
         scored = Dice(dataset.classes, dataset.regions).scored_classes
         present = ([v.classes for v in part] for part in volumes)
         self.data_warnings = [*filter(None, found), *find_absent_classes(scored, *present)]
-        self.spacing_mm |= {v.name: v.get_spacing_mm(self.preprocessing) for v in self.validation}
+        spacing_mm = self.preprocessing.spacing_mm  # None: the file's
+        self.spacing_mm |= {v.name: spacing_mm or v.statistics.spacing_mm for v in self.validation}
         self.train_loader, self.val_loader = build_loaders(
             self.training,
             self.validation,

@@ -21,7 +21,7 @@ def test_a_case_is_preprocessed_once_until_its_file_or_the_settings_change(tmp_p
     case = write_case(tmp_path, noise(12, 10, 8), (noise(12, 10, 8) > 5).astype(np.uint8))
     first = preprocess(case, tmp_path)
     assert (first.shape, first.classes) == ((12, 10, 8), {1})
-    assert first.get_spacing_mm(Preprocessing(num_classes=2)) == (1, 1, 1)
+    assert first.statistics.spacing_mm == (1, 1, 1)
     written = (first.folder / "image.npy").stat().st_mtime_ns
     assert preprocess(case, tmp_path) == first
     assert (first.folder / "image.npy").stat().st_mtime_ns == written

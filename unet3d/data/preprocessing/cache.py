@@ -95,10 +95,6 @@ class CachedVolume:
         """
         return map_array(self.folder, "foreground_points")
 
-    def get_spacing_mm(self, preprocessing: Preprocessing) -> tuple[float, float, float]:
-        """Return the spacing after preprocessing: the file's if it was kept."""
-        return preprocessing.spacing_mm or self.statistics.spacing_mm
-
 
 def preprocess_all(
     cases: Sequence[Case], preprocessing: Preprocessing, cache: Path, *, ram: int | None = None
