@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from unet3d.data.case import Case
-from unet3d.data.preprocessing.cache import CachedVolume, write_entry
+from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.statistics import Statistics
 
 
@@ -25,7 +25,8 @@ def volumes(tmp_path):
             "label": rng.integers(0, 3, size, np.uint8),
             "foreground_points": np.array([[1, 3, 3, 3], [2, 5, 5, 5]], np.int32),
         }
-        write_entry(folder, arrays, {})
+        for name, array in arrays.items():
+            np.save(folder / f"{name}.npy", array)
         case = Case(name=f"case{n}", images=(folder / "image",), label=folder / "label")
         statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(9, 9, 9), percentiles=())
         volumes.append(CachedVolume(case, folder, size, frozenset({1, 2}), statistics))

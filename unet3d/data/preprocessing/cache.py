@@ -244,11 +244,14 @@ def load_or_make(
         with lock_file(folder.with_name(f".{folder.name}.lock")) as is_locked:
             if is_locked:
                 remove_temporary_files(folder)
-            if try_load(case) is None:  # else another process has made it
-                arrays, values = make(case)
-                shutil.rmtree(folder, ignore_errors=True)
-                with create_folder(folder) as draft:
-                    write_entry(draft, arrays, values)
+            if try_load(case) is not None:  # another process has made it
+                return
+            arrays, values = make(case)
+            shutil.rmtree(folder, ignore_errors=True)
+            with create_folder(folder) as draft:
+                for name, array in arrays.items():
+                    np.save(draft / f"{name}.npy", array)
+                (draft / VALUES).write_text(json.dumps(values), "utf-8")
 
     with ThreadPoolExecutor(count_usable_cores()) as pool:
         loaded = dict(zip(folders, pool.map(try_load, folders), strict=True))
@@ -263,15 +266,8 @@ def load_or_make(
     ]
 
 
-def write_entry(folder: Path, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
-    """Write arrays and values."""
-    for key, array in arrays.items():
-        np.save(folder / f"{key}.npy", array)
-    (folder / VALUES).write_text(json.dumps(values), "utf-8")
-
-
 def map_array(folder: Path, name: str) -> np.ndarray:
-    """Map an array that `write_entry` has written."""
+    """Map an array of an entry."""
     file = folder / f"{name}.npy"
     try:
         with HEADER_PARSE_LOCK:
