@@ -212,7 +212,7 @@ def read_series_header(folder: Path) -> SeriesHeader:
     (images,) = found.values()
     first = images[0][1]
     orientation = np.array(first.ImageOrientationPatient, float)
-    normal = get_normal(orientation)
+    normal = np.cross(orientation[:3], orientation[3:])  # the axis of the slices
     positions = np.array([d.ImagePositionPatient for _, d in images], float)
     order = np.argsort(positions @ normal, kind="stable")
     images, positions = [images[n] for n in order], positions[order]
@@ -256,7 +256,7 @@ def check_slices(
         if turn > MAX_TURN:
             raise UnreadableFileError(f"has {file.name} with another orientation: separate the two")
     even = np.linspace(positions[0], positions[-1], len(positions))
-    gaps = np.diff(positions @ get_normal(orientation))
+    gaps = np.diff(positions @ np.cross(orientation[:3], orientation[3:]))
     if len(gaps) < 2:
         return
     usual = float(np.median(gaps))
@@ -268,11 +268,6 @@ def check_slices(
             f"{images[n][0].name} and {images[n + 1][0].name}: copy those that are missing, "
             "separate phases, or resample it to even distances, into a file of another format"
         )
-
-
-def get_normal(orientation: np.ndarray) -> np.ndarray:
-    """Return the axis of the slices, given those of the rows and columns."""
-    return np.cross(orientation[:3], orientation[3:])
 
 
 def open_image(file: Path) -> Any:
