@@ -73,7 +73,7 @@ def test_balanced_classes_get_equally_many_patches_however_few_cases_have_them(
     centers, cases = [], []
     for epoch in range(3):
         sampler = EpochSampler(20, batch_size=4, foreground_fraction=0.5, seed=0)
-        sampler.start_at(epoch)
+        sampler.epoch = epoch
         samples = [patches[index] for index in sampler if index[2]]
         centers += [int(sample["label"].item()) for sample in samples]
         cases += [sample["case"] for sample in samples if sample["label"] == 1]
@@ -141,7 +141,7 @@ def test_an_epoch_has_full_batches_and_every_case():
     first = list(sampler)
     assert len(first) == len(sampler) == 8
     assert {n for _, n, _ in first} == set(range(8))
-    sampler.start_at(1)
+    sampler.epoch = 1
     assert [n for _, n, _ in sampler] != [n for _, n, _ in first]
     assert {epoch for epoch, _, _ in sampler} == {1}
 
@@ -154,7 +154,7 @@ def test_every_batch_and_the_whole_run_have_their_fraction_of_foreground(
     sampler = EpochSampler(samples, batch_size=batch_size, foreground_fraction=fraction, seed=0)
     foreground = []
     for epoch in range(3):
-        sampler.start_at(epoch)
+        sampler.epoch = epoch
         foreground += [number > 0 for _, _, number in sampler]
     for n in range(0, len(foreground), batch_size):
         assert abs(sum(foreground[n : n + batch_size]) - batch_size * fraction) < 1

@@ -52,11 +52,7 @@ class EpochSampler(Sampler[PatchIndex]):
         self.foreground_fraction = foreground_fraction
         self.rank, self.world_size = rank, world_size
         self.length = -(-samples // (batch_size * world_size)) * batch_size
-        self.epoch = self.first_batch = 0
-
-    def start_at(self, epoch: int, batch: int = 0) -> None:
-        """Let the next iteration begin with this batch of this epoch."""
-        self.epoch, self.first_batch = epoch, batch
+        self.epoch = self.first_batch = 0  # where the next iteration begins
 
     def __len__(self) -> int:
         return self.length

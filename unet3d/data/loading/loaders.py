@@ -126,7 +126,7 @@ class TrainLoader(DataLoader[PatchSample]):
         """Load what is left of the epoch, or the next one if nothing is."""
         if self.batch == len(self):
             self.epoch, self.batch = self.epoch + 1, 0
-        self.epoch_sampler.start_at(self.epoch, self.batch)
+        self.epoch_sampler.epoch, self.epoch_sampler.first_batch = self.epoch, self.batch
         self._batches, self._next = super().__iter__(), None
         while True:
             if self._next is None:
