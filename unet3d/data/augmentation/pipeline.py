@@ -114,10 +114,8 @@ class Augment:
     ) -> SpatialTransform:
         # All numbers are drawn, used or not, so that one probability does not affect other changes.
         numbers = _make_generator(augmentation_seed, 0).random(11).tolist()
-        rotate, scale, deform = (
-            numbers[0] < self.rotation_p,
-            numbers[1] < self.scale_p,
-            numbers[2] < self.elastic_p,
+        rotate, scale, deform = np.less(
+            numbers[:3], (self.rotation_p, self.scale_p, self.elastic_p)
         )
         scale_number, elastic_number, angles, flips = *numbers[3:5], numbers[5:8], numbers[8:]
         axes = [axis for axis in self.flip_axes if flips[axis] < self.flip_p]
