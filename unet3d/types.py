@@ -45,6 +45,8 @@ DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
 Triple = tuple[int, int, int]
 """One int per axis: D, H, W."""
 
+FloatTriple = tuple[float, float, float]
+
 Size = int | Sequence[int]
 """An int for all axes, or one int per axis (D, H, W)."""
 

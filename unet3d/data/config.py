@@ -22,7 +22,7 @@ from unet3d.config.fields import (
 )
 from unet3d.config.instantiate import Factory, read_factory
 from unet3d.errors import UsageError
-from unet3d.types import Triple
+from unet3d.types import FloatTriple, Triple
 
 NORMALIZATIONS = {
     "zscore": ("ZScoreNormalization", False),
@@ -79,7 +79,7 @@ class DataConfig:
     group_by: str | None
     skip_invalid_cases: Annotated[bool, SKIP, "invalid_cases"]
     orientation: Annotated[str, ORIENTATION]
-    spacing_mm: Annotated[tuple[float, float, float] | Literal["median"] | None, SPACING]
+    spacing_mm: Annotated[FloatTriple | Literal["median"] | None, SPACING]
     background: Annotated[tuple[float | str, ...], BACKGROUND]  # of all channels, or of each
     crop: Literal["nonzero", "none"]
     normalize: Annotated[tuple[str, ...], NORMALIZE]  # of all channels, or of each

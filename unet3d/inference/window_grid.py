@@ -2,7 +2,7 @@
 
 Window edges cut the first two axes into tiles that span the whole third axis. A tile is active from
 the first window that covers it to the last one. Windows go row by row, so about half a window's
-thickness of rows is active at a time. Bundles carry this module: it needs numpy alone.
+thickness of rows is active at a time. Bundles carry this module.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-Triple = tuple[int, int, int]
+from unet3d.data.preprocessing.channels import Triple
 
 Span = tuple[int, int]
 """Start and stop along an axis."""

@@ -20,7 +20,6 @@ from unet3d.data.layouts.splits import explain_too_few, read_groups
 from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import choose_background
-from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.memory.fit import Changes, check_configured_batch, find_largest_batch
 from unet3d.memory.from_config import list_strategies
@@ -35,7 +34,7 @@ from unet3d.planning.topology import (
     round_up_to_multiple,
 )
 from unet3d.step.config import StepConfig
-from unet3d.types import Triple
+from unet3d.types import FloatTriple, Triple
 
 IsOverridden = Callable[[str], bool]
 """Whether the command line sets a key."""

@@ -12,7 +12,6 @@ from time import thread_time
 import torch
 
 from unet3d.config.fields import format_duration
-from unet3d.data.preprocessing.statistics import FloatTriple
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import get_available_bytes, get_free_bytes, resolve_device, resolve_precision
 from unet3d.planning.planner import (
@@ -27,7 +26,7 @@ from unet3d.planning.topology import list_coarser_spacings, list_patches, round_
 from unet3d.step.config import StepConfig
 from unet3d.step.training_step import RandomBatchStep, build_configured_step, time_step
 from unet3d.text import format_bytes, format_time, pluralize
-from unet3d.types import Triple
+from unet3d.types import FloatTriple, Triple
 
 MIN_STEPS = 1000
 """Steps that must fit a training time; with far fewer, a network has hardly learned."""

@@ -11,8 +11,7 @@ from math import ceil, prod
 import numpy as np
 
 from unet3d.data.preprocessing.channels import compute_resampled_shape
-from unet3d.data.preprocessing.statistics import FloatTriple
-from unet3d.types import Triple
+from unet3d.types import FloatTriple, Triple
 
 COARSE_RATIO = 3
 """An axis with more than this times the spacing of the others is resampled to a finer spacing than
@@ -97,8 +96,7 @@ def find_median_shape(
     resampled = [
         compute_resampled_shape(n, s, target_mm) for n, s in zip(shapes, spacings, strict=True)
     ]
-    d, h, w = (float(n) for n in np.median(resampled, axis=0))
-    return d, h, w
+    return tuple(np.median(resampled, axis=0).tolist())
 
 
 def choose_initial_patch(spacing_mm: Sequence[float], median: Sequence[float]) -> Triple:

@@ -20,6 +20,7 @@ from unet3d.data.formats.volume_format import (
 )
 from unet3d.files import atomic_write
 from unet3d.text import join_first
+from unet3d.types import FloatTriple
 
 
 class Tiff(VolumeFormat):
@@ -158,7 +159,7 @@ def name_axes(axes: str, shape: Sequence[int]) -> str:
     return axes
 
 
-def read_spacing(tif: Any) -> tuple[tuple[float, float, float], str | None]:
+def read_spacing(tif: Any) -> tuple[FloatTriple, str | None]:
     """Return the spacing along x, y and z in mm, and what is assumed."""
     if tif.is_ome:
         pixels = ElementTree.fromstring(tif.ome_metadata).find(".//{*}Pixels")

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from unet3d.errors import UsageError
+from unet3d.types import FloatTriple
 
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 """From the patient axes of DICOM and ITK to those of NIfTI and of every affine here."""
@@ -63,10 +64,9 @@ class VolumeHeader(Grid):
     buffer_bytes: int = 0  # held while reading, besides the array
 
     @property
-    def spacing_mm(self) -> tuple[float, float, float]:
+    def spacing_mm(self) -> FloatTriple:
         """Return the voxel sizes that the affine gives."""
-        x, y, z = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)).tolist()
-        return x, y, z
+        return tuple(np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)).tolist())
 
     @property
     def orientation(self) -> str:

@@ -213,8 +213,7 @@ def find_offset(part: Grid, grid: Grid) -> Triple | None:
     distance = drift + np.abs(to_grid[:3, 3] - offset)
     if distance.max() > TOLERANCE or offset.min() < 0 or (offset + size > grid.shape[:3]).any():
         return None
-    d, h, w = (int(n) for n in offset)
-    return d, h, w
+    return tuple(offset.astype(int).tolist())
 
 
 def read_labels(file: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -146,9 +146,8 @@ def find_orientation(affine: np.ndarray, code: str) -> tuple[Triple, tuple[bool,
     from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
     change = ornt_transform(io_orientation(affine), axcodes2ornt(tuple(code)))
-    d, h, w = np.argsort(change[:, 0]).tolist()
-    flips = [bool(change[axis, 1] < 0) for axis in (d, h, w)]
-    return (d, h, w), (flips[0], flips[1], flips[2])
+    axes = np.argsort(change[:, 0])
+    return tuple(axes.tolist()), tuple((change[axes, 1] < 0).tolist())
 
 
 def convert_to_mm(affine: np.ndarray, xyzt_units: int) -> np.ndarray:
@@ -160,8 +159,7 @@ def convert_to_mm(affine: np.ndarray, xyzt_units: int) -> np.ndarray:
 
 def get_spacing(affine: np.ndarray, axes: Triple) -> tuple[float, float, float]:
     """Return the spacing in mm along the reoriented axes."""
-    sizes = np.linalg.norm(affine[:3, :3], axis=0)
-    return float(sizes[axes[0]]), float(sizes[axes[1]]), float(sizes[axes[2]])
+    return tuple(np.linalg.norm(affine[:3, :3], axis=0)[list(axes)].tolist())
 
 
 def reorient(volume: np.ndarray, axes: Triple, flips: Sequence[bool]) -> np.ndarray:

@@ -33,6 +33,7 @@ from unet3d.data.preprocessing.channels import (
 from unet3d.data.preprocessing.pipeline import Background, read_channels
 from unet3d.data.preprocessing.statistics import to_tuples
 from unet3d.files import read_json
+from unet3d.types import FloatTriple
 
 MAX_SAMPLES = 10_000  # foreground voxels per case whose intensities are sampled
 
@@ -52,14 +53,13 @@ class CaseFingerprint:
     background: tuple[float, ...]  # of each channel
 
 
-def compute_median_spacing(cases: Sequence[Case], code: str) -> tuple[float, float, float]:
+def compute_median_spacing(cases: Sequence[Case], code: str) -> FloatTriple:
     """Compute the median spacing along each axis from the headers."""
     spacings = []
     for case in cases:
         affine = read_header(case.images[0]).affine
         spacings.append(get_spacing(affine, find_orientation(affine, code)[0]))
-    d, h, w = np.median(spacings, axis=0).tolist()
-    return d, h, w
+    return tuple(np.median(spacings, axis=0).tolist())
 
 
 def fingerprint_dataset(

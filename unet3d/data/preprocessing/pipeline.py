@@ -26,7 +26,7 @@ from unet3d.data.preprocessing.statistics import (
 )
 from unet3d.errors import UsageError
 from unet3d.text import join_first
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import IGNORE_LABEL, FloatTriple
 
 PREPROCESSING_VERSION = 4
 """Part of every key of the cache: raise it when the same files and settings give other values."""
@@ -41,7 +41,7 @@ class PreprocessedScan:
 
     image: np.ndarray  # (C, D, H, W), float32
     grid: FileGrid
-    spacing_mm: tuple[float, float, float]  # after resampling
+    spacing_mm: FloatTriple  # after resampling
     affine: np.ndarray  # of the file
     statistics: Statistics  # before normalization, for a comparison with other scans
 
@@ -60,7 +60,7 @@ class Preprocessing:
 
     num_classes: int
     orientation: str = "RAS"
-    spacing_mm: tuple[float, float, float] | None = None  # None: the file's
+    spacing_mm: FloatTriple | None = None  # None: the file's
     background: Background = (0,)
     crop: str = "nonzero"  # to the foreground's box; or none
     normalize: tuple[str, ...] = ("zscore",)  # one for all channels, or one per channel

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from unet3d.types import FloatTriple
+
 PERCENTILES = (5, 50, 95)
 
 MAX_VOXELS = 40**3  # voxels per channel that are sampled, which takes milliseconds and a few MiB
@@ -19,8 +21,6 @@ SPACING_FACTOR, EXTENT_FACTOR, SPREAD_FACTOR, OFFSET_MARGIN = 1.5, 2.0, 2.0, 0.5
 
 Percentiles = tuple[float, ...]
 """The values at PERCENTILES of a channel's voxels without background."""
-
-FloatTriple = tuple[float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
