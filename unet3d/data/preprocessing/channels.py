@@ -198,11 +198,8 @@ def make_interpolation_matrix(old: int, new: int, order: int) -> np.ndarray:
     if order == 0:
         return np.eye(old, dtype=np.float32)[np.floor(position + 0.5).astype(int).clip(max=old - 1)]
     if order == 1 or old < 4:
-        below = np.minimum(np.floor(position).astype(int), old - 1)
-        matrix = np.zeros((new, old), np.float32)
-        matrix[np.arange(new), below] = 1 - (position - below)
-        matrix[np.arange(new), np.minimum(below + 1, old - 1)] += position - below
-        return matrix
+        distance = np.abs(position[:, None] - np.arange(old))
+        return np.maximum(1 - distance, 0).astype(np.float32)
     from scipy.ndimage import map_coordinates
 
     columns = [
