@@ -44,6 +44,8 @@ class Tiff(VolumeFormat):
 
     def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
         """Map voxels that follow one another, decompress others."""
+        import tifffile
+
         with open_tiff(file) as (tif, stack, sizes):
             series = stack[0]
             if len(stack) > 1:
@@ -53,14 +55,9 @@ class Tiff(VolumeFormat):
             else:
                 dtype = series.dtype.newbyteorder(tif.byteorder)
                 array = np.memmap(file, dtype, "c", series.dataoffset, series.shape)
-        axes = "".join(sizes)
-        kept = [n for n, axis in enumerate(axes) if axis in "ZYX" or array.shape[n] > 1]
-        array = array.view(get_number_type(array.dtype)).reshape([array.shape[n] for n in kept])
-        axes = "".join(axes[n] for n in kept).replace("S", "C")  # there is one of both at most
-        for axis in "CZ":
-            if axis not in axes:
-                axes, array = axis + axes, array[None]
-        return array.transpose([axes.index(axis) for axis in "CXYZ"])
+        others = "".join(axis for axis in sizes if axis not in "CSXYZ")  # of one plane each
+        array = tifffile.transpose_axes(array, "".join(sizes), f"{others}CSXYZ")
+        return array.view(get_number_type(array.dtype)).reshape(-1, *header.shape[:3])
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
