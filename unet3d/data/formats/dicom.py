@@ -21,7 +21,6 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
 )
 from unet3d.errors import explain_missing_packages
-from unet3d.files import atomic_write
 from unet3d.text import join_first
 
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
@@ -142,8 +141,7 @@ class Dicom(VolumeFormat):
                 software_versions=__version__,
                 device_serial_number="0",
             )
-            with atomic_write(path) as draft:
-                segmentation.save_as(draft)
+            segmentation.save_as(path)
 
 
 def is_series(path: Path) -> bool:

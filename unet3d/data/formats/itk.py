@@ -15,7 +15,6 @@ from unet3d.data.formats.volume_format import (
     VolumeFormat,
     VolumeHeader,
 )
-from unet3d.files import atomic_write
 
 HEADER_BYTES = 2**20  # bytes at a file's start that hold its text
 
@@ -93,8 +92,7 @@ class Itk(VolumeFormat):
         image.SetSpacing(spacing.tolist())
         image.SetDirection(direction.ravel().tolist())
         image.SetOrigin(origin.tolist())
-        with atomic_write(path) as draft:
-            SimpleITK.WriteImage(image, str(draft), True)
+        SimpleITK.WriteImage(image, str(path), True)
 
 
 def open_reader(file: Path) -> Any:

@@ -59,8 +59,7 @@ class Nifti(VolumeFormat):
 
         template = open_template(like, grid)
         header = make_header(template, labels.shape, np.uint8)
-        with atomic_write(path) as draft:
-            nibabel.save(type(template)(labels, None, header), draft)  # Nifti1Image or Nifti2Image
+        nibabel.save(type(template)(labels, None, header), path)  # Nifti1Image or Nifti2Image
 
 
 def open_image(file: Path) -> Any:

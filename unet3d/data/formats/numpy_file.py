@@ -11,7 +11,6 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     get_number_type,
 )
-from unet3d.files import atomic_write
 
 
 class NumPy(VolumeFormat):
@@ -36,5 +35,4 @@ class NumPy(VolumeFormat):
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
-        with atomic_write(path) as draft:
-            np.save(draft, labels)
+        np.save(path, labels)

@@ -1,7 +1,6 @@
 """OME-Zarr 0.4 and 0.5, by zarr."""
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -18,7 +17,6 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     get_number_type,
 )
-from unet3d.files import create_folder
 
 TRANSFORMS = "coordinateTransformations"
 
@@ -45,6 +43,7 @@ class OmeZarr(VolumeFormat):
     suffixes = (".ome.zarr", ".zarr")
     packages = ("zarr", "numcodecs")
     cannot_hold = ("orientation",)
+    is_folder = True
 
     def list_files(self, file: Path) -> list[Path]:
         """Return all files of the folder, and of folders that it links to."""
@@ -97,18 +96,15 @@ class OmeZarr(VolumeFormat):
         if any(translation):
             transforms.append({"type": "translation", "translation": list(translation)})
         image = {"axes": axes, "datasets": [{"path": "0", TRANSFORMS: transforms}]}
-        with create_folder(path) as draft:
-            group = zarr.open_group(draft, mode="w", zarr_format=version)
-            if version == 3:
-                group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
-            else:
-                group.attrs["multiscales"] = [{"version": "0.4", **image}]
-            shape = labels.T.shape
-            chunks = tuple(min(CHUNK, n) for n in shape)
-            array = group.create_array("0", shape=shape, chunks=chunks, dtype=labels.dtype)
-            array[:] = labels.T
-            if path.exists():  # a folder cannot be replaced
-                shutil.rmtree(path)
+        group = zarr.open_group(path, mode="w", zarr_format=version)
+        if version == 3:
+            group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
+        else:
+            group.attrs["multiscales"] = [{"version": "0.4", **image}]
+        shape = labels.T.shape
+        chunks = tuple(min(CHUNK, n) for n in shape)
+        array = group.create_array("0", shape=shape, chunks=chunks, dtype=labels.dtype)
+        array[:] = labels.T
 
 
 def open_level(file: Path) -> Level:

@@ -18,7 +18,6 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     get_number_type,
 )
-from unet3d.files import atomic_write
 from unet3d.text import join_first
 from unet3d.types import FloatTriple
 
@@ -72,8 +71,7 @@ class Tiff(VolumeFormat):
                 unit, values = "mm", list(grid.spacing_mm)
             for axis, value in zip("XYZ", values, strict=True):
                 metadata |= {f"PhysicalSize{axis}": value, f"PhysicalSize{axis}Unit": unit}
-        with atomic_write(path) as draft:
-            tifffile.imwrite(draft, labels.T, ome=True, compression="zlib", metadata=metadata)
+        tifffile.imwrite(path, labels.T, ome=True, compression="zlib", metadata=metadata)
 
 
 @contextmanager

@@ -92,6 +92,7 @@ class VolumeFormat(Protocol):
     suffixes: tuple[str, ...]
     packages: tuple[str, ...] = ()  # optional ones, as pip calls them; the first is imported
     cannot_hold: tuple[str, ...] = ()  # what labels on some grids would lose
+    is_folder: bool = False  # whether labels are written to a folder
 
     def list_files(self, file: Path) -> list[Path]:
         """Return the files that hold the volume; all but the first may be missing."""
@@ -108,7 +109,7 @@ class VolumeFormat(Protocol):
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
-        """Write labels (D, H, W), uint8, on the grid of the volume `like`, atomically.
+        """Write labels (D, H, W), uint8, on the grid of the volume `like` to a new file or folder.
 
         `classes` are the names of the labels 0, 1, 2, ...
         """

@@ -1,5 +1,6 @@
 """Find the format of a file by its name, and read or write it with errors that name the file."""
 
+import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from unet3d.data.formats.ome_zarr import OmeZarr
 from unet3d.data.formats.tiff import Tiff
 from unet3d.data.formats.volume_format import Grid, UnreadableFileError, VolumeFormat, VolumeHeader
 from unet3d.errors import UsageError, describe_os_error, explain_missing_packages
+from unet3d.files import atomic_write, create_folder
 from unet3d.text import join_first, pluralize
 from unet3d.types import Triple
 
@@ -274,5 +276,8 @@ def check_target(path: Path, like: Path) -> VolumeHeader:
 
 def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[str] = ()) -> None:
     """Write labels (D, H, W), uint8, in the format of `path`, on the grid of the volume `like`."""
-    grid = check_target(path, like)
-    find_format(path).write_labels(path, labels, like, grid, classes)
+    grid, format = check_target(path, like), find_format(path)
+    with (create_folder if format.is_folder else atomic_write)(path) as draft:
+        format.write_labels(draft, labels, like, grid, classes)
+        if format.is_folder and path.exists():  # a folder cannot be replaced
+            shutil.rmtree(path)
