@@ -19,6 +19,7 @@ from unet3d.data.augmentation.transforms import (
     SpatialTransform,
     add_noise,
     apply_gamma,
+    apply_inverted_gamma,
     apply_transform,
     blur,
     make_affine_matrix,
@@ -148,13 +149,7 @@ class Augment:
             (self.brightness_p, 1, self.brightness, lerp, torch.mul),
             (self.contrast_p, 1, self.contrast, lerp, scale_contrast),
             (self.low_resolution_p, 0.5, self.low_resolution, lerp, simulate_low_resolution),
-            (
-                self.inverted_gamma_p,
-                1,
-                self.gamma,
-                log_lerp,
-                lambda x, power: -apply_gamma(-x, power),
-            ),
+            (self.inverted_gamma_p, 1, self.gamma, log_lerp, apply_inverted_gamma),
             (self.gamma_p, 1, self.gamma, log_lerp, apply_gamma),
         ):
             number, *numbers = rng.random(1 + len(image)).tolist()

@@ -35,15 +35,13 @@ class SpatialTransform:
 
     def compute_context_size(self, patch: Sequence[int]) -> Triple:
         """Return the size that holds every sampled voxel; never smaller than the patch."""
-        half = (np.array(patch) - 1) / 2
-        reach = half
-        if self.matrix is not None:
-            reach = np.abs(self.matrix) @ half + np.where(
-                get_thin_axes(patch), 0.0, self.displacement
-            )
+        size = np.array(patch)
+        if self.matrix is None:
+            return tuple(size.tolist())
+        half, is_thin = (size - 1) / 2, get_thin_axes(patch)
+        reach = np.abs(self.matrix) @ half + np.where(is_thin, 0.0, self.displacement)
         margin = np.ceil(reach - half - 1e-6).clip(0).astype(int)
-        d, h, w = (p + 2 * int(m) for p, m in zip(patch, margin, strict=True))
-        return d, h, w
+        return tuple((size + 2 * margin).tolist())
 
 
 def get_thin_axes(shape: Sequence[int]) -> tuple[bool, bool, bool]:
@@ -52,8 +50,7 @@ def get_thin_axes(shape: Sequence[int]) -> tuple[bool, bool, bool]:
     >>> get_thin_axes([320, 150, 26]), get_thin_axes([60, 60, 20])
     ((False, False, True), (False, False, False))
     """
-    d, h, w = (THIN_RATIO * n < max(shape) for n in shape)
-    return d, h, w
+    return tuple((THIN_RATIO * np.array(shape) < max(shape)).tolist())
 
 
 def make_affine_matrix(radians: Sequence[float], scale: float, patch: Sequence[int]) -> np.ndarray:
@@ -191,3 +188,8 @@ def apply_gamma(channel: Tensor, power: float) -> Tensor:
     low, high = torch.aminmax(channel)
     curved = ((channel - low) / (high - low + EPSILON)).pow(power)
     return (curved - curved.mean()) / (curved.std(correction=0) + EPSILON) * std + mean
+
+
+def apply_inverted_gamma(channel: Tensor, power: float) -> Tensor:
+    """Raise the inverted intensities to a power."""
+    return -apply_gamma(-channel, power)
