@@ -183,20 +183,19 @@ def prepare_worker(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def collate(samples: Sequence[PatchSample]) -> Batch:
+def collate(samples: list[PatchSample]) -> Batch:
     """Collate a batch; contexts of different sizes are concatenated, so that none is padded."""
-    batch: Any = {"case": [sample["case"] for sample in samples]}
+    if "augmentation_seed" not in samples[0]:
+        return default_collate(samples)
+    batch: Any = {
+        "case": [sample["case"] for sample in samples],
+        "augmentation_seeds": [sample["augmentation_seed"] for sample in samples],
+        "sizes": [tuple(sample["label"].shape) for sample in samples],
+    }
     for part in ("image", "label"):
-        tensors = [sample[part] for sample in samples]
-        if "augmentation_seed" in samples[0]:
-            batch[part] = torch.cat([tensor.flatten() for tensor in tensors])
-            if get_worker_info() is not None:  # a full /dev/shm is an error here, but a hang later
-                batch[part].share_memory_()
-        else:
-            batch[part] = default_collate(tensors)
-    if "augmentation_seed" in samples[0]:
-        batch["augmentation_seeds"] = [sample["augmentation_seed"] for sample in samples]
-        batch["sizes"] = [tuple(sample["label"].shape) for sample in samples]
+        batch[part] = torch.cat([sample[part].flatten() for sample in samples])
+        if get_worker_info() is not None:  # a full /dev/shm is an error here, but a hang later
+            batch[part].share_memory_()
     return batch
 
 
