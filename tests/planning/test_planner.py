@@ -191,21 +191,24 @@ def network(composed):
 STRATEGIES = [{"checkpointing": name} for name in ("fused", "skips", "lean", "leanest")]
 
 
-@pytest.mark.parametrize(("strategy", "batch_size", "limit"), [("fused", 1, 1), ("skips", 2, 2)])
-def test_the_strategy_with_the_least_work_that_fits_a_batch_of_two_is_chosen(
-    network, strategy, batch_size, limit
+@pytest.mark.parametrize(
+    ("strategy", "batch_size", "batches"),
+    [("fused", 1, range(1, 2)), ("skips", 2, range(2, 3)), ("lean", 6, range(6, 7))],
+)
+def test_the_strategy_with_the_least_work_that_fits_the_smallest_batch_is_chosen(
+    network, strategy, batch_size, batches
 ):
-    """Or a batch of one, where that is configured."""
+    """The configured batch is the only one, also where less work would fit some of it."""
     planned = network.vary({"checkpointing": strategy, "data.batch_size": batch_size})
     budget = estimate_configured_step(planned).peak.reserved + CUDA_CONTEXT_BYTES
-    chosen, largest, peak = choose_strategy(network, STRATEGIES, budget, limit)
+    chosen, largest, peak = choose_strategy(network, STRATEGIES, budget, batches)
     assert (chosen, largest) == ({"checkpointing": strategy}, batch_size)
     assert peak.reserved + CUDA_CONTEXT_BYTES == budget
 
 
 def test_a_budget_that_no_strategy_fits_is_an_error_that_says_what_to_change(network):
     with pytest.raises(DoesNotFitError, match="fits a batch of 1 in the budget: raise budget_gib"):
-        choose_strategy(network, STRATEGIES[:1], CUDA_CONTEXT_BYTES, 1)
+        choose_strategy(network, STRATEGIES[:1], CUDA_CONTEXT_BYTES, range(1, 2))
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,8 @@ def make_plan(
     patch, num_cases = patches[index], len(dataset.fingerprints)
     levels, planned = plan_levels(target, patch), with_patch(patch)
     limit = given_batch or min(max_batch_size, compute_max_batch_size(patch, median, num_cases))
-    strategy, batch_size, peak = choose_strategy(planned, strategies, budget, limit)
+    batches = range(given_batch or 2, limit + 1)
+    strategy, batch_size, peak = choose_strategy(planned, strategies, budget, batches)
     crop_fraction = float(np.median([case.crop_fraction for case in dataset.fingerprints]))
     usual = "zscore_nonzero" if crop_fraction < MASKED_FRACTION else "zscore"
     return TrainingPlan(
@@ -240,18 +241,18 @@ def _list_candidate_patches(
 
 
 def choose_strategy(
-    config: StepConfig, strategies: Sequence[Changes], budget: int, limit: int
+    config: StepConfig, strategies: Sequence[Changes], budget: int, batches: range
 ) -> tuple[Changes, int, MemoryRecord]:
-    """Return the strategy with the least work that fits a batch of two, and its largest batch.
+    """Return the strategy with the least work that fits one of the batches, and its largest one.
 
     A larger patch is worth recomputing convolutions, a larger batch is not.
     """
     for strategy in strategies:
-        result = find_largest_batch(config.vary(strategy), budget, limit=limit)
-        if result is not None and result[0] >= min(2, limit):
+        result = find_largest_batch(config.vary(strategy), budget, limit=batches[-1])
+        if result is not None and result[0] in batches:
             return strategy, *result
     raise DoesNotFitError(
-        f"no checkpointing strategy fits a batch of {min(2, limit)} in the budget: raise "
+        f"no checkpointing strategy fits a batch of {batches[0]} in the budget: raise "
         "budget_gib, or lower data.batch_size or data.patch_size"
     )
 
