@@ -57,7 +57,6 @@ PARTS = {
     "tuned": Part(STEPS, "plain modules compiled, channels-last, with cudnn.benchmark", 480, 60),
     "batch": Part(STEPS, "largest batch of the forum networks that runs in 7000 MiB", 300),
     "tile_size": Part(STEPS, "time and peak by the size of a tile", 150),
-    "profile": Part(STEPS, "the slowest kernels of a step", 150),
     "lightning": Part(RUNS, "peak and time of steps in runs with Lightning", 300, 60),
 }
 

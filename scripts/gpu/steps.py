@@ -31,7 +31,6 @@ from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.batches import BatchExtrapolation
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.fit import estimate_configured_step
-from unet3d.memory.from_config import FUSED_STRATEGIES
 from unet3d.peak_memory import MemoryRecord
 from unet3d.step.config import StepConfig
 from unet3d.step.training_step import (
@@ -353,41 +352,3 @@ def try_batch(context: Context, make: Factory, size: list[int], count: int) -> b
         torch.cuda.set_per_process_memory_fraction(1.0)
         context.free_memory()
     return True
-
-
-# Profiles.
-
-
-def profile(context: Context) -> dict[str, Row]:
-    """List the slowest kernels of a step of the small forum network."""
-    steps = list_forum_steps(context.width)
-    names = (PLAIN, *FUSED_STRATEGIES)
-    return {name: partial(profile_step, context, *steps[f"small, {name}"]) for name in names}
-
-
-def profile_step(context: Context, make: Factory, size: list[int]) -> dict[str, Any]:
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as Profiler
-
-    step = build_network_step(context, make, size)
-    for _ in range(2):
-        step.train(NullListener())
-    context.synchronize()
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.cuda else [])]
-    with Profiler(activities=activities) as profiler:
-        step.train(NullListener())
-        context.synchronize()
-    kind = "CUDA" if context.cuda else "CPU"  # operators repeat the time of their kernels
-    kernels = [
-        (e.self_device_time_total if context.cuda else e.self_cpu_time_total, e.count, e.key)
-        for e in profiler.key_averages()
-        if e.device_type.name == kind
-    ]
-    return {
-        "device_ms": sum(us for us, _, _ in kernels) / 1e3,
-        "launches": sum(count for _, count, _ in kernels),
-        "slowest": [
-            {"ms": round(us / 1e3, 3), "times": count, "kernel": key[:120]}
-            for us, count, key in sorted(kernels, reverse=True)[:20]
-        ],
-    }
