@@ -1,22 +1,18 @@
-"""Count what a step asks of a GPU: kernel launches, bytes and floating-point operations.
+"""Count what a step asks of a GPU: kernel launches, and operations that the host waits for.
 
-The step runs on fake tensors. A dispatch mode sees each operation with its shapes and dtypes, from
-which all three follow; what the step computes is not needed.
+The step runs on fake tensors, where a dispatch mode sees each operation.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from unet3d.custom_ops import OPERATORS
 from unet3d.memory.cuda_libraries import follow_cudnn
@@ -47,13 +43,10 @@ FOREACH_TENSORS = 60
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation of a step; `nbytes` are read and written, without caches."""
+    """One operation of a step."""
 
     name: str
     launches: int
-    nbytes: int
-    flops: int
-    dtype: torch.dtype
 
     @property
     def waits(self) -> bool:
@@ -80,26 +73,13 @@ class OperationCounter(TorchDispatchMode, NullListener):
         answer, name = evaluate_on_host(func, args, kwargs), get_name(func)
         out = follow_cudnn(func, args, func(*args, **kwargs)) if answer is None else answer
         if name not in FREE and not self._is_on_host(args):
-            self.operations.append(self._describe(func, name, args, kwargs, out))
+            self.operations.append(Operation(name, count_launches(func, name, args)))
         return out
 
     def _is_on_host(self, args: tuple) -> bool:
         """Return whether an operation counts an optimizer's steps, whose tensors stay there."""
         tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
         return self.phase == "optimizer" and bool(tensors) and not any(x.dim() for x in tensors)
-
-    def _describe(self, func: Any, name: str, args: tuple, kwargs: dict, out: Any) -> Operation:
-        inputs = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-        formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
-        first = next(iter([*outputs, *inputs.values()]), None)
-        return Operation(
-            name=name,
-            launches=count_launches(func, name, args),
-            nbytes=count_moved_bytes(name, args, list(inputs.values()), outputs),
-            flops=0 if formula is None else formula(*args, **kwargs, out_val=out),
-            dtype=torch.float32 if first is None else first.dtype,
-        )
 
 
 def get_name(func: Any) -> str:
@@ -122,31 +102,6 @@ def count_launches(func: Any, name: str, args: tuple) -> int:
         tensors = len(args[0]) if isinstance(args[0], list | tuple) else 1
         return max(1, -(-tensors // FOREACH_TENSORS))
     return 1
-
-
-def count_moved_bytes(
-    name: str, args: tuple, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> int:
-    """Return the bytes that an operation's kernels read and write, hidden passes included."""
-    nbytes = sum(map(count_bytes, [*inputs, *outputs]))
-    if name == "native_batch_norm":
-        return nbytes * 3 // 2  # reads its input twice: for the statistics, and to normalize it
-    if name == "native_batch_norm_backward":
-        return nbytes * 5 // 3  # reads both inputs twice
-    if name in ("convolution", "convolution_backward"):
-        if name == "convolution" and args[2] is not None:
-            nbytes += 2 * count_bytes(outputs[0])  # adds the bias
-        maps = [x for x in (*inputs, *outputs) if x.dim() == 5]
-        is_half = maps[0].dtype in (torch.float16, torch.bfloat16)
-        if is_half and not maps[0].is_contiguous(memory_format=torch.channels_last_3d):
-            nbytes += 2 * sum(map(count_bytes, maps))  # converts to channels-last and back
-    return nbytes
-
-
-def count_bytes(x: Tensor) -> int:
-    """Return the bytes of a tensor's elements; those of an expanded axis are read once."""
-    sizes = zip(x.shape, x.stride(), strict=True)
-    return prod(n for n, stride in sizes if stride) * x.element_size()
 
 
 def count_operations(make_step: Callable[[], Step]) -> list[Operation]:
