@@ -1,30 +1,19 @@
 """The application, end to end."""
 
-import json
 import math
 import os
 import signal
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.contract.helpers.runs import read_events, read_report
 from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.commands.train import build_training
 from unet3d.training.callbacks.step_records import StepTimer
 
 pytestmark = pytest.mark.slow
-
-
-def read_events(run):
-    accumulator = EventAccumulator(str(run / "tensorboard"))
-    accumulator.Reload()
-    return accumulator
-
-
-def read_report(run):
-    return json.loads((run / "report.json").read_text())
 
 
 def test_a_signal_after_the_last_step_puts_the_evaluation_off(unet3d, monkeypatch, capsys):

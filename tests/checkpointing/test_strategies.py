@@ -13,7 +13,7 @@ from torch import nn
 
 from unet3d.checkpointing.per_level import PerLevelStrategy
 from unet3d.checkpointing.recompute import RecomputeBlocks
-from unet3d.config.compose import compose_config, find_user_config_dirs, get_config_dir
+from unet3d.config.compose import compose_config, get_config_dir
 from unet3d.errors import UsageError
 from unet3d.memory.fit import estimate_configured_step
 from unet3d.model.unet import UNet3D
@@ -78,25 +78,6 @@ def test_blocks_refuses_a_network_that_does_not_list_its_blocks_and_unknown_leve
         RecomputeBlocks().apply(nn.Linear(1, 1))
     with pytest.raises(UsageError, match=r"0\.\.2"):
         RecomputeBlocks(levels=[3]).apply(build_plain_network())
-
-
-def test_a_yaml_file_in_the_working_folder_is_a_strategy_with_the_same_gradients(
-    tmp_path, monkeypatch
-):
-    file = tmp_path / "conf" / "checkpointing" / "mine.yaml"
-    file.parent.mkdir(parents=True)
-    rows = "encoder_last: [recompute, store]\ndecoder_inner: [store, recompute]\ntile_mib: 0.001\n"
-    file.write_text(f"defaults: [fused, _self_]\n{rows}")
-    monkeypatch.chdir(tmp_path)
-    composed = compose_config(["checkpointing=mine"], "train", find_user_config_dirs(None))
-    plain, fused = build_plain_network(), build_plain_network()
-    parse_train_config(composed).step.checkpointing().apply(fused)
-    assert fused.retention.get_level("encoder", 0) == ("recompute", "recompute")
-    image = torch.randn(2, 1, 12, 9, 8, dtype=torch.float64)
-    for network in (plain, fused):
-        network(image).square().sum().backward()
-    for a, b in zip(fused.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("model", ["dynunet model.filters=[32,32,32]", "unet_small model.depth=3"])

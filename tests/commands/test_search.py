@@ -30,6 +30,16 @@ def read_trials(folder):
     return json.loads((folder / "search" / "search.json").read_text())["trials"]
 
 
+@pytest.fixture
+def train_nothing(monkeypatch):
+    """Let each trial report one score instead of training."""
+
+    def train(settings, folder, signals, callbacks, log):
+        callbacks[0].report(1, 0.5)
+
+    monkeypatch.setattr("unet3d.commands.search.train", train)
+
+
 def interrupt_in_validation(monkeypatch, count):
     """Send SIGTERM in a validation, counted over the whole search."""
     from unet3d.training.callbacks.resume_state import ResumeState
@@ -97,12 +107,8 @@ def test_a_trial_that_needs_too_much_memory_is_not_trained(search, tmp_path, mon
     assert "not trained: a step is estimated to need 1.0 GiB" in capsys.readouterr().out
 
 
-def test_each_combination_of_lists_is_tried_once(small, tmp_path, monkeypatch):
-    def train(settings, folder, signals, callbacks, log):
-        callbacks[0].report(1, 0.5)
-
+def test_each_combination_of_lists_is_tried_once(small, tmp_path, monkeypatch, train_nothing):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("unet3d.commands.search.train", train)
     words = [*small, *SHORT, "trials=9", "space={pool:[max,avg],loss.ce:[1,2]}"]
     assert main(["search", *words, "hydra.run.dir=search"]) == 0
     found = [tuple(trial["values"].values()) for trial in read_trials(tmp_path)]
@@ -110,12 +116,8 @@ def test_each_combination_of_lists_is_tried_once(small, tmp_path, monkeypatch):
 
 
 def test_a_search_goes_on_with_more_trials_and_another_one_needs_another_folder(
-    search, monkeypatch, capsys
+    search, train_nothing, capsys
 ):
-    def train(settings, folder, signals, callbacks, log):
-        callbacks[0].report(1, 0.5)
-
-    monkeypatch.setattr("unet3d.commands.search.train", train)
     assert search("trials=1") == 0
     assert "\ntrial 0: " in capsys.readouterr().out
     assert search("trials=2") == 0

@@ -62,3 +62,14 @@ def test_forward_mode_differentiation_is_an_error():
     x = torch.randn(1, 1, 4, 4, 4)
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
         MedianPool3d(2)(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+def test_backward_with_several_threads_is_deterministic():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    x = torch.randn(2, 8, 17, 33, 21, requires_grad=True)
+    y = MedianPool3d(3, 2, 1)(x)
+    upper = torch.randn_like(y)
+    first, *others = (torch.autograd.grad(y, x, upper, retain_graph=True)[0] for _ in range(4))
+    torch.set_num_threads(before)
+    assert all(torch.equal(first, other) for other in others)

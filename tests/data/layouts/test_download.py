@@ -1,6 +1,7 @@
 import pytest
 
-from tests.data.helpers.download_server import TASK, make_archive, md5, serve
+from tests.data.helpers.download_server import FILES, TASK, make_archive, md5, serve
+from unet3d.__main__ import main
 from unet3d.data.layouts.download import download, extract
 from unet3d.errors import RunError, UsageError
 
@@ -64,3 +65,16 @@ def test_an_incomplete_archive_leaves_nothing(tmp_path, content, message):
     with pytest.raises(RunError, match=message):
         extract_archive(tmp_path / "data", content)
     assert [p.name for p in tmp_path.rglob("*")] == ["data", "a.part"]
+
+
+def test_a_task_is_downloaded_and_unpacked_once(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["download", f"task={TASK}", f"md5={md5(server.content)}", "root=my data (1)"]
+    assert main([*words, f"url={server.url}"]) == 0
+    folder = tmp_path / "my data (1)"
+    assert [p.name for p in folder.iterdir()] == [TASK]
+    assert (folder / TASK / "imagesTr" / "a.nii.gz").read_bytes() == FILES["imagesTr/a.nii.gz"]
+    shown = capsys.readouterr()
+    assert f"train with data=decathlon data.root=my data (1)/{TASK}" in shown.out
+    assert main([*words, "url=http://127.0.0.1:1/gone.tar"]) == 0
+    assert "already exists" in capsys.readouterr().out
