@@ -80,6 +80,7 @@ def test_blocks_refuses_a_network_that_does_not_list_its_blocks_and_unknown_leve
         RecomputeBlocks(levels=[3]).apply(build_plain_network())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["dynunet model.filters=[32,32,32]", "unet_small model.depth=3"])
 def test_offloading_leaves_little_of_any_network_on_a_gpu(model):
     """Between forward and backward, as estimated for a GPU."""

@@ -11,6 +11,7 @@ from unet3d.errors import UsageError
 from unet3d.evaluation.options import group_cases_by_use
 
 
+@pytest.mark.slow
 def test_cases_are_held_out_unless_a_checkpoint_has_seen_them(small, tmp_path, capsys):
     data, labels = f"data.root={tmp_path / 'data'}", tmp_path / "labels"
     run = api.train([*small, data, "logger=none"], folder=tmp_path / "run").folder

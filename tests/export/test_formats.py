@@ -73,6 +73,7 @@ def test_every_network_has_equal_outputs_in_both_formats(composed, tmp_path, opt
         assert parity.agreement > 0.999
 
 
+@pytest.mark.slow
 def test_files_have_plain_names_and_the_metadata_and_no_local_paths(tmp_path):
     convolution = nn.Conv3d(1, 2, 3, padding=1).eval().requires_grad_(False)
     graph = export_program(convolution, (1, 6, 5, 4))

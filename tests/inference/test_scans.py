@@ -90,6 +90,7 @@ def test_the_next_scan_is_not_read_where_the_ram_suffices_for_one(
         monkeypatch.undo()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access(CLEAR_REFS, os.W_OK), reason="the peak cannot be measured")
 def test_the_peak_is_within_the_forecast_of_both_scans(ensemble, write_scans):
     predictor = build_predictor(replace(ensemble, patch_size=(32, 32, 32)), overlap=0.0)

@@ -46,7 +46,7 @@ def test_an_attribute_blocks_of_another_network_is_not_called():
     assert estimate.details.levels == {}
 
 
-@pytest.mark.parametrize("way", ["torch.compile", "compile"])
+@pytest.mark.parametrize("way", [pytest.param("torch.compile", marks=pytest.mark.slow), "compile"])
 def test_a_compiled_network_is_estimated_as_plain_modules(way):
     def make_network(**options):
         return unet3d.UNet3D(in_channels=1, num_classes=2, depth=2, width=4, **options)

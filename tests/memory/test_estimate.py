@@ -33,6 +33,7 @@ def test_the_first_convolution_adds_what_the_forum_measured_and_the_first_level_
     assert 0.6 < forum.levels[0] / sum(forum.levels.values()) < 0.8
 
 
+@pytest.mark.slow
 def test_savings_are_ranked_by_size(composed):
     words = ["data.patch_size=[32,32,32]", "model.width=32", "model.depth=2"]
     request = composed("trainer.accelerator=auto", *words)
@@ -68,6 +69,7 @@ SMALL = ["data.patch_size=[16,16,16]", "model.width=4", "model.depth=2", "model.
 LEANEST = ["checkpointing=leanest", "precision=bf16"]  # nothing else would save memory: one trace
 
 
+@pytest.mark.slow
 def test_a_view_is_printed_or_drawn_and_so_are_variants(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["memory", *SMALL, *LEANEST, "view=layers"]) == 0

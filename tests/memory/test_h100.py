@@ -18,11 +18,9 @@ PARTS, H200 = (
 )
 FLOAT32 = "precision=32 checkpointing=fused model=unet_nnunet"
 """The weight gradients of these convolutions use less workspace than is estimated."""
+QUICK = [("forum", "small, plain modules"), ("peers", "MONAI DynUNet")]
 SOME = [
-    ("forum", "small, plain modules"),
-    ("forum", "large, lean"),
-    ("tile_size", "fused, 256 MiB"),
-    ("peers", "MONAI DynUNet"),
+    *(("forum", "large, lean"), ("tile_size", "fused, 256 MiB")),
     (
         "predict",
         "precision=16-true checkpointing=fused model=unet_small optimizer=sgd "
@@ -32,7 +30,7 @@ SOME = [
 RECORDED = [
     key for key in list_estimators(PARTS) if key[1] in PARTS.get(key[0], {}).get("rows", {})
 ]
-MORE = [pytest.param(*key, marks=pytest.mark.slow) for key in RECORDED[6::8] if key not in SOME]
+MORE = dict.fromkeys(key for key in [*SOME, *RECORDED[6::8]] if key not in QUICK)
 
 
 def estimate_again(part, name):
@@ -41,12 +39,15 @@ def estimate_again(part, name):
     return describe_errors(estimate, PARTS[part]["rows"][name]["measured"])
 
 
-@pytest.mark.parametrize(("part", "name"), [*SOME, *MORE])
+@pytest.mark.parametrize(
+    ("part", "name"), [*QUICK, *(pytest.param(*key, marks=pytest.mark.slow) for key in MORE)]
+)
 def test_recorded_errors_are_those_of_this_code(part, name):
     recorded, row = PARTS[part]["rows"][name], estimate_again(part, name)
     assert {key: recorded[key] for key in row} == row
 
 
+@pytest.mark.slow
 def test_another_gpu_and_other_networks_have_the_estimated_peaks():
     rows = {name: row for name, row in H200["graphs"]["rows"].items() if "compiled" not in name}
     assert len(rows) == 15
@@ -64,11 +65,12 @@ RUN = (
 """The job of the rows of `lightning`."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "override", "reserved_error"),
     [
         ("fused", "checkpointing=fused", -2),
-        pytest.param("CUDA graph", "trainer.cuda_graph=true", -6, marks=pytest.mark.slow),
+        ("CUDA graph", "trainer.cuda_graph=true", -6),
     ],
 )
 def test_runs_with_lightning_have_the_estimated_peak(row, override, reserved_error):

@@ -76,12 +76,14 @@ OTHER_KERNELS = ("model=basic_unet", "model=unetr", "model=swin_unetr", "data.an
 """Cases whose convolutions, norms or logsumexp allocate more on a CPU, off the peak."""
 
 
+QUICK = [(f"checkpointing={strategy}", *NARROW) for strategy in ("none", "fused", "leanest")]
+
+
 def mark_larger_networks(case: tuple[str, ...]) -> Any:
-    """Mark the cases of other networks than unet_tiny as slow, those of the largest as long."""
-    names = [word for word in case if word.startswith("model=")]
-    is_largest = {"model=unetr", "model=swin_unetr"} & set(names)
+    """Mark the cases of the largest networks as long, and all but a few as slow."""
+    is_largest = {"model=unetr", "model=swin_unetr"} & {*case}
     marks = pytest.mark.long if is_largest else pytest.mark.slow
-    return pytest.param(case, marks=marks if names else ())
+    return pytest.param(case, marks=() if case in QUICK else marks)
 
 
 def make_factory(*words: str) -> Callable[[], RandomBatchStep]:

@@ -47,6 +47,7 @@ POLICIES = [  # every policy at full resolution and below, and pairs that no str
         ("stream", "recompute_tiled"),
     ),
 ]
+MORE_POLICIES = [pytest.param(policy, marks=pytest.mark.slow) for policy in POLICIES[1:]]
 STRIDED = partial(Strided, skip_pool=nn.AvgPool3d)
 NETWORKS = {
     "batch": {},
@@ -159,14 +160,14 @@ def test_fused_blocks_have_the_gradients_and_state_of_plain_modules(network, siz
     assert_equal_to_plain(network, FUSED, size, steps=2)
 
 
-@pytest.mark.parametrize("policy", [FUSED, *POLICIES[1:]], ids=lambda p: f"{p.encoder_inner}")
+@pytest.mark.parametrize("policy", [FUSED, *MORE_POLICIES], ids=lambda p: f"{p.encoder_inner}")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_whole_maps_have_the_same_gradients(network, policy):
     whole = replace(policy, tile_bytes=WHOLE_MAPS_MIB * MIB)
     assert_equal_to_plain(network, whole, "odd", steps=1)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.encoder_inner}")
+@pytest.mark.parametrize("policy", [MIXED, *MORE_POLICIES], ids=lambda p: f"{p.encoder_inner}")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_tiles_have_the_same_gradients_under_every_policy(network, policy, small_tiles):
     assert_equal_to_plain(network, policy, "odd", steps=1)

@@ -18,8 +18,7 @@ NETWORKS = sorted(
     for path in (get_config_dir() / "model").glob("*.yaml")
     if "_target_: monai." in path.read_text()
 )
-SLOW = pytest.mark.slow
-LARGE = {"mednext": SLOW, "swin_unetr": pytest.mark.long, "unetr": SLOW}
+MARKS = {"swin_unetr": pytest.mark.long, "dynunet": (), "segresnet": ()}
 DEEP = {
     "dynunet": [
         *("+model.deep_supervision=true", "+model.deep_supr_num=2", "model.filters=[4,8,8,8]"),
@@ -45,7 +44,9 @@ def train_two_steps(model, size):
     return [*results, *model.state_dict().values()]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=LARGE.get(n, ())) for n in NETWORKS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=MARKS.get(n, pytest.mark.slow)) for n in NETWORKS]
+)
 def test_blocks_and_offload_change_no_bit_of_loss_gradients_and_buffers(composed, name):
     results = []
     for strategy in (None, RecomputeBlocks(), OffloadActivations(min_mib=0)):

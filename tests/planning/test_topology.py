@@ -44,6 +44,7 @@ def test_levels_equal_nnunets_where_spacings_and_sizes_are_at_the_limits():
         assert (ours, padded) == plan_levels_with_nnunet(spacing, patch)
 
 
+@pytest.mark.slow
 def test_spacing_median_initial_patch_and_batch_equal_nnunets():
     rng = random.Random(0)
     compared = coarse = 0
@@ -78,6 +79,7 @@ def test_a_median_of_seven_and_a_half_voxels_is_rounded_up_and_pooled():
     assert plan_levels((1, 1, 1), theirs.patch).pool_windows[0] == (2, 2, 2)
 
 
+@pytest.mark.slow
 def test_smaller_patches_equal_nnunets_until_an_axis_has_four_voxels():
     rng = random.Random(0)
     compared = 0

@@ -115,6 +115,6 @@ def test_cases_that_do_not_fit_are_left_out_and_named():
     small = [make_case((12, 12, 12), name=f"small {n}") for n in range(2)]
     assert embed(*small, budget=10**6)["left_out"] == ""
     budget = 12_000 + sum(len(json.dumps(pack(case))) for case in small)
-    viewer = embed(small[0], make_case((240, 240, 240), name="large"), small[1], budget=budget)
+    viewer = embed(small[0], make_case((120, 120, 120), name="large"), small[1], budget=budget)
     assert [case["title"] for case in viewer["cases"]] == ["small 0", "small 1"]
     assert viewer["left_out"] == "large"

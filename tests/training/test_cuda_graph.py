@@ -48,10 +48,9 @@ def assert_equal(run, other):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("model.norm=batch", "precision=bf16"),
+        pytest.param(("model.norm=batch", "precision=bf16"), marks=pytest.mark.slow),
         (
-            "checkpointing=lean",
-            "model.deep_supervision=true",
+            *("checkpointing=lean", "model.deep_supervision=true"),
             "trainer.accumulate_grad_batches=2",
         ),
         ("model=dynunet", "model.filters=[2,4,4]", "model.norm_name=batch"),
@@ -67,6 +66,7 @@ def test_replayed_steps_equal_eager_steps_bit_for_bit(composed, tmp_path, monkey
     assert_equal(replayed, eager)
 
 
+@pytest.mark.slow
 def test_a_replayed_batch_with_a_non_finite_loss_is_skipped(composed, tmp_path, monkeypatch):
     options = ("max_skipped_steps=1", "model.norm=batch")
     runs = [
@@ -114,6 +114,7 @@ def test_auto_does_not_record_hooks_and_code_of_users():
     assert outputs == {False: 6, True: WARMUP_BATCHES + 1}
 
 
+@pytest.mark.slow
 def test_auto_does_not_record_where_the_memory_of_graphs_does_not_fit(
     composed, tmp_path, monkeypatch
 ):

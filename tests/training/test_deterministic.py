@@ -33,6 +33,7 @@ def test_equal_seeds_give_equal_weights(composed, tmp_path, device):
     assert not [name for name, value in first.items() if not value.equal(second[name])]
 
 
+@pytest.mark.slow
 def test_tiles_do_not_depend_on_the_memory_that_is_free(composed, tmp_path, monkeypatch):
     settings = composed("trainer.deterministic=true", "memory.estimate=true")
     run = build_training(settings, tmp_path)

@@ -24,6 +24,7 @@ def read_voxels(path):
     return np.asarray(nibabel.load(path).dataobj)
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_the_labels_that_predict_writes(unet3d, tmp_path, capsys):
     data = tmp_path / "data"
     words = ["trainer.max_steps=4", f"data.root={data}", "augmentation.flip_p=0.5"]
@@ -73,6 +74,7 @@ def test_the_largest_component_is_kept_where_it_is_found_and_dice_is_not_lower(
     assert np.array_equal(read_voxels(folder / "case.nii.gz"), kept)
 
 
+@pytest.mark.slow
 def test_a_case_that_cannot_be_predicted_costs_no_other_case(unet3d, tmp_path, monkeypatch):
     prepare = Predictor.prepare
 
@@ -108,6 +110,7 @@ def train_on_components(tmp_path):
     return words
 
 
+@pytest.mark.slow
 def test_several_training_labels_are_searched_for_components_at_a_time(
     train_on_components, tmp_path, monkeypatch
 ):

@@ -53,6 +53,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_scheduler_of_torch_steps_with_the_optimizer(composed, tmp_path, name):
     """A part that learns at its own rate does not change the schedule."""
@@ -63,6 +64,7 @@ def test_a_scheduler_of_torch_steps_with_the_optimizer(composed, tmp_path, name)
     assert encoder == pytest.approx([rate / 10 for rate in others], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_rate_falls_when_validation_no_longer_improves(composed, tmp_path):
     words = ["scheduler=plateau", "scheduler.monitor=val/hd95_mm", "scheduler.mode=min"]
     words += ["scheduler.patience=1", "scheduler.factor=0.1", "optimizer.lr=1.0"]

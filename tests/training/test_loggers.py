@@ -72,6 +72,7 @@ def test_a_table_goes_on_when_the_disk_has_space_again(tmp_path, capsys):
     assert capsys.readouterr().err.count(MISSING) == 1
 
 
+@pytest.mark.slow
 def test_several_loggers_get_what_each_can_show(composed, tmp_path):
     words = ["+logger.plain._target_=lightning.pytorch.loggers.CSVLogger"]
     words += ["logger=[tensorboard,csv]", "+logger.plain.name=plain", "trainer.max_steps=2"]

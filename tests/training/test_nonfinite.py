@@ -87,6 +87,7 @@ def test_locating_the_layer_does_not_change_the_network(composed, tmp_path):
     assert model.training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro", [2, 3])
 def test_one_non_finite_batch_skips_the_step_with_all_its_batches(composed, tmp_path, micro):
     words = ["trainer.max_steps=3", "trainer.accumulate_grad_batches=2", "max_skipped_steps=1"]
@@ -103,6 +104,7 @@ def test_one_non_finite_batch_skips_the_step_with_all_its_batches(composed, tmp_
     assert not states.equal(1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "fused", "step"),
     [("adamw", True, 2), ("sgd", True, 0), ("sgd", True, 2), ("adamw", False, 2)],
@@ -173,6 +175,7 @@ def scale_gradients(run, initial):
     return scaler
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [("optimizer=adamw",), ("optimizer=sgd", "optimizer.fused=false")]
 )
@@ -189,6 +192,7 @@ def test_overflows_of_scaled_gradients_change_nothing_and_are_not_counted(
     assert run.module.nonfinite_guard.skipped == 0
 
 
+@pytest.mark.slow
 def test_gradients_that_overflow_at_every_scale_are_reported(composed, tmp_path, monkeypatch):
     monkeypatch.setattr(nonfinite, "MAX_OVERFLOWS", 3)
     run = build(composed, tmp_path, "trainer.max_steps=6", "data.patches_per_case=4")
@@ -198,6 +202,7 @@ def test_gradients_that_overflow_at_every_scale_are_reported(composed, tmp_path,
         fit(run)
 
 
+@pytest.mark.slow
 def test_clipping_of_scaled_gradients_equals_that_of_unscaled_ones(composed, tmp_path):
     norms = []
     options = ["trainer.gradient_clip_val=0.01", "trainer.max_steps=1", "optimizer=sgd"]

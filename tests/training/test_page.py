@@ -24,6 +24,7 @@ def test_the_page_of_a_run_turns_slices_without_network(unet3d, tmp_path):
         assert [url for url in requests if not url.startswith("blob:")] == [path.as_uri()]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_has_a_page_with_its_curves(unet3d, tmp_path, capsys):
     assert unet3d("optimizer.lr=1e30", "trainer.max_steps=9", "logger=none") == 4
     page = (tmp_path / "run" / "report.html").read_text()
@@ -41,6 +42,7 @@ def test_a_run_does_not_fail_because_of_its_page(unet3d, tmp_path, capsys):
     assert (tmp_path / "run" / "report.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_has_a_page_after_its_first_epoch_and_a_page_costs_little_time(
     unet3d, tmp_path, monkeypatch
 ):

@@ -28,6 +28,7 @@ def test_tiles_of_a_gpu_are_as_large_as_its_free_memory_allows(composed, tmp_pat
     assert tiles == [2048, 256, None, 16]
 
 
+@pytest.mark.slow
 def test_tiles_stay_as_configured_where_a_step_cannot_be_estimated(composed, tmp_path, monkeypatch):
     def refuse(*args, **options):
         raise UntraceableError("it reads values")

@@ -9,6 +9,8 @@ from unet3d.__main__ import main
 from unet3d.files import replace_with_copy
 from unet3d.training.run_folder import LOCK
 
+pytestmark = pytest.mark.slow
+
 
 def read_all(folder):
     return {

@@ -17,6 +17,8 @@ from unet3d.training.same_experiment import (
 )
 from unet3d.training.start import prepare_start
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, decathlon_folder):
@@ -97,7 +99,6 @@ data.layout.root=OTHER/data data.splits=OTHER/splits.json
 data.group_by=(.*) data.annotated={*:[ball,tube]}""".splitlines()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", PERMITTED)
 def test_a_run_goes_on_with_whatever_may_change(base, finished, tmp_path, monkeypatch, changes):
     other = shutil.copytree(finished, tmp_path / "other")

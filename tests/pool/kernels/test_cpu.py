@@ -15,10 +15,17 @@ from unet3d.pool.median import MedianPool3d
 from unet3d.pool.operators import to_supported_layout
 from unet3d.pool.windows import PoolWindows
 
+QUICK = ("2x2x2", "3x3x3 stride 2 padding 1")
 ANNOUNCE = cpp_kernels.announce_compilation
 
 
-@pytest.mark.parametrize(("window", "layout", "dtype"), cover_pairs(WINDOWS, LAYOUTS, DTYPES))
+@pytest.mark.parametrize(
+    ("window", "layout", "dtype"),
+    [
+        pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow)
+        for case in cover_pairs(WINDOWS, LAYOUTS, DTYPES)
+    ],
+)
 @pytest.mark.parametrize("pool", ["median", "max", "avg", "approx_median"])
 def test_compiled_kernels_equal_plain_pytorch(pool, window, layout, dtype):
     windows = PoolWindows.from_args(*WINDOWS[window])

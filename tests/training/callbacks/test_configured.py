@@ -10,6 +10,8 @@ from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.training.start import prepare_start
 
+pytestmark = pytest.mark.slow
+
 EPOCHS_OF_ONE_STEP = ["data.batch_size=4", "trainer.num_sanity_val_steps=0", "logger=none"]
 
 

@@ -36,6 +36,7 @@ def test_a_log_line_has_step_scores_and_time_left(unet3d, capsys, fold):
     assert len(lines) == 2
 
 
+@pytest.mark.slow
 def test_the_bar_shows_the_time_left_and_scores_before_memory(unet3d, capsys):
     assert unet3d("trainer.enable_progress_bar=true", "trainer.max_steps=4") == 0
     shown = re.split(r"[\r\n]", capsys.readouterr().out)
