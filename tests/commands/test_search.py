@@ -137,6 +137,7 @@ def test_trials_that_fail_are_named_and_end_the_search(search, monkeypatch, caps
     assert "the first 3 trials failed: no such thing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_metric_that_no_trial_logs_is_named_with_those_that_are(search, capsys):
     assert search("monitor=val/dise", "trials=3") == 2
     assert "val/dise: no such metric; a validation logs val/dice, " in capsys.readouterr().err

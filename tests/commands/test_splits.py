@@ -8,6 +8,8 @@ import pytest
 from tests.data.helpers.datasets import make_image, make_label, save_volume
 from unet3d.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 SCANS = [f"p{patient}_visit{visit}" for patient in range(5) for visit in (1, 2)]
 MISSING = "scans/splits_final.json names cases that are not in the dataset: p9_visit1"
 OPTION = r"data.group_by='(.+)_visit\d+'"
@@ -49,7 +51,6 @@ def plan(*words):
     return main(["plan", "data.root=scans", *DATA, *SMALL, "measure_time=false", *words])
 
 
-@pytest.mark.slow
 def test_a_plan_keeps_the_scans_of_a_patient_together(write, train, tmp_path, capsys):
     write(SCANS)
     assert plan("budget_gib=4") == 0
