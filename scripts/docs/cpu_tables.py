@@ -48,6 +48,19 @@ def step_times() -> str:
     return make_table(" | " + " | ".join(titles.values()), lines)
 
 
+def rivals() -> str:
+    """Compare fused blocks with checkpoints and with Inductor's memory budget."""
+    results = read_result("cpu-rivals")
+    peaks, rows = results["predicted"]["rows"], results["measured"]["rows"]
+    plain, lines = rows["plain modules"]["seconds"], []
+    for name, row in rows.items():
+        peak = f"{peaks[name]['allocated_mib']:,} MiB" if name in peaks else ""
+        cpu = f"{row['saved_mib']} MiB | {row['peak_mib']} MiB | {row['seconds'] / plain:.2f}x"
+        lines.append(f"{format_strategy(name)} | {cpu} | {peak}")
+    heads = " | stored for backward: | peak: | time: | peak on a GPU (estimated):"
+    return make_table(heads, lines)
+
+
 def residual_encoder() -> str:
     """Compare nnU-Net's residual encoder with ours by strategy: memory, FLOPs and time."""
     estimates, times = read_estimates("residual encoder"), read_times("residual encoder")

@@ -155,6 +155,7 @@ def unmeasured() -> str:
     parts = {
         "tuned": "other projects' networks channels-last, and compiled at these sizes",
         "pool": "pooling",
+        "rivals": "checkpoints, and plain modules compiled with a memory budget",
         "later": "steps with the present kernels, which launch fewer; CUDA graphs on several GPUs, "
         "in prediction and in nnU-Net's trainer; `offload`",
     }

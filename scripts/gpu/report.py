@@ -50,6 +50,7 @@ PARTS = {
     "pool": Part(KERNELS, "poolings against nn.MaxPool3d", 240, 30),
     "forum": Part(STEPS, "experiment=example_small and example_large: peak, estimate and seconds"),
     "graphs": Part(STEPS, "steps launched, replayed as CUDA graphs, and compiled", 300),
+    "rivals": Part(STEPS, "checkpoints, and plain modules compiled at several budgets", 300, 60),
     "inference": Part(RUNS, "a whole scan, its windows launched and replayed as CUDA graphs", 90),
     "predict": Part(STEPS, "estimated against measured peaks of 64 configurations", 400),
     "workspaces": Part("scripts.gpu.workspaces", "memory that cuDNN takes for single convolutions"),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scripts.bench.rivals import list_compiled, list_rivals
 from scripts.bench.step import (
     FORUM_SIZE,
     GPU_MEMORY,
@@ -284,6 +285,15 @@ class Replay(nn.Module):
 
     def forward(self, image: Tensor, label: Tensor) -> Tensor:
         return self.graphed(image, label)[0]
+
+
+def rivals(context: Context) -> dict[str, Row]:
+    """Measure checkpoints, and plain modules compiled at several budgets of memory."""
+    steps = {name: (make, FORUM_SIZE) for name, make in list_rivals(context.width).items()}
+    compiled = list_compiled(context.width)
+    return measure_steps(context, steps) | {
+        name: partial(measure_tuned, context, make, FORUM_SIZE) for name, make in compiled.items()
+    }
 
 
 def tile_size(context: Context) -> dict[str, Row]:
