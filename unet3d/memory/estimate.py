@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
@@ -25,6 +25,8 @@ KINDS = (
     *("parameters", "gradients", "optimizer state", "averaged weights", "saved activations"),
     *("recomputed", "activation gradients", "temporaries", "workspaces", "loss", "input"),
 )
+
+ACTIVATIONS = ("saved activations", "recomputed", "activation gradients")
 
 
 class Step(Protocol):
@@ -124,10 +126,22 @@ class MemoryEstimate:
     @cached_property
     def kinds(self) -> dict[str, int]:
         """Return the bytes in use at the peak, by kind."""
-        nbytes: Counter[str] = Counter()
-        for block in self.find_live_blocks(self.peak_event):
-            nbytes[self.get_kind(block)] += int(self.sizes[block.id])
+        nbytes = self._group_peak(self.get_kind)
         return {kind: nbytes[kind] for kind in KINDS if nbytes[kind]}
+
+    @property
+    def modules(self) -> dict[str, int]:
+        """Return the bytes in use at the peak, by module, the largest first."""
+        return dict(self._group_peak(lambda b: b.path or self.get_kind(b)).most_common())
+
+    @property
+    def levels(self) -> dict[int, int]:
+        """Return the bytes of activations at the peak, by level; 0 is full resolution."""
+        nbytes = self._group_peak(
+            lambda b: self.get_level(b.path) if self.get_kind(b) in ACTIVATIONS else None
+        )
+        nbytes.pop(None, None)
+        return dict(sorted(nbytes.items()))
 
     @property
     def layers(self) -> list[LayerCall]:
@@ -140,45 +154,32 @@ class MemoryEstimate:
                 layers.append(LayerCall(call.name, call.type, call.phase, *sizes))
         return layers
 
-    def find_live_blocks(self, event: int) -> list[Block]:
-        """Return the blocks that are allocated after an event."""
-        end = len(self.trace.events)
-        blocks = self.trace.blocks
-        return [b for b in blocks if b.allocated_at <= event < (b.freed_at or end)]
+    def _group_peak(self, get_group: Callable[[Block], Any]) -> Counter[Any]:
+        """Return the bytes of the blocks that are in use at the peak, by their group."""
+        nbytes: Counter[Any] = Counter()
+        for block in self.trace.blocks:
+            end = len(self.trace.events) if block.freed_at is None else block.freed_at
+            if block.allocated_at <= self.peak_event < end:
+                nbytes[get_group(block)] += int(self.sizes[block.id])
+        return nbytes
 
     def get_kind(self, block: Block) -> str:
         """Return the kind of a block, by its phase, its module and its lifetime."""
         if block.kind is not None:
             return block.kind
-        if block.phase == "recompute":
-            return "recomputed"
-        if block.phase == "backward":
-            return "activation gradients"
-        if block.phase == "forward" and not block.path:
+        if block.phase != "forward":
+            kinds = {"recompute": "recomputed", "backward": "activation gradients"}
+            return kinds.get(block.phase, "temporaries")
+        if not block.path:
             return "loss"
-        if block.phase == "forward":
-            end = next(p.stop for p in self.trace.phases if p.stop > block.allocated_at)
-            freed = block.freed_at is not None and block.freed_at < end
-            return "temporaries" if freed else "saved activations"
-        return "temporaries"
+        end = next(p.stop for p in self.trace.phases if p.stop > block.allocated_at)
+        freed = block.freed_at is not None and block.freed_at < end
+        return "temporaries" if freed else "saved activations"
 
-    @property
-    def levels(self) -> dict[int, int]:
-        """Return the bytes of activations at the peak, by level; 0 is full resolution."""
-        nbytes: Counter[int] = Counter()
-        for block in self.find_live_blocks(self.peak_event):
-            if self.get_kind(block) in ("saved activations", "recomputed", "activation gradients"):
-                for path, level in self._levels.items():
-                    if block.path == path or block.path.startswith(f"{path}."):
-                        nbytes[level] += int(self.sizes[block.id])
-        return dict(sorted(nbytes.items()))
-
-    def group_by_module(self, event: int) -> dict[str, int]:
-        """Return the bytes in use after an event, by module, the largest first."""
-        nbytes: Counter[str] = Counter()
-        for block in self.find_live_blocks(event):
-            nbytes[block.path or self.get_kind(block)] += int(self.sizes[block.id])
-        return dict(nbytes.most_common())
+    def get_level(self, path: str) -> int | None:
+        """Return the level of a module; None: it is not part of a level's block."""
+        levels = self._levels.items()
+        return next((n for block, n in levels if f"{path}.".startswith(f"{block}.")), None)
 
     def _record(self, start: int, stop: int) -> MemoryRecord:
         span = slice(max(0, start - 1), stop)  # with what is in use as it begins

@@ -95,7 +95,7 @@ def format_oom_report(
             "(fragmentation)"
         )
     if estimate is not None:
-        holders = list(estimate.group_by_module(estimate.peak_event).items())[:5]
+        holders = list(estimate.modules.items())[:5]
         largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders)
         lines.append(f"estimated to hold the most at the peak: {largest}")
     fixes = find_fixes(config, get_available_bytes(device) or 0)

@@ -163,24 +163,20 @@ def compute_kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:
     return {kind: values for kind, values in curves.items() if values.any()}
 
 
-def describe_block(block: Block, blocks: Sequence[Block]) -> str:
+def describe_block(block: Block, level: int | None) -> str:
     """Say which operation of which part of the network has allocated a block; level 1 is finest.
 
     >>> make = lambda path, op: Block(0, 1, "backward", path, op, 0, None)
-    >>> upsampling = make("decoder.1.up", "upsample_trilinear3d_backward")
-    >>> describe_block(upsampling, [upsampling])
+    >>> describe_block(make("decoder.1.up", "upsample_trilinear3d_backward"), 0)
     'gradient of upsampling, decoder level 1'
     """
     found = (word for part, word in OPERATIONS.items() if part in block.op)
     operation = next(found, block.op.rpartition(".")[2].strip("_"))
     if re.search("backward|gradient", block.op):
         operation = f"gradient of {operation}"
-    place, part = block.path or block.phase, re.match(r"(encoder|decoder)\.(\d+)", block.path)
-    if part and part[1] == "encoder":
-        place = f"encoder level {int(part[2]) + 1}"
-    elif part:  # coarsest first
-        indices = (re.match(r"decoder\.(\d+)", b.path) for b in blocks)
-        place = f"decoder level {max(int(i[1]) for i in indices if i) - int(part[2]) + 1}"
+    place, part = block.path or block.phase, block.path.partition(".")[0]
+    if level is not None and part in ("encoder", "decoder"):
+        place = f"{part} level {level + 1}"
     return f"{operation}, {place}"
 
 
@@ -210,7 +206,7 @@ def plot_timeline(
     block = estimate.trace.blocks[blocks[estimate.peak_event - start]]
     axes.plot([at], [top / MIB], "o", color="black", markersize=5)
     axes.annotate(
-        f"peak {format_bytes(int(top))}\n{describe_block(block, estimate.trace.blocks)}",
+        f"peak {format_bytes(int(top))}\n{describe_block(block, estimate.get_level(block.path))}",
         (at, top / MIB),
         xytext=(8, 10),
         textcoords="offset points",
