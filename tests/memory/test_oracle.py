@@ -4,6 +4,7 @@ They must be equal. oracle.py lists what neither side counts, with the reasons.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -20,7 +21,7 @@ from unet3d.config.compose import compose_config, list_options
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.overlap import DiceCE
 from unet3d.machine import Precision
-from unet3d.memory.traced_step import TracedStep, make_step_factory
+from unet3d.memory.traced_step import TracedStep, build_traced_step
 from unet3d.step.training_step import RandomBatchStep
 from unet3d.training.config import parse_train_config
 
@@ -88,7 +89,7 @@ def mark_larger_networks(case: tuple[str, ...]) -> Any:
 
 def make_factory(*words: str) -> Callable[[], RandomBatchStep]:
     settings = parse_train_config(compose_config([*SMALL, *words], "train"))
-    return make_step_factory(settings.step, Precision("32", "32"), cuda=False)
+    return partial(build_traced_step, settings.step, Precision("32", "32"), cuda=False)
 
 
 @pytest.mark.parametrize("case", [*map(mark_larger_networks, CASES)], ids=" ".join)

@@ -1,10 +1,12 @@
 """Counts of what a training step asks of a GPU."""
 
+from functools import partial
+
 import pytest
 
 from scripts.gpu.operations import count_operations, sum_launches
 from unet3d.machine import Precision
-from unet3d.memory.traced_step import make_step_factory
+from unet3d.memory.traced_step import build_traced_step
 
 FORUM = "experiment=example_small model=unet_small"
 
@@ -24,6 +26,7 @@ FORUM = "experiment=example_small model=unet_small"
 def test_a_step_launches_few_kernels_and_never_waits(composed, words, most):
     tiles = ["checkpointing.tile_mib=2048"] if "tile_mib" not in words else []
     step = composed(*words.split(), *tiles, "precision=16", base=[]).step
-    operations = count_operations(make_step_factory(step, Precision("16", "16"), cuda=True))
+    make_step = partial(build_traced_step, step, Precision("16", "16"), cuda=True)
+    operations = count_operations(make_step)
     assert 0.9 * most < sum_launches(operations) <= most
     assert [operation.name for operation in operations if operation.waits] == []

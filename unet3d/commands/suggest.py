@@ -37,7 +37,7 @@ from unet3d.memory.fit import (
 from unet3d.memory.from_config import check_step_size, list_strategies, scale_patch
 from unet3d.memory.report import format_mib
 from unet3d.memory.trace import Trace
-from unet3d.memory.traced_step import make_step_factory
+from unet3d.memory.traced_step import build_traced_step
 from unet3d.peak_memory import MemoryRecord
 from unet3d.planning.planner import make_batch_limit
 from unet3d.step.config import StepConfig
@@ -160,7 +160,7 @@ def count_flops(config: StepConfig, strategy: str) -> int:
         variant = variant.with_strategy(strategy)
     precision = Precision(variant.precision, variant.precision)
     with FakeTensorMode():
-        step = make_step_factory(variant, precision, cuda=True)()
+        step = build_traced_step(variant, precision, cuda=True)
         with FlopCounterMode(display=False) as counter:
             step.train(Trace(cuda=True))
     return counter.get_total_flops()

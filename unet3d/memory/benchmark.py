@@ -20,16 +20,10 @@ from unet3d import __version__
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import write_text
 from unet3d.machine import resolve_precision
-from unet3d.memory.estimate import estimate_step
-from unet3d.memory.from_config import list_strategies
-from unet3d.memory.traced_step import make_step_factory
+from unet3d.memory.from_config import estimate_resolved_step, list_strategies
 from unet3d.peak_memory import MemoryRecord
 from unet3d.step.config import StepConfig
-from unet3d.step.training_step import (
-    build_configured_step,
-    measure_phases,
-    time_step,
-)
+from unet3d.step.training_step import build_configured_step, measure_phases, time_step
 from unet3d.text import MIB
 
 SCHEMA = "unet3d-benchmark-1"
@@ -123,9 +117,8 @@ def compute_gradients(config: StepConfig, dtype: torch.dtype, device: torch.devi
 
 def measure_strategy(config: StepConfig, device: torch.device) -> dict[str, Any]:
     """Return estimated and measured memory, and times of a step and of the host that queues it."""
-    cuda = device.type == "cuda"
     precision = resolve_precision(config.precision, device.type)
-    estimated = estimate_step(make_step_factory(config, precision, cuda=cuda), cuda=cuda)
+    estimated = estimate_resolved_step(config, precision, cuda=device.type == "cuda")
     free_memory()
     step = build_configured_step(config, device)
     phases = measure_phases(step, device)

@@ -1,7 +1,9 @@
 """Estimate a step from its settings, for a strategy that its network supports."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
+from typing import Any
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -12,7 +14,7 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference.window_grid import compute_window_starts
 from unet3d.machine import Precision
 from unet3d.memory.estimate import MemoryEstimate, estimate_step
-from unet3d.memory.traced_step import build_fake_network, make_step_factory
+from unet3d.memory.traced_step import build_fake_network, build_traced_step
 from unet3d.step.build import complete_step
 from unet3d.step.config import StepConfig
 from unet3d.text import GIB, format_bytes
@@ -64,8 +66,9 @@ def estimate_resolved_step(
 
     With compile=true it is that of plain modules. A `network` is one that has been built.
     """
-    step = make_step_factory(config, precision, cuda=cuda, volume_size=volume_size, network=network)
-    return estimate_step(step, cuda=cuda, validates=validates)
+    options: Any = {"cuda": cuda, "volume_size": volume_size, "network": network}
+    make_step = partial(build_traced_step, config, precision, **options)
+    return estimate_step(make_step, cuda=cuda, validates=validates)
 
 
 def list_strategies(config: StepConfig) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The training step on fake tensors, with what a GPU and several processes allocate besides."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -122,41 +122,34 @@ def build_fake_network(config: StepConfig) -> nn.Module:
         return build_network(config)
 
 
-def make_step_factory(
+def build_traced_step(
     config: StepConfig,
     precision: Precision,
     *,
     cuda: bool,
     volume_size: Sequence[int] | None = None,
     network: nn.Module | None = None,
-) -> Callable[[], TracedStep]:
-    """Return a function that builds the configured step, under FakeTensorMode.
+) -> TracedStep:
+    """Build the configured step under FakeTensorMode; `cuda` chooses whose defaults it has.
 
-    `cuda` chooses whose defaults the step has. Where `network` has been built, with its
-    checkpointing, a copy of it without values is traced.
+    Where `network` has been built, with its checkpointing, a copy of it without values is traced.
     """
-    obstacle = find_cuda_graph_obstacle(config, "cuda")
-    build = partial(
+    if network is None:
+        model = build_fake_network(config)
+        config.checkpointing().apply(model)
+    else:
+        model = copy_as_fake(network)
+    records = cuda and config.cuda_graph is True
+    kind = partial(
         TracedStep,
         several_processes=config.several_processes,
-        cuda_graph=cuda and config.cuda_graph is True and obstacle is None,
+        cuda_graph=records and find_cuda_graph_obstacle(config, "cuda") is None,
         clips_together=cuda or None,
     )
-
-    def make_step() -> TracedStep:
-        if network is None:
-            model = build_fake_network(config)
-            config.checkpointing().apply(model)
-        else:
-            model = copy_as_fake(network)
-        step: Any = build_step(
-            config, precision, network=model, kind=build, volume_size=volume_size
-        )
-        if cuda:
-            enable_foreach(step.optimizer)
-        return step
-
-    return make_step
+    step: Any = build_step(config, precision, network=model, kind=kind, volume_size=volume_size)
+    if cuda:
+        enable_foreach(step.optimizer)
+    return step
 
 
 def find_cuda_graph_obstacle(config: StepConfig, device: str) -> str | None:
