@@ -8,7 +8,7 @@ from dynamic_network_architectures.architectures.unet import PlainConvUNet, Resi
 from torch import nn
 
 from scripts.bench.step import PLAIN, build_ours
-from unet3d.memory.from_config import FUSED_STRATEGIES
+from unet3d.memory.fit import FUSED_STRATEGIES
 from unet3d.model.blocks import Strided
 from unet3d.pool.avg import AvgPool3d
 

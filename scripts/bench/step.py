@@ -34,8 +34,7 @@ from unet3d.machine import AUTOCAST_TYPES
 from unet3d.memory.any_network import enable_foreach
 from unet3d.memory.batches import BatchExtrapolation
 from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, estimate_step
-from unet3d.memory.fit import estimate_configured_step
-from unet3d.memory.from_config import FUSED_STRATEGIES
+from unet3d.memory.fit import FUSED_STRATEGIES, estimate_configured_step
 from unet3d.memory.trace import Trace
 from unet3d.memory.traced_step import TracedStep
 from unet3d.model.plain_unet import PlainUNet3D

@@ -35,8 +35,12 @@ from unet3d.machine import (
 )
 from unet3d.memory.benchmark import list_failures, run_benchmark
 from unet3d.memory.estimate import UntraceableError, get_device_bytes
-from unet3d.memory.fit import estimate_configured_step, find_largest_batch, resolve_strategy
-from unet3d.memory.from_config import FUSED_STRATEGIES
+from unet3d.memory.fit import (
+    FUSED_STRATEGIES,
+    estimate_configured_step,
+    find_largest_batch,
+    resolve_strategy,
+)
 from unet3d.memory.oom_advice import format_oom_warning
 from unet3d.step.build import complete_step
 from unet3d.text import MIB, format_bytes

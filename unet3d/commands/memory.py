@@ -20,15 +20,12 @@ from unet3d.files import write_figure, write_output
 from unet3d.memory.cuda_libraries import assume_cudnn
 from unet3d.memory.estimate import MemoryEstimate, Step, estimate_step
 from unet3d.memory.fit import (
+    FUSED_STRATEGIES,
+    LARGER_TILES_MIB,
     estimate_configured_step,
     estimate_with_savings,
     measure_step,
     resolve_fused,
-)
-from unet3d.memory.from_config import (
-    FUSED_STRATEGIES,
-    LARGER_TILES_MIB,
-    make_figure_title,
     scale_patch,
 )
 from unet3d.memory.report import (
@@ -38,6 +35,7 @@ from unet3d.memory.report import (
     format_measured,
     format_peaks,
     format_variants,
+    make_figure_title,
     plot_layers,
     plot_timeline,
     plot_variants,

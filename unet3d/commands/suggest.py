@@ -31,10 +31,12 @@ from unet3d.memory.fit import (
     BUDGET,
     Changes,
     check_configured_batch,
+    check_step_size,
     find_largest_batch,
     get_budget_bytes,
+    list_strategies,
+    scale_patch,
 )
-from unet3d.memory.from_config import check_step_size, list_strategies, scale_patch
 from unet3d.memory.report import format_mib
 from unet3d.memory.trace import Trace
 from unet3d.memory.traced_step import build_traced_step

@@ -20,7 +20,7 @@ from unet3d import __version__
 from unet3d.errors import UsageError, summarize_error
 from unet3d.files import write_text
 from unet3d.machine import resolve_precision
-from unet3d.memory.from_config import estimate_resolved_step, list_strategies
+from unet3d.memory.fit import estimate_resolved_step, list_strategies
 from unet3d.peak_memory import MemoryRecord
 from unet3d.step.config import StepConfig
 from unet3d.step.training_step import build_configured_step, measure_phases, time_step

@@ -11,6 +11,7 @@ from unet3d.memory.estimate import KINDS, MemoryEstimate
 from unet3d.memory.trace import Block
 from unet3d.peak_memory import MemoryRecord
 from unet3d.report.figures import make_figure
+from unet3d.step.config import StepConfig
 from unet3d.text import MIB, format_bytes, format_columns
 
 if TYPE_CHECKING:
@@ -150,6 +151,14 @@ def estimate_to_dict(estimate: MemoryEstimate) -> dict[str, Any]:
 
 
 # Figures.
+
+
+def make_figure_title(config: StepConfig) -> str:
+    """Return the title of a figure of the estimated step: what memory depends on the most."""
+    network = config.network
+    options = {"model": network.name, "pool": network.pool_name, "checkpointing": config.strategy}
+    chosen = [f"{group}={option}" for group, option in options.items() if option]
+    return f"one training step, estimated: {', '.join(chosen)}, precision={config.precision}"
 
 
 def compute_kinds_over_time(estimate: MemoryEstimate) -> dict[str, np.ndarray]:

@@ -21,8 +21,12 @@ from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.errors import DoesNotFitError, UsageError
-from unet3d.memory.fit import Changes, check_configured_batch, find_largest_batch
-from unet3d.memory.from_config import list_strategies
+from unet3d.memory.fit import (
+    Changes,
+    check_configured_batch,
+    find_largest_batch,
+    list_strategies,
+)
 from unet3d.peak_memory import MemoryRecord
 from unet3d.planning.topology import (
     Levels,

@@ -20,7 +20,7 @@ from unet3d.errors import UsageError
 from unet3d.files import find_existing_dir
 from unet3d.machine import Precision, resolve_device
 from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
-from unet3d.memory.from_config import check_step_size
+from unet3d.memory.fit import check_step_size
 from unet3d.text import GIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.ranks import ProcessRank

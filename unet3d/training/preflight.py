@@ -16,6 +16,7 @@ from unet3d.machine import (
 from unet3d.memory.estimate import MemoryEstimate, add_context_bytes
 from unet3d.memory.fit import (
     estimate_configured_step,
+    estimate_resolved_step,
     fits,
     list_leaner_strategies,
     list_run_options,
@@ -23,7 +24,6 @@ from unet3d.memory.fit import (
     search,
     try_changes,
 )
-from unet3d.memory.from_config import estimate_resolved_step
 from unet3d.memory.oom_advice import check_memory
 from unet3d.memory.report import summarize_compiled
 from unet3d.memory.traced_step import find_cuda_graph_obstacle

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.warnings import PossibleUserWarning
 from unet3d.errors import UsageError
 from unet3d.machine import TRUE_HALF_TYPES, Precision
 from unet3d.memory.estimate import MemoryEstimate
-from unet3d.memory.from_config import make_figure_title
+from unet3d.memory.report import make_figure_title
 from unet3d.model.weights import cast_to_half
 from unet3d.report.comparison import KEYS_WITHOUT_EFFECT
 from unet3d.signals import SignalListener
