@@ -194,18 +194,14 @@ def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) ->
     if len(strategies) == 1:
         return config.with_strategy(strategies[0])
 
-    def estimate(step: StepConfig) -> MemoryEstimate:
-        return estimate_resolved_step(step, precision, cuda=cuda, validates=False)
-
     needed: dict[str, int] = {}
-    candidates = [{"checkpointing": name} for name in strategies]
-    for changes, result in try_changes(config, candidates, estimate):
-        if isinstance(result, UsageError):
-            raise result
-        needed[changes["checkpointing"]] = add_context_bytes(result.peak)
-        if fits(changes, result, available):
-            return config.vary(changes)
-    return config.with_strategy(min(needed, key=lambda name: needed[name]))
+    for name in strategies:
+        step = config.with_strategy(name)
+        estimate = estimate_resolved_step(step, precision, cuda=cuda, validates=False)
+        needed[name] = add_context_bytes(estimate.peak)
+        if needed[name] <= available:
+            return step
+    return config.with_strategy(min(needed, key=needed.__getitem__))
 
 
 # The configured step.
