@@ -46,8 +46,7 @@ def _normalize(
     """Return act(scale * y + shift + add) of a program's tile."""
     b, v, c, mask = _tile(V, C, BV, BC)
     x = tl.load(_pointers(y, v, b, c, H, W, sb, sd, sh, sw), mask=mask, other=0.0)
-    n = _load_row(scale, b, c, C) * x.to(tl.float32) + _load_row(shift, b, c, C)
-    n += add
+    n = _load_row(scale, b, c, C) * x.to(tl.float32) + _load_row(shift, b, c, C) + add
     return n * tl.where(n < 0, slope, 1.0)
 
 
@@ -85,10 +84,8 @@ def normalize_kernel(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def activation_gradient_kernel(
-    a, g, slope,
-    V, C, H, W, ab, ad, ah, aw, gb, gd, gh, gw,
-    BV: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
+    a, g, slope, V, C, H, W, ab, ad, ah, aw, gb, gd, gh, gw, BV: tl.constexpr, BC: tl.constexpr
+):
     """Multiply g by the derivative of the activation whose output is a."""
     b, v, c, mask = _tile(V, C, BV, BC)
     x = tl.load(_pointers(a, v, b, c, H, W, ab, ad, ah, aw), mask=mask, other=0.0)
@@ -108,9 +105,8 @@ def gradient_kernel(
     b, v, c, mask = _tile(V, C, BV, BC)
     s, o = _load_row(scale, b, c, C), _load_row(shift, b, c, C)
     k, q = _load_row(constant, b, c, C), _load_row(linear, b, c, C)
-    x = tl.load(_pointers(y, v, b, c, H, W, yb, yd, yh, yw), mask=mask, other=0.0)
+    x = tl.load(_pointers(y, v, b, c, H, W, yb, yd, yh, yw), mask=mask, other=0.0).to(tl.float32)
     u = tl.load(_pointers(g, v, b, c, H, W, gb, gd, gh, gw), mask=mask, other=0.0)
-    x = x.to(tl.float32)
     m = u.to(tl.float32) * tl.where(s * x + o > 0, 1.0, slope)
     target = _pointers(out, v, b, c, H, W, ob, od, oh, ow)
     tl.store(target, (s * m + k + q * x).to(out.dtype.element_ty), mask=mask)
@@ -118,9 +114,8 @@ def gradient_kernel(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def moments_kernel(
-    y, out, V, C, H, W, yb, yd, yh, yw, B, TILES,
-    BV: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
+    y, out, V, C, H, W, yb, yd, yh, yw, B, TILES, BV: tl.constexpr, BC: tl.constexpr
+):
     """Write mean and squared deviations of a program's voxels to out (P, 2, B, C)."""
     p, b = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
@@ -175,9 +170,8 @@ def _add_parts(parts, n, inside, P, N, BP: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_moments_kernel(
-    parts, total, P, N, count, voxels, per_part,
-    BP: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
+    parts, total, P, N, count, voxels, per_part, BP: tl.constexpr, BN: tl.constexpr
+):
     """Add the moments of P parts (P, 2, N) to those of `count` values in total (2, N)."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     mean, squares = _merge_moments(parts, n, n < N, P, N, voxels, per_part, BP, BN)
@@ -191,10 +185,7 @@ def merge_moments_kernel(
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def add_parts_kernel(
-    parts, total, P, N, first,
-    BP: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
+def add_parts_kernel(parts, total, P, N, first, BP: tl.constexpr, BN: tl.constexpr):
     """Add the sum over P parts (P, N) to total (N), or overwrite it if `first`."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     before = tl.load(total + n, mask=n < tl.where(first > 0, 0, N), other=0.0)
@@ -206,12 +197,10 @@ def _members(program, B, C, GROUP: tl.constexpr, OVER_BATCH: tl.constexpr, MEMBE
     """Return the volumes, channels and mask of the values that a group has."""
     i = tl.arange(0, MEMBERS)
     if OVER_BATCH:
-        b, c = i // GROUP, program * GROUP + i % GROUP
-        return b, c, i < B * GROUP
+        return i // GROUP, program * GROUP + i % GROUP, i < B * GROUP
     else:
         groups = C // GROUP
-        b, c = program // groups + i * 0, program % groups * GROUP + i
-        return b, c, i < GROUP
+        return program // groups + i * 0, program % groups * GROUP + i, i < GROUP
 
 
 @triton.jit(do_not_specialize=["P", "B", "C", "voxels", "per_part"])
@@ -265,8 +254,7 @@ def fold_gradient_kernel(
 ):  # fmt: skip
     """Write `constant` and `linear` of a group's gradient to out (2, B, C).
 
-    Write the gradients of the norm's bias, its weight and the convolution's bias to parameters
-    (3, C).
+    Write the gradients of norm bias, norm weight and convolution bias to parameters (3, C).
     """
     group, size = tl.program_id(0), B * C
     shift = tl.zeros([MEMBERS], tl.float32)
@@ -291,23 +279,18 @@ def fold_gradient_kernel(
         if GROUP > 1:  # a norm of each channel subtracts the bias again
             center = tl.load(total + at, mask=inside, other=0.0)
             bias += factor * one + count * (constant + linear * center)
-    if OVER_BATCH:  # a group is one channel
-        tl.store(parameters + group, tl.sum(shift, 0))
-        tl.store(parameters + C + group, tl.sum(weight, 0))
-        tl.store(parameters + 2 * C + group, tl.sum(bias, 0))
-    else:
-        i = tl.arange(0, MEMBERS)
-        target = parameters + group * GROUP + i
-        tl.store(target, shift, mask=i < GROUP)
-        tl.store(target + C, weight, mask=i < GROUP)
-        tl.store(target + 2 * C, bias, mask=i < GROUP)
+    i, sums = tl.arange(0, MEMBERS), (shift, weight, bias)
+    for n in tl.static_range(3):
+        if OVER_BATCH:  # a group is one channel
+            tl.store(parameters + n * C + group, tl.sum(sums[n], 0))
+        else:
+            tl.store(parameters + n * C + group * GROUP + i, sums[n], mask=i < GROUP)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def gradient_sums_kernel(
     g, y, scale, shift, mean, rstd, out, slope,
-    V, C, H, W, gb, gd, gh, gw, yb, yd, yh, yw, B, TILES,
-    BV: tl.constexpr, BC: tl.constexpr,
+    V, C, H, W, gb, gd, gh, gw, yb, yd, yh, yw, B, TILES, BV: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Write sums of m and m * (y - mean) * rstd over a program's voxels to out (P, 2, B, C)."""
     p, b = tl.program_id(0), tl.program_id(1)
@@ -372,8 +355,7 @@ def interpolate_kernel(
 def downsample_kernel(
     g, out, V, C, H, W, gb, gd, gh, gw, ob, od, oh, ow,
     first, count, size, low_first, low_size, taps,
-    AXIS: tl.constexpr, LINEAR: tl.constexpr, ADD: tl.constexpr,
-    BV: tl.constexpr, BC: tl.constexpr,
+    AXIS: tl.constexpr, LINEAR: tl.constexpr, ADD: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Run the transpose along one axis: each coarser position gathers from those that read it.
 
