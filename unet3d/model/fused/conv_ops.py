@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.grad import conv3d_input, conv3d_weight
 
 from unet3d.custom_ops import get_device_type
-
-aten = torch.ops.aten
 
 MAX_NATIVE_NUMEL = 20480
 """B x C x D x H up to which PyTorch does not take oneDNN (aten/src/ATen/native/Convolution.cpp)."""
@@ -66,7 +65,7 @@ def convolve(
         _, c, d, h, w = y.shape
         y = y.as_strided(y.shape, (c * d * h * w, 1, h * w * c, w * c, c))
     else:
-        y = aten.mkldnn_convolution(x, weight, None, padding, stride, [1, 1, 1], 1)
+        y = torch.ops.aten.mkldnn_convolution(x, weight, None, padding, stride, [1, 1, 1], 1)
     return y.contiguous(memory_format=torch.channels_last_3d)
 
 
@@ -75,11 +74,7 @@ def compute_input_gradient(
 ) -> Tensor:
     """Return the gradient of a convolution's input of this shape."""
     g = g.contiguous(memory_format=torch.channels_last_3d)
-    x = g.new_empty(1).expand(shape)  # only its shape counts, as in torch.nn.grad.conv3d_input
-    gradient, _, _ = aten.convolution_backward(
-        g, x, weight, None, stride, padding, [1] * 3, False, [0] * 3, 1, [True, False, False]
-    )
-    return gradient
+    return conv3d_input(shape, weight, g, stride, padding)
 
 
 def compute_weight_gradient(
@@ -101,10 +96,7 @@ def compute_weight_gradient(
         g, x = g.float(), x.float()
     if needs_onednn(x):  # faster in its layout; a fake tensor has no layouts, but the same size
         x = x.clone() if isinstance(x, FakeTensor) else x.to_mkldnn()
-    weight = g.new_empty(1).expand(shape)  # only its shape counts
-    _, gradient, _ = aten.convolution_backward(
-        g, x, weight, None, stride, padding, [1] * 3, False, [0] * 3, 1, [False, True, False]
-    )
+    gradient = conv3d_weight(x, shape, g, stride, padding)
     dtype = torch.promote_types(gradient.dtype, torch.float32)
     layout = torch.contiguous_format if contiguous else torch.preserve_format
     return gradient.to(dtype=dtype, memory_format=layout)
