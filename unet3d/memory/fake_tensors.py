@@ -57,19 +57,18 @@ def evaluate_on_host(func: Any, args: tuple, kwargs: dict) -> Any:
             return func(*args)
         except DataDependentOutputException:  # without a value, the step continues with any
             return False if args[0].dtype == torch.bool else 0
-    return range_with_values(func, args, kwargs) if is_short_range(func, args) else None
+    return make_short_range(func, args, kwargs)
 
 
-def is_short_range(func: Any, args: tuple) -> bool:
-    """Return whether an operation makes a few numbers, which some networks and losses read."""
+def make_short_range(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return a few numbers with their values, which some networks and losses read; else None."""
     if func.overloadpacket is aten.linspace:
-        return len(args) > 2 and isinstance(args[2], int) and args[2] < 64
-    is_range = func.overloadpacket is aten.arange
-    return is_range and all(isinstance(a, int) and abs(a) < 64 for a in args)
-
-
-def range_with_values(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Return a short range with real values, also under FakeTensorMode."""
+        is_short = len(args) > 2 and isinstance(args[2], int) and args[2] < 64
+    else:
+        is_range = func.overloadpacket is aten.arange
+        is_short = is_range and all(isinstance(a, int) and abs(a) < 64 for a in args)
+    if not is_short:
+        return None
     mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is None:
         return func(*args, **kwargs)
@@ -84,6 +83,6 @@ class SmallRangeMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if is_short_range(func, args):
-            return range_with_values(func, args, kwargs or {})
-        return func(*args, **kwargs or {})
+        kwargs = kwargs or {}
+        numbers = make_short_range(func, args, kwargs)
+        return func(*args, **kwargs) if numbers is None else numbers
