@@ -34,6 +34,10 @@ class Part:
     def restore(self) -> None:
         """Recompute it if it was dropped."""
 
+    def parts(self) -> Iterator[Part]:
+        """Yield what a map is computed from; later parts are needed to restore earlier ones."""
+        yield self
+
 
 class StoredFeatureMap(Part):
     """A map in memory: the image, the output of a pooling layer, or any map without gradient."""
@@ -62,21 +66,12 @@ class StoredFeatureMap(Part):
         assert self.stored is not None
         return self.layout.narrow_rows(self.stored, start, stop)
 
-    def parts(self) -> Iterator[Part]:
-        """Yield the map itself."""
-        yield self
-
 
 class ConvOutput(Part):
     """A convolution's output before its norm: in memory, or recomputed."""
 
     def __init__(self, convolution: Convolution):
         self.convolution = convolution
-
-    @property
-    def is_recomputed(self) -> bool:
-        """Return whether reading it takes a convolution."""
-        return self.stored is None
 
     def restore(self) -> None:
         if self.stored is None:
@@ -119,7 +114,7 @@ class LazyActivation:
     @property
     def width(self) -> int:
         """Return the number of channels in memory at a time for a row that is read."""
-        own = self.raw.convolution.width if self.raw.is_recomputed else 0
+        own = self.raw.convolution.width if self.raw.stored is None else 0
         return max(own, self.skip.width if self.skip is not None else 0)
 
     @property
@@ -128,7 +123,7 @@ class LazyActivation:
         return self.raw.keep
 
     def parts(self) -> Iterator[Part]:
-        """Yield what the map is computed from; later parts are needed to restore earlier ones."""
+        """Yield the raw output and the parts of the skip."""
         if self.raw.keep is not None:
             yield self.raw
         if self.skip is not None:
@@ -182,10 +177,6 @@ class PooledMap(Part):
         out.copy_(self.layout.narrow_rows(self.stored, start, stop))
         if self.is_transient and stop == self.layout.rows:
             self.stored = None
-
-    def parts(self) -> Iterator[Part]:
-        """Yield the map itself."""
-        yield self
 
     def pool_rows(self, x: Tensor, start: int, stop: int) -> None:
         """Compute rows [start, stop) from the rows of the finer map that they pool."""
