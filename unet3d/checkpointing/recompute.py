@@ -27,10 +27,6 @@ class RecomputeBlocks:
     """Checkpoint every block of the given levels (0 is full resolution), or of all levels."""
 
     def __init__(self, levels: str | Sequence[int] = "all"):
-        if isinstance(levels, str) and levels != "all":
-            raise UsageError(
-                f"checkpointing.levels must be all or a list of levels, got {levels!r}"
-            )
         self.levels = levels
 
     def apply(self, model: nn.Module) -> None:
@@ -47,7 +43,7 @@ class RecomputeBlocks:
         levels = known if self.levels == "all" else set(self.levels)
         if not levels <= known:
             raise UsageError(
-                f"checkpointing.levels must be within 0..{max(known)}, got {sorted(levels)}"
+                f"checkpointing.levels must be all, or within 0..{max(known)}, got {self.levels!r}"
             )
         for level, module in blocks:
             if level in levels:
