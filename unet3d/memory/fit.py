@@ -18,9 +18,10 @@ from unet3d.inference.window_grid import compute_window_starts
 from unet3d.machine import Precision, get_available_bytes, resolve_precision
 from unet3d.memory.batches import LARGEST_BATCH, find_fitting_batch
 from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, estimate_step
-from unet3d.memory.traced_step import build_fake_network, build_traced_step
+from unet3d.memory.fake_tensors import SmallRangeMode
+from unet3d.memory.traced_step import build_traced_step
 from unet3d.peak_memory import MemoryRecord
-from unet3d.step.build import complete_step
+from unet3d.step.build import build_network, complete_step
 from unet3d.step.config import StepConfig
 from unet3d.step.training_step import build_configured_step, measure_phases
 from unet3d.text import GIB, format_bytes
@@ -64,8 +65,8 @@ def get_budget_bytes(budget_gib: float | None) -> int:
 
 def list_strategies(config: StepConfig) -> tuple[str, ...]:
     """Return the strategies that the network supports, from the least work to the least memory."""
-    with FakeTensorMode():
-        model = build_fake_network(config)
+    with FakeTensorMode(), SmallRangeMode():
+        model = build_network(config)
     if isinstance(model, HasRetention):
         return FUSED_STRATEGIES
     return ("none", "blocks") if find_blocks(model) else ("none",)

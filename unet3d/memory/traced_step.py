@@ -116,12 +116,6 @@ class TracedStep(RandomBatchStep):
         return nullcontext() if self.recorded_batch is None else trace.use_graph_pool()
 
 
-def build_fake_network(config: StepConfig) -> nn.Module:
-    """Build the configured network under FakeTensorMode."""
-    with SmallRangeMode():
-        return build_network(config)
-
-
 def build_traced_step(
     config: StepConfig,
     precision: Precision,
@@ -135,7 +129,8 @@ def build_traced_step(
     Where `network` has been built, with its checkpointing, a copy of it without values is traced.
     """
     if network is None:
-        model = build_fake_network(config)
+        with SmallRangeMode():
+            model = build_network(config)
         config.checkpointing().apply(model)
     else:
         model = copy_as_fake(network)
