@@ -94,11 +94,7 @@ PROJECTS = (
         get_name=partial(_name_in_nnunet, residual=False),
         has_own_axes=True,
     ),
-    Project(
-        name="MONAI's DynUNet",
-        key="input_block.conv1.conv.weight",
-        get_name=_name_in_dynunet,
-    ),
+    Project("MONAI's DynUNet", "input_block.conv1.conv.weight", _name_in_dynunet),
     Project(
         name="MONAI's BasicUNet",
         key="conv_0.conv_0.conv.weight",
