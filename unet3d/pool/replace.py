@@ -78,16 +78,14 @@ def _make_replacement(where: str, layer: Any, factory: PoolFactory | None) -> nn
     if isinstance(layer, Pool3d):
         assert factory is not None
         return factory(*layer.windows.axes)
-    is_max = isinstance(layer, nn.MaxPool3d)
-    plain: dict[str, Any] = {"ceil_mode": (False,)}
-    if is_max:
-        plain |= {"dilation": (1, (1, 1, 1)), "return_indices": (False,)}
-    else:
-        plain |= {"divisor_override": (None,)}
-        if torch.tensor(layer.padding).any():
-            plain["count_include_pad"] = (True,)
+    plain: dict[str, Any] = {
+        **{"ceil_mode": (False,), "dilation": (1, (1, 1, 1)), "return_indices": (False,)},
+        "divisor_override": (None,),
+    }
+    if torch.tensor(layer.padding).any():
+        plain["count_include_pad"] = (True,)
     for name, accepted in plain.items():
-        if (value := getattr(layer, name)) not in accepted:
+        if (value := getattr(layer, name, accepted[0])) not in accepted:
             raise UsageError(f"{where}: a pooling with {name}={value} cannot be replaced")
-    make = factory or (MaxPool3d if is_max else AvgPool3d)
+    make = factory or (MaxPool3d if isinstance(layer, nn.MaxPool3d) else AvgPool3d)
     return make(kernel_size=layer.kernel_size, stride=layer.stride, padding=layer.padding)
