@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_leaves, tree_map
 
 from unet3d.errors import summarize_error
+from unet3d.lazy_logits import run_network
 from unet3d.peak_memory import MemoryRecord
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class GraphedPass:
         self.batches += 1
         if self.recording is not None and self.recording.accepts(image, label):
             return self.recording.replay(image, label), None
-        outputs = self.model(image)
+        outputs = run_network(self.model, self.loss, image)
         return self.loss(outputs, label), outputs
 
     def use_memory(self) -> AbstractContextManager[None]:
@@ -144,7 +145,11 @@ class _Capture:
         batch = tree_map(torch.clone, (image, label))
         self.inputs = tree_leaves(batch)
         self.parameters = [p for p in owner.model.parameters() if p.requires_grad]
-        self.forward = recorder.record(lambda: owner.loss(owner.model(batch[0]), batch[1]))
+
+        def run_forward() -> Tensor:
+            return owner.loss(run_network(owner.model, owner.loss, batch[0]), batch[1])
+
+        self.forward = recorder.record(run_forward)
         loss = self.forward.tensors
         self.grad_output = torch.ones_like(loss)
 

@@ -29,9 +29,9 @@ class OffloadActivations:
             model.retention = None
         forward = model.forward
 
-        def forward_with_offload(*inputs: Any) -> Any:
+        def forward_with_offload(*inputs: Any, **options: Any) -> Any:
             if not torch.is_grad_enabled():
-                return forward(*inputs)
+                return forward(*inputs, **options)
             parameters = {p.untyped_storage()._cdata for p in model.parameters()}
 
             def pack(x: Tensor) -> Any:
@@ -45,6 +45,6 @@ class OffloadActivations:
                 return saved if isinstance(saved, Tensor) else saved[1].to(saved[0])
 
             with saved_tensors_hooks(pack, unpack):
-                return forward(*inputs)
+                return forward(*inputs, **options)
 
         model.forward = forward_with_offload

@@ -1,13 +1,16 @@
 """Compute a loss at every level of deep supervision."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unet3d.errors import UsageError
+from unet3d.lazy_logits import LazyLogits
 
-Level = tuple[Tensor, Tensor]
+Logits = Tensor | LazyLogits
+Level = tuple[Any, Tensor]
 """Logits (B, K, D, H, W) of one level, and the labels (B, D, H, W) at its resolution."""
 
 
@@ -19,18 +22,20 @@ def average_levels(losses: Tensor) -> Tensor:
     return (losses * weights).sum() / (2 - 2.0 ** (1 - len(losses)))
 
 
-def split_levels(logits: Tensor | Sequence[Tensor], labels: Tensor) -> list[Level]:
+def split_levels(logits: Logits | Sequence[Logits], labels: Tensor) -> list[Level]:
     """Return the levels of logits, finest first, each with the labels at its resolution.
 
     MONAI's DynUNet has a tensor (B, L, K, D, H, W) of levels at the same resolution.
     """
-    levels = logits
-    if isinstance(logits, Tensor):
-        levels = logits.unbind(1) if logits.dim() == labels.dim() + 2 else [logits]
-    first = levels[0]
-    if labels.dim() != first.dim() - 1 or len(labels) != len(first):  # kernels would read past them
+    levels: Any = logits
+    if isinstance(logits, Tensor | LazyLogits):
+        levels = [logits]
+        if isinstance(logits, Tensor) and logits.dim() == labels.dim() + 2:
+            levels = logits.unbind(1)
+    shape = levels[0].shape
+    if labels.dim() != len(shape) - 1 or len(labels) != shape[0]:  # kernels would read past them
         raise UsageError(
-            f"logits of shape {list(first.shape)} need labels (B, D, H, W) of the same batch, got "
+            f"logits of shape {list(shape)} need labels (B, D, H, W) of the same batch, got "
             f"{list(labels.shape)}"
         )
     return [(level, resize_labels(labels, level.shape[2:])) for level in levels]

@@ -7,6 +7,7 @@ and float32 copies of the logits never have the full size.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from unet3d.custom_ops import custom_op, get_device_type, upcast
-from unet3d.loss.deep_supervision import Level
+from unet3d.lazy_logits import LazyLogits
+from unet3d.loss.deep_supervision import Level, Logits
 from unet3d.loss.kernels import cpu, cuda, make_dense
 from unet3d.triton_kernels import KERNEL_TYPES, runs_triton
 from unet3d.types import IGNORE_LABEL
@@ -72,23 +74,43 @@ def sum_classes(
 
     The sums of all levels are one tensor, so that a formula launches its operations once.
     """
-    parts = zip(*(_SumClasses.apply(*level, table, kind) for level in levels), strict=True)
+    parts = zip(*(_sum_level(*level, table, kind) for level in levels), strict=True)
     stacked = [torch.stack(part, 1) for part in parts]  # (3 or 2, L, B, K)
     if batch:
         stacked = [part.sum(2, keepdim=True) for part in stacked]
     return ClassSums(*stacked[0].unbind(), *stacked[1].unbind())
 
 
+def _sum_level(logits: Logits, *options: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(logits, LazyLogits):
+        return _SumClasses.apply(logits.edge, logits, *options)
+    return _SumClasses.apply(logits, None, *options)
+
+
 class _SumClasses(Function):
+    """Sum up logits, or lazy ones, whose edge is then in their place."""
+
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, table: Tensor | None, kind: CrossEntropyOptions
+        ctx: Any,
+        logits: Tensor,
+        lazy: LazyLogits | None,
+        labels: Tensor,
+        table: Tensor | None,
+        kind: CrossEntropyOptions,
     ) -> tuple[Tensor, Tensor]:
+        def iter_tiles() -> Iterator[tuple[Tensor, Tensor]]:
+            if lazy is None:
+                return iter([(logits, labels)])
+            return ((x, rows.of(labels)) for rows, x in lazy.tiles())
+
         with torch.autocast(logits.device.type, enabled=False):
-            threshold = None if kind.topk is None else find_threshold(logits, labels, kind.topk)
-            ctx.save_for_backward(logits, labels, table, threshold)
-            ctx.kind = kind
-            sums = sum_terms(logits, labels, table, kind, threshold)
+            threshold = None if kind.topk is None else find_threshold(iter_tiles(), kind.topk)
+            ctx.save_for_backward(logits if lazy is None else None, labels, table, threshold)
+            ctx.kind, ctx.lazy = kind, lazy
+            sums = reduce(
+                Tensor.add_, (sum_terms(*tile, table, kind, threshold) for tile in iter_tiles())
+            )
             differentiable, counts = sums[:3], sums[3:]
             ctx.mark_non_differentiable(counts)
             ctx.set_materialize_grads(False)
@@ -98,9 +120,19 @@ class _SumClasses(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         logits, labels, table, threshold = ctx.saved_tensors
-        with torch.autocast(logits.device.type, enabled=False):
-            gradient = compute_gradient(logits, labels, table, grad, ctx.kind, threshold)
-            return gradient, None, None, None
+        kind, lazy, ctx.lazy = ctx.kind, ctx.lazy, None  # which holds the network's last map
+        if lazy is not None:
+            lazy.add_gradient(
+                lambda rows, x: compute_gradient(x, rows.of(labels), table, grad, kind, threshold)
+            )
+            return (None,) * 5
+        with torch.autocast(labels.device.type, enabled=False):
+            gradient = (
+                None
+                if logits is None  # a second backward, which the network refuses
+                else compute_gradient(logits, labels, table, grad, kind, threshold)
+            )
+            return gradient, None, None, None, None
 
 
 def make_region_table(regions: Iterable[int | Sequence[int]]) -> Tensor:
@@ -112,18 +144,22 @@ def make_region_table(regions: Iterable[int | Sequence[int]]) -> Tensor:
     return table
 
 
-def find_threshold(logits: Tensor, labels: Tensor, share: float) -> Tensor:
+def find_threshold(tiles: Iterable[tuple[Tensor, Tensor]], share: float) -> Tensor:
     """Return the cross-entropy from which on a voxel counts, and the weight of voxels that have it.
 
-    The weights of a batch of N voxels sum up to `share` * N.
+    The weights of a batch of N voxels sum up to `share` * N. `tiles` are logits and labels.
     """
-    entropy = upcast(logits.new_zeros(())).new_full(labels.shape, -1.0)
-    for rows in iter_chunks(logits):
-        x, is_class, valid = _get_chunk(logits, labels, None, rows)
-        log_q = _get_log_q(F.log_softmax(x, dim=1), is_class)
-        entropy[:, rows] = torch.where(valid, -log_q, -1.0)[:, 0]
+    parts = []
+    for logits, labels in tiles:
+        part = upcast(logits.new_zeros(())).new_full(labels.shape, -1.0)
+        for rows in iter_chunks(logits):
+            x, is_class, valid = _get_chunk(logits, labels, None, rows)
+            log_q = _get_log_q(F.log_softmax(x, dim=1), is_class)
+            part[:, rows] = torch.where(valid, -log_q, -1.0)[:, 0]
+        parts.append(part.flatten())
+    entropy = parts[0] if len(parts) == 1 else torch.cat(parts)
     count = max(1, round(share * entropy.numel()))
-    value = entropy.flatten().topk(count, sorted=False).values.amin()
+    value = entropy.topk(count, sorted=False).values.amin()
     ties = (count - (entropy > value).sum()) / (entropy == value).sum()
     return torch.stack([value, ties.to(value.dtype)])
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError
-from unet3d.loss.deep_supervision import Level, average_levels, split_levels
+from unet3d.loss.deep_supervision import Level, Logits, average_levels, split_levels
 from unet3d.loss.dice_terms import (
     PLAIN_CROSS_ENTROPY,
     TINY,
@@ -57,7 +57,9 @@ class OverlapLoss(nn.Module):
         self.class_weights: Tensor | None
         self.region_table: Tensor | None
 
-    def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
+    reads_lazy_logits = True
+
+    def forward(self, logits: Logits | Sequence[Logits], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), labels (B, D, H, W) of any integer type -> scalar."""
         return average_levels(self.compute_levels(split_levels(logits, labels)))
 

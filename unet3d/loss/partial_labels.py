@@ -14,7 +14,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from unet3d.custom_ops import upcast
-from unet3d.loss.deep_supervision import split_levels
+from unet3d.lazy_logits import LazyLogits
+from unet3d.loss.deep_supervision import Logits, split_levels
 from unet3d.loss.dice_terms import iter_chunks
 from unet3d.types import IGNORE_LABEL
 
@@ -38,38 +39,58 @@ class PartialLabels(nn.Module):
         self.register_buffer("table", table, persistent=False)
         self.table: Tensor
 
-    def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
+    @property
+    def reads_lazy_logits(self) -> bool:
+        """Return whether the loss that is called does."""
+        return getattr(self.loss, "reads_lazy_logits", False)
+
+    def forward(self, logits: Logits | Sequence[Logits], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
-        merged = [_MergeUnknown.apply(*level, self.table) for level in split_levels(logits, labels)]
+        merged = [merge_unknown(*level, self.table) for level in split_levels(logits, labels)]
         is_unknown = (labels >= self.first) & (labels != IGNORE_LABEL)
         return self.loss(merged, labels.masked_fill(is_unknown, 0))
 
 
-class _MergeUnknown(Function):
-    """Give the background the logit of all classes that a voxel may be of, chunk by chunk."""
+def merge_unknown(logits: Logits, labels: Tensor, table: Tensor) -> Any:
+    """Give the background the logit of all classes that a voxel may be of."""
+    if isinstance(logits, LazyLogits):
+        return logits.map(
+            lambda rows, x: _merge(x, rows.of(labels), table),
+            lambda rows, x, g: _compute_gradient(x, rows.of(labels), table, g),
+        )
+    return _MergeUnknown.apply(logits, labels, table)
 
+
+class _MergeUnknown(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, table: Tensor) -> Tensor:
         ctx.save_for_backward(logits, labels, table)
-        merged = logits.clone()
-        for rows, x, group in _iter_groups(logits, labels, table):
-            merged[:, 0, rows] = _sum_group(x, group).to(merged.dtype)
-            for c in range(1, group.shape[1]):
-                merged[:, c, rows] = torch.where(group[:, c], ABSENT_LOGIT, merged[:, c, rows])
-        return merged
+        return _merge(logits, labels, table)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        logits, labels, table = ctx.saved_tensors
-        result = grad.clone()
-        for rows, x, group in _iter_groups(logits, labels, table):
-            share = (x - _sum_group(x, group)[:, None]).exp() * grad[:, :1, rows]
-            selected = slice(0, group.shape[1])
-            result[:, selected, rows] = torch.where(group, share, grad[:, selected, rows]).to(
-                grad.dtype
-            )
-        return result, None, None
+        return _compute_gradient(*ctx.saved_tensors, grad), None, None
+
+
+def _merge(logits: Tensor, labels: Tensor, table: Tensor) -> Tensor:
+    merged = logits.clone()
+    for rows, x, group in _iter_groups(logits, labels, table):
+        merged[:, 0, rows] = _sum_group(x, group).to(merged.dtype)
+        for c in range(1, group.shape[1]):
+            merged[:, c, rows] = torch.where(group[:, c], ABSENT_LOGIT, merged[:, c, rows])
+    return merged
+
+
+def _compute_gradient(logits: Tensor, labels: Tensor, table: Tensor, grad: Tensor) -> Tensor:
+    result = grad.clone()
+    for rows, x, group in _iter_groups(logits, labels, table):
+        share = (x - _sum_group(x, group)[:, None]).exp() * grad[:, :1, rows]
+        selected = slice(0, group.shape[1])
+        result[:, selected, rows] = torch.where(group, share, grad[:, selected, rows]).to(
+            grad.dtype
+        )
+    return result
 
 
 def _iter_groups(

@@ -135,8 +135,13 @@ class UNet3D(nn.Module):
         supervised = range(max(1, depth - 2)) if deep_supervision else range(1)
         self.heads = nn.ModuleList(nn.Conv3d(dec[level], num_classes, 1) for level in supervised)
 
-    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
-        """(B, C, D, H, W) -> (B, K, D, H, W); a list, finest first, in deep supervision."""
+    has_lazy_logits = True
+
+    def forward(self, x: Tensor, *, lazy_logits: bool = False) -> Any:
+        """(B, C, D, H, W) -> (B, K, D, H, W); a list, finest first, in deep supervision.
+
+        With `lazy_logits`, those of fused blocks with many classes are LazyLogits.
+        """
         self._check_input(x)
         is_plain = self.retention is None or torch.compiler.is_compiling() or not x.numel()
         if self.retention is None or is_plain or self._is_changed():
@@ -145,9 +150,9 @@ class UNet3D(nn.Module):
             outputs = self._forward_fused(x.as_subclass(Tensor), self.retention)
             outputs = [output.as_subclass(type(x)) for output in outputs]
             for output in outputs:
-                cast(Any, output).copy_meta_from(x)
+                output.copy_meta_from(x)
         else:
-            outputs = self._forward_fused(x, self.retention)
+            outputs = self._forward_fused(x, self.retention, lazy_logits)
         return outputs if self._supervises() else outputs[0]
 
     def _forward_plain(self, x: Tensor) -> list[Tensor]:
@@ -164,7 +169,9 @@ class UNet3D(nn.Module):
                 outputs.insert(0, self.heads[level](x))
         return outputs
 
-    def _forward_fused(self, image: Tensor, retention: Retention) -> list[Tensor]:
+    def _forward_fused(
+        self, image: Tensor, retention: Retention, lazy_logits: bool = False
+    ) -> list[Any]:
         skips, outputs = [], []
         encoder, heads = cast(Any, self.encoder), cast(Any, self.heads)
         x = make_input_map(image, heads[0].weight.dtype, retention.tile_bytes)
@@ -176,9 +183,10 @@ class UNet3D(nn.Module):
         while skips:
             level = len(skips) - 1
             head = self.heads[level] if self._has_output(level) else None
-            x, logits = self.decoder[-1 - level](
-                x, skips.pop(), retention.get_level("decoder", level), head, level
-            )
+            # Without gradients, coarser levels are freed before a loss could read them.
+            lazy = lazy_logits and (level == 0 or torch.is_grad_enabled())
+            policy = retention.get_level("decoder", level)
+            x, logits = self.decoder[-1 - level](x, skips.pop(), policy, head, level, lazy)
             if logits is not None:
                 outputs.insert(0, logits)
         return outputs
@@ -278,11 +286,14 @@ class DecoderLevel(nn.Module):
         policy: LevelPolicy | None = None,
         head: nn.Conv3d | None = None,
         level: int = 0,
+        lazy: bool = False,
     ) -> Any:
         """Tensors -> tensor; in a fused block, with its `policy`: maps -> (map, logits)."""
         if policy is not None:
             options: Any = {"last": level == 0, "policy": policy, "skip_first": self.skip_first}
-            block = FusedDecoderLevel(x, skip, self.up, list(self.convs), head, **options)
+            block = FusedDecoderLevel(
+                x, skip, self.up, list(self.convs), head, lazy=lazy, **options
+            )
             return block.run_on(x, skip)
         x = pad_to(self.up(x), skip)
         x = torch.cat([skip, x] if self.skip_first else [x, skip], dim=1)

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from unet3d.cuda_graphs import GraphedPass
 from unet3d.data.dataset import get_network_sizes
 from unet3d.inference.sliding_window import SlidingWindow
+from unet3d.lazy_logits import run_network
 from unet3d.machine import AUTOCAST_TYPES, TRUE_HALF_TYPES, Precision, resolve_precision
 from unet3d.model.weights import WeightAverage, cast_to_half
 from unet3d.peak_memory import MemoryRecord, PeakMeter
@@ -48,7 +49,7 @@ class TrainingStep:
         `inspect` sees them and the loss; a replayed batch has no outputs to see.
         """
         if self.graphed_pass is None:
-            outputs = self.model(image)
+            outputs = run_network(self.model, self.loss, image)
             loss = self.loss(outputs, label)
         else:
             loss, outputs = self.graphed_pass(image, label)
@@ -81,7 +82,9 @@ class TrainingStep:
         network: Callable[[Tensor], Any] | None = None,
     ) -> tuple[float, Tensor]:
         """Return the loss of a labeled patch, and the classes of a volume (1, C, D, H, W)."""
-        loss = float(self.loss(self.model(patch[0]), patch[1]).detach())
+        outputs = run_network(self.model, self.loss, patch[0])
+        loss = float(self.loss(outputs, patch[1]).detach())
+        del outputs
         return loss, self.sliding_window(image, network or self.model, observe)
 
 

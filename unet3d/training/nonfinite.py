@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import RunError
+from unet3d.lazy_logits import LazyLogits
 from unet3d.training.distributed import RankAgreement
 from unet3d.training.loggers import log_values
 from unet3d.types import HasRetention
@@ -195,4 +196,7 @@ def find_first_nonfinite_module(model: nn.Module, image: Tensor) -> str | None:
 
 def are_all_finite(values: Any) -> bool:
     """Return whether all values of all tensors are finite."""
-    return all(bool(x.isfinite().all()) for x in tree_leaves(values) if isinstance(x, Tensor))
+    parts = tree_leaves(values)
+    return all(x.are_finite() for x in parts if isinstance(x, LazyLogits)) and all(
+        bool(x.isfinite().all()) for x in parts if isinstance(x, Tensor)
+    )

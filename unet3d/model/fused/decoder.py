@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unet3d.custom_ops import get_device_type
+from unet3d.lazy_logits import LazyLogits
 from unet3d.model.blocks import Interpolate
 from unet3d.model.fused import operators
 from unet3d.model.fused.conv_ops import cast_bias, cast_weight
 from unet3d.model.fused.convolution import GradientSink
 from unet3d.model.fused.feature_maps import FeatureMap, LazyActivation, free_parts, restore_parts
+from unet3d.model.fused.head import Head
 from unet3d.model.fused.layers import ConvChain, GradientBuffer
 from unet3d.model.fused.node import FusedBlock
 from unet3d.model.fused.tiling import MapLayout
@@ -162,7 +163,10 @@ def find_source_rows(
 
 
 class FusedDecoderLevel(FusedBlock):
-    """Upsampling, concatenation of the skip, convolutions, and a 1x1x1 head at some levels."""
+    """Upsampling, concatenation of the skip, convolutions, and a 1x1x1 head at some levels.
+
+    With `lazy`, the head's logits are LazyLogits if they have more channels than the map.
+    """
 
     def __init__(
         self,
@@ -175,20 +179,25 @@ class FusedDecoderLevel(FusedBlock):
         last: bool,
         policy: LevelPolicy,
         skip_first: bool,
+        lazy: bool,
     ):
         super().__init__([*convs, up, *([] if head is None else [head])], skip.source.layout.device)
         self.up = UpsampledMap(up, low.source, skip.source.layout)
         self.skip, self.low = skip.source, low.source
         self.inputs = [skip.source, low.source]
-        self.head = None if head is None else (head.weight, head.bias)
+        self.head = None if head is None else Head(head, self.gradients, lazy=lazy)
         self.last, self.skip_first = last, skip_first
         sources = self._order(skip.source, self.up)
         self.layers = ConvChain(convs, sources, self.gradients, inner=policy.inner)
 
-    def run_on(self, low: FeatureMap, skip: FeatureMap) -> tuple[FeatureMap | None, Tensor | None]:
+    def run_on(
+        self, low: FeatureMap, skip: FeatureMap
+    ) -> tuple[FeatureMap | None, Tensor | LazyLogits | None]:
         """Return the map, unless the block is the `last` one, and the head's logits, if any."""
         outputs = self.run(low.placeholder, skip.placeholder)
-        logits = None if self.head is None else outputs.pop()
+        logits: Any = None if self.head is None else outputs.pop()
+        if self.head is not None and self.head.lazy:
+            logits = self.head.make_lazy(logits)
         return (FeatureMap(outputs[0], self.output) if outputs else None), logits
 
     def forward(self, *, needs_grad: bool) -> tuple[Tensor, ...]:
@@ -201,9 +210,12 @@ class FusedDecoderLevel(FusedBlock):
 
         self.layers.convolve(needs_grad=needs_grad, on_sources_read=free_inputs)
         self.output = self.layers.output
-        outputs = [] if self.last else [self.placeholder()]
+        outputs = [] if self.last else [self.placeholder(self.output.channels)]
         if self.head is not None:
-            outputs.append(self._logits(*self.head))
+            self.head.source, classes = self.output, self.head.classes
+            outputs.append(
+                self.placeholder(classes) if self.head.lazy else self.head.compute_logits()
+            )
         return tuple(outputs)
 
     def backward(
@@ -239,15 +251,6 @@ class FusedDecoderLevel(FusedBlock):
         """Return what belongs to the skip and to the upsampled map in the order of the inputs."""
         return [skip, up] if self.skip_first else [up, skip]
 
-    def _logits(self, weight: Tensor, bias: Tensor | None) -> Tensor:
-        dtype = self.layout.dtype
-        weight, bias = cast_weight(weight, dtype), cast_bias(bias, dtype)
-        logits = self.layout.empty(len(weight)).contiguous()  # the layout that the loss reads
-        for start, stop in self.layout.tiles(self.output.channels):
-            rows = F.linear(_voxels(self.output.rows(start, stop)), weight.flatten(1), bias)
-            self.layout.narrow_rows(logits, start, stop).copy_(_channels(rows))
-        return logits
-
     def _activation_gradient(
         self, g: Tensor | None, to_logits: Tensor | None, start: int, stop: int, *, update: bool
     ) -> Tensor:
@@ -256,28 +259,14 @@ class FusedDecoderLevel(FusedBlock):
         With `update`, also add the rows to the head's gradients and to `g`, where there is one.
         """
         rows = None if g is None else self.layout.narrow_rows(g, start, stop)
-        if self.head is None or to_logits is None:
+        if self.head is None or not self.head.has_gradient(to_logits):
             if rows is None:
                 rows = self.layout.empty(self.output.channels, stop - start).zero_()
             return rows
         if rows is not None and not update:
             return rows
-        weight = cast_weight(self.head[0], self.layout.dtype).flatten(1)
-        part = _voxels(self.layout.narrow_rows(to_logits, start, stop)).contiguous()
-        if update:
-            self._add_head_gradients(*self.head, part, _voxels(self.output.rows(start, stop)))
-        from_head = _channels(part @ weight)
+        from_head = self.head.differentiate(to_logits, start, stop, update=update)
         return from_head if rows is None else rows.add_(from_head)
-
-    def _add_head_gradients(
-        self, weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor
-    ) -> None:
-        """Add the head's gradients, given `g` (B, D, H, W, K) and activations (B, D, H, W, C)."""
-        g, dtype = g.flatten(0, 3), self.layout.accumulate_dtype
-        to_weight = multiply(g.t(), a.flatten(0, 3), dtype)
-        to_bias = None if bias is None else g.sum(0, dtype=dtype)
-        self.gradients.add(weight, to_weight)
-        self.gradients.add(bias, to_bias)
 
     def _backward_head(self, g: Tensor | None, to_logits: Tensor | None) -> Tensor:
         """Return the gradient of the last raw output, in the memory of `g` or of that output."""
@@ -285,7 +274,9 @@ class FusedDecoderLevel(FusedBlock):
         last = self.layers.outputs[n]
         y, sums = last.raw.stored, None
         assert y is not None
-        tiles = list(self.layout.tiles(self.output.channels))
+        tiles = list(
+            self.layout.tiles(self.output.channels) if self.head is None else self.head.tiles()
+        )
         for start, stop in tiles:
             rows = self._activation_gradient(g, to_logits, start, stop, update=True)
             raw = self.layout.narrow_rows(y, start, stop)
@@ -300,21 +291,6 @@ class FusedDecoderLevel(FusedBlock):
             gradient.apply(rows, raw, out=self.layout.narrow_rows(out, start, stop))
             del rows
         last.raw.stored = None
+        if self.head is not None:
+            self.head.logit_gradients.clear()
         return out
-
-
-def multiply(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a @ b in a wider dtype, which a GPU computes without rounding to that of a and b."""
-    if a.dtype != dtype and get_device_type(a) == "cuda":
-        return torch.mm(a, b, out_dtype=dtype)
-    return (a @ b).to(dtype)
-
-
-def _voxels(x: Tensor) -> Tensor:
-    """(B, C, D, H, W) -> (B, D, H, W, C), the order of maps in memory."""
-    return x.movedim(1, -1)
-
-
-def _channels(x: Tensor) -> Tensor:
-    """(B, D, H, W, C) -> (B, C, D, H, W)."""
-    return x.movedim(-1, 1)

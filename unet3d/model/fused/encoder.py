@@ -84,7 +84,11 @@ class FusedEncoderLevel(FusedBlock):
             output.raw.keep = self.policy.last
             if not self.next_is_strided:
                 free_parts(output, "stream")
-        return (self.placeholder(),) if small is None else (small, self.placeholder())
+        return (
+            (self.placeholder(self.output.channels),)
+            if small is None
+            else (small, self.placeholder(self.output.channels))
+        )
 
     def take_gradient(self, gradients: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of the output, to be overwritten, and that of the pooled map."""

@@ -28,10 +28,10 @@ class FusedBlock:
         """Return the layout of the output."""
         return self.output.layout
 
-    def placeholder(self) -> Tensor:
-        """Return a tensor for autograd's graph: the map's shape, with the memory of one element."""
+    def placeholder(self, channels: int) -> Tensor:
+        """Return a tensor for autograd's graph: the shape of a map, the memory of one element."""
         one = torch.empty(1, dtype=self.layout.dtype, device=self.device)
-        return one.expand(self.layout.batch, self.output.channels, *self.layout.size)
+        return one.expand(self.layout.batch, channels, *self.layout.size)
 
     def run(self, *edges: Tensor) -> list[Tensor]:
         """Return the block's outputs, given the edges of its input maps."""

@@ -1,0 +1,71 @@
+"""Logits that a loss reads tile by tile: those of many classes are never in memory as a whole."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rows(NamedTuple):
+    """Rows [start, stop) along an axis of a map (B, C, D, H, W)."""
+
+    axis: int
+    start: int
+    stop: int
+
+    def of(self, labels: Tensor) -> Tensor:
+        """Return these rows of labels (B, D, H, W)."""
+        return labels.narrow(self.axis - 1, self.start, self.stop - self.start)
+
+
+Tile = tuple[Rows, Tensor]
+TileGradient = Callable[[Rows, Tensor], Tensor]
+"""Return the gradient of some rows of logits, given these."""
+
+
+class LazyLogits:
+    """Logits that are computed when they are read, and once more in backward.
+
+    `edge` is their place in autograd's graph: it has their shape and the memory of one element.
+    Whoever differentiates them calls `add_gradient` in backward, and passes no gradient to `edge`.
+    """
+
+    def __init__(
+        self,
+        edge: Tensor,
+        tiles: Callable[[], Iterator[Tile]],
+        add_gradient: Callable[[TileGradient], Any],
+    ):
+        self.edge, self.tiles, self.add_gradient = edge, tiles, add_gradient
+        self.shape, self.device = edge.shape, edge.device
+
+    def map(
+        self,
+        function: Callable[[Rows, Tensor], Tensor],
+        gradient: Callable[[Rows, Tensor, Tensor], Tensor],
+    ) -> "LazyLogits":
+        """Return what a function makes of each tile.
+
+        `gradient` returns that of a tile, given the tile and the gradient of the function's result.
+        """
+
+        def iter_tiles() -> Iterator[Tile]:
+            return ((rows, function(rows, x)) for rows, x in self.tiles())
+
+        def add_gradient(compute: TileGradient) -> None:
+            self.add_gradient(lambda rows, x: gradient(rows, x, compute(rows, function(rows, x))))
+
+        return LazyLogits(self.edge, iter_tiles, add_gradient)
+
+    @torch.no_grad()
+    def are_finite(self) -> bool:
+        """Return whether all logits are finite."""
+        return all(bool(x.isfinite().all()) for _, x in self.tiles())
+
+
+def run_network(model: Any, loss: Any, image: Tensor) -> Any:
+    """Return the outputs of a network for its loss: LazyLogits where both support them."""
+    if getattr(model, "has_lazy_logits", False) and getattr(loss, "reads_lazy_logits", False):
+        return model(image, lazy_logits=True)
+    return model(image)
