@@ -65,12 +65,18 @@ def list_ours(channels: list[int], **options: Any) -> dict[str, Callable[[], nn.
 
 
 def build_theirs(
-    kind: type[nn.Module], channels: list[int], blocks: Any, decoder: int
+    kind: type[nn.Module],
+    channels: list[int],
+    blocks: Any,
+    decoder: int,
+    classes: int = 4,
+    **options: Any,
 ) -> nn.Module:
     """Build a network of nnU-Net's package."""
     levels = len(channels)
     return kind(
-        *(1, levels, channels, nn.Conv3d, 3, [1] + [2] * (levels - 1), blocks, 4),
+        *(1, levels, channels, nn.Conv3d, 3, [1] + [2] * (levels - 1), blocks, classes),
         [decoder] * (levels - 1),
         **LAYERS,
+        **options,
     )

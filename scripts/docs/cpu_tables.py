@@ -20,6 +20,12 @@ from scripts.docs.tables import (
 )
 from unet3d.machine import CUDA_CONTEXT_BYTES
 
+CLASS_ROWS = {
+    "nnU-Net": "nnU-Net, with its loss",
+    "MONAI DynUNet": "MONAI DynUNet, DiceCELoss, no deep supervision",
+    "linear_cross_entropy": "nnU-Net, `torch.nn.functional.linear_cross_entropy` alone",
+    **{name: f"`{name}`" for name in ("fused", "lean", "leanest")},
+}
 POOLS = ("median", "max", "avg", "approx_median", "nn.MaxPool3d", "unfold and sort", "soft rank")
 
 
@@ -46,6 +52,17 @@ def step_times() -> str:
     names = [n for n in sizes[0] if (n in sizes[1] and n not in slower) or n.endswith("compiled")]
     lines = [" | ".join([n, *(format_time(size.get(n)) for size in sizes)]) for n in names]
     return make_table(" | " + " | ".join(titles.values()), lines)
+
+
+def classes() -> str:
+    """Compare the memory of a step by the number of classes."""
+    peaks = read_result("cpu-classes")["peak_mib"]
+    counts = list(peaks["nnU-Net"])
+    lines = [
+        " | ".join([CLASS_ROWS[name], *(f"{row[n]:,} MiB" for n in counts)])
+        for name, row in peaks.items()
+    ]
+    return make_table(" | " + " | ".join(f"{n} classes:" for n in counts), lines)
 
 
 def rivals() -> str:

@@ -157,7 +157,7 @@ def unmeasured() -> str:
         "pool": "pooling",
         "rivals": "checkpoints, and plain modules compiled with a memory budget",
         "later": "steps with the present kernels, which launch fewer; CUDA graphs on several GPUs, "
-        "in prediction and in nnU-Net's trainer; `offload`",
+        "in prediction and in nnU-Net's trainer; `offload`; many classes tile by tile",
     }
     missing = "; ".join(title for part, title in parts.items() if not read_gpu(part))
     return f"**Not yet measured on a GPU:** {missing}. `make gpu` measures them." if missing else ""

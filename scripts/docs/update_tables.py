@@ -1,4 +1,4 @@
-"""Write measured values into the documents, and the picture of the front page.
+"""Write measured values into the documents, and draw the pictures of them.
 
 The text between `<!-- NAME -->` and `<!-- end -->`, in README.md and in docs/, is what the function
 NAME of one of the three modules of tables returns; a test compares.
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scripts.bench.results import ROOT
 from scripts.docs import cpu_tables, gpu_tables, run_tables
-from scripts.docs.drawing import PICTURE, draw_front
+from scripts.docs.drawing import PICTURES
 
 TABLES = {**vars(cpu_tables), **vars(run_tables), **vars(gpu_tables)}
 PLACE = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -32,7 +32,8 @@ def list_documents() -> list[Path]:
 
 
 def main() -> None:
-    (ROOT / PICTURE).write_text(draw_front())
+    for name, draw in PICTURES.items():
+        (ROOT / name).write_text(draw())
     for document in list_documents():
         text = document.read_text()
         if (filled := fill(text)) != text:
