@@ -203,12 +203,18 @@ def load_volume(case: Case, folder: Path) -> CachedVolume:
 
 def sample_foreground_points(label: np.ndarray) -> np.ndarray:
     """Return the `foreground_points`, int32, of a label (D, H, W)."""
+    from scipy.ndimage import find_objects
+
     rng = np.random.default_rng(0)
-    rows, present = [np.empty((0, 4), np.int32)], np.unique(label)
-    for c in present:
-        if c == IGNORE_LABEL or (c == 0 and IGNORE_LABEL not in present):
+    rows = [np.empty((0, 4), np.int32)]
+    boxes: list[Any] = find_objects(label)  # of each class from 1, or None
+    boxes += [None] * (IGNORE_LABEL - len(boxes))
+    has_ignored = boxes[IGNORE_LABEL - 1] is not None
+    for c, box in enumerate([(slice(None),) * 3 if has_ignored else None, *boxes[:-1]]):
+        if box is None:
             continue
-        points = np.argwhere(label == c if c else label != IGNORE_LABEL)
+        points = np.argwhere(label[box] == c if c else label != IGNORE_LABEL)
+        points += [side.start or 0 for side in box]
         if len(points) > POINTS_PER_CLASS:
             points = points[np.sort(rng.choice(len(points), POINTS_PER_CLASS, replace=False))]
         rows.append(np.insert(points, 0, c, axis=1).astype(np.int32))
