@@ -72,6 +72,19 @@ def join_first(names: Sequence[str], limit: int = 5) -> str:
     )
 
 
+def describe_classes(names: Sequence[str]) -> str:
+    """Name the classes, of many only the first.
+
+    >>> describe_classes(["background", "liver"])
+    'classes background, liver'
+    >>> describe_classes([f"bone {n}" for n in range(118)])
+    '118 classes: bone 0, bone 1, bone 2, bone 3, bone 4 and 113 more'
+    """
+    if len(names) > 20:
+        return f"{len(names)} classes: {join_first(names)}"
+    return f"classes {', '.join(names)}"
+
+
 def pluralize(count: int, noun: str) -> str:
     """Return a count with its noun.
 

@@ -33,7 +33,7 @@ from unet3d.data.preprocessing.channels import (
 )
 from unet3d.files import write_output
 from unet3d.machine import get_available_bytes
-from unet3d.text import escape_unprintable, join_first, pluralize
+from unet3d.text import describe_classes, escape_unprintable, join_first, pluralize
 
 MIN_EQUAL = 5  # as many equal problems are printed as one, with the names of a few cases
 
@@ -163,7 +163,7 @@ def check_dataset(
             progress=progress,
         )
     findings = list(dict.fromkeys(findings))  # both checks find a file that cannot be read
-    names = f"channels {', '.join(dataset.channels)}; classes {', '.join(dataset.classes)}"
+    names = f"channels {', '.join(dataset.channels)}; {describe_classes(dataset.classes)}"
     names += f"\npatches of {describe_axes(data.patch_size, data.orientation)} voxels"
     shapes = [
         [header.shape[axis] for axis in find_orientation(header.affine, data.orientation)[0]]

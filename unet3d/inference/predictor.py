@@ -34,7 +34,7 @@ from unet3d.inference.sliding_window import (
 )
 from unet3d.inference.window_grid import WindowGrid
 from unet3d.machine import Precision, get_available_bytes, get_free_bytes
-from unet3d.text import MIB, format_bytes, pluralize
+from unet3d.text import MIB, describe_classes, format_bytes, join_first, pluralize
 
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a case may take."""
@@ -116,10 +116,10 @@ class Predictor:
         patch, window = "x".join(map(str, ensemble.patch_size)), format_bytes(self.window_bytes)
         backend = f" with backend={self.backend}" if self.backend != "torch" else ""
         classes = ensemble.classes
-        single = ", ".join(classes[label] for label in self.largest_component_labels)
+        single = join_first([classes[label] for label in self.largest_component_labels], 20)
         return (
             f"{summary}, on {self.device.type}{backend}; windows of {patch} take {window}\n"
-            f"channels {', '.join(ensemble.channels)}; classes {', '.join(classes)}"
+            f"channels {', '.join(ensemble.channels)}; {describe_classes(classes)}"
             + (f"; the largest component alone of {single}" if single else "")
         )
 

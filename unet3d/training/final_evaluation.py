@@ -18,7 +18,7 @@ from unet3d.evaluation.options import build_metrics, name_labels, select_class_m
 from unet3d.inference.ensemble import Ensemble, load_ensemble
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor, ScanTask
-from unet3d.text import pluralize
+from unet3d.text import join_first, pluralize
 from unet3d.training.run import TrainingRun
 from unet3d.training.run_folder import Log
 
@@ -165,7 +165,9 @@ def record_postprocessing(
     """Record in the checkpoints which classes keep only their largest component; say why."""
     for path in checkpoints if classes else []:
         update_metadata(path, {"keep_largest_component": classes})
-    kept = f"the largest component alone of {', '.join(classes)}" if classes else "all components"
+    kept = (
+        f"the largest component alone of {join_first(classes, 20)}" if classes else "all components"
+    )
     log(f"predictions keep {kept} (report.json says why)")
     return {"largest_component": classes, "evidence": evidence}
 

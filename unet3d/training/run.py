@@ -23,6 +23,7 @@ from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.oom_advice import format_oom_report
 from unet3d.model.weights import count_parameters
 from unet3d.signals import SignalListener
+from unet3d.text import describe_classes
 from unet3d.training.callbacks.checkpoints import AtomicCheckpointIO
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
@@ -102,7 +103,7 @@ def summarize_run(run: TrainingRun) -> str:
         f"{type(model).__name__}, {count_parameters(model):,} parameters{fixed}, precision "
         f"{precision.used}{reason}, on {run.data.device}{ranks}",
         f"{training} for training, {validation} for validation; "
-        f"classes {', '.join(data.dataset.classes)}",
+        f"{describe_classes(data.dataset.classes)}",
         f"patches of {describe_axes(config.patch_size, config.orientation)} voxels, "
         f"{config.batch_size} at a time",
         *filter(None, [data.split_note, *data.data_warnings]),
