@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
@@ -126,6 +127,13 @@ def test_a_search_goes_on_with_more_trials_and_another_one_needs_another_folder(
     assert "holds a search with space" in capsys.readouterr().err
     assert search("trials=3", "seed=1") == 2
     assert "holds a search with overrides" in capsys.readouterr().err
+
+
+def test_a_trial_that_was_killed_before_it_had_values_gets_them(search, train_nothing, tmp_path):
+    assert search("trials=1") == 0
+    optuna.load_study(study_name="search", storage="sqlite:///search/search.db").ask()
+    assert search("trials=2") == 0
+    assert [len(trial["values"]) for trial in read_trials(tmp_path)] == [3, 3]
 
 
 def test_trials_that_fail_are_named_and_end_the_search(search, monkeypatch, capsys):

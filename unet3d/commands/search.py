@@ -263,7 +263,11 @@ def get_next_trial(study: Any, settings: SearchConfig) -> Any | None:
     )
     running = [t for t in trials if t.state == optuna.trial.TrialState.RUNNING]
     if running:
-        return optuna.trial.Trial(study, running[0]._trial_id)
+        trial = optuna.trial.Trial(study, running[0]._trial_id)
+        # As ask() does, which may have been killed before it had all values.
+        for key, distribution in settings.space.items():
+            trial._suggest(key, distribution)
+        return trial
     if len(trials) >= settings.trials:
         return None
     choices = [getattr(distribution, "choices", ()) for distribution in settings.space.values()]
