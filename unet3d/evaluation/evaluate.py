@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,16 +212,20 @@ def find_large_tolerance(evaluation: Evaluation) -> str | None:
     """Return a warning if the tolerance hides every error, as 1 mm does in microscopy."""
     tolerance = evaluation.tolerance_mm
     tolerances = tolerance.values() if isinstance(tolerance, Mapping) else [tolerance]
-    for file in [path for pair in evaluation.pairs for path in pair.reference][:1]:
-        with suppress(UsageError):  # the case's own result says why
-            header = read_header(file)
-            size = float(np.linalg.norm(np.multiply(header.shape[:3], header.spacing_mm)))
-            if max(tolerances) > size / MIN_SIZE_RATIO:
-                return (
-                    f"surface Dice accepts errors of {max(tolerances):g} mm, but {file.name} is "
-                    f"{size:.2g} mm large: set a smaller tolerance_mm"
-                )
-    return None
+    file = next((pair.reference[0] for pair in evaluation.pairs if pair.reference), None)
+    if file is None:
+        return None
+    try:
+        header = read_header(file)
+    except UsageError:  # the case's own result says why
+        return None
+    size = float(np.linalg.norm(np.multiply(header.shape[:3], header.spacing_mm)))
+    if max(tolerances) <= size / MIN_SIZE_RATIO:
+        return None
+    return (
+        f"surface Dice accepts errors of {max(tolerances):g} mm, but {file.name} is {size:.2g} mm "
+        "large: set a smaller tolerance_mm"
+    )
 
 
 def build_result(evaluation: Evaluation, scored: Sequence[ScoredCase]) -> dict[str, Any]:

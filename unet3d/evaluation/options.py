@@ -157,20 +157,17 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
 
 def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
     """Return the classes of the settings, a dataset.json or a checkpoint; None: every label."""
-    references, checkpoints, listed = settings.references, settings.checkpoints, settings.classes
-    trained = load_run(checkpoints[0])["unet3d"] if checkpoints else {}
-    known = tuple(map(str, trained.get("classes", ())))
-    if listed is not None:
-        if {*known} == {*listed} and known != listed:
-            raise UsageError(f"classes: the checkpoint has them in the order {', '.join(known)}")
-        names = name_labels(listed)
-    else:
-        names = find_label_names(
-            references if references.is_dir() else references.absolute().parent
-        )
-        if names is None and trained:
+    references, listed = settings.references, settings.classes
+    folder = references if references.is_dir() else references.absolute().parent
+    names = find_label_names(folder) if listed is None else name_labels(listed)
+    if settings.checkpoints and (listed is not None or names is None):  # else it is not needed
+        trained = load_run(settings.checkpoints[0])["unet3d"]
+        known = tuple(map(str, trained.get("classes", ())))
+        if listed is None:
             ignored = trained["preprocessing"].get("ignore_labels", ())
             names = name_labels(known, trained.get("regions"), ignored)
+        elif {*known} == {*listed} and known != listed:
+            raise UsageError(f"classes: the checkpoint has them in the order {', '.join(known)}")
     if settings.regions is None:
         return names
     return replace(names or LabelNames(classes={}, known_labels=None), classes=settings.regions)
