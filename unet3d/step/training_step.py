@@ -82,9 +82,7 @@ class TrainingStep:
         network: Callable[[Tensor], Any] | None = None,
     ) -> tuple[float, Tensor]:
         """Return the loss of a labeled patch, and the classes of a volume (1, C, D, H, W)."""
-        outputs = run_network(self.model, self.loss, patch[0])
-        loss = float(self.loss(outputs, patch[1]).detach())
-        del outputs
+        loss = float(self.loss(run_network(self.model, self.loss, patch[0]), patch[1]).detach())
         return loss, self.sliding_window(image, network or self.model, observe)
 
 

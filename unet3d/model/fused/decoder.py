@@ -212,10 +212,8 @@ class FusedDecoderLevel(FusedBlock):
         self.output = self.layers.output
         outputs = [] if self.last else [self.placeholder(self.output.channels)]
         if self.head is not None:
-            self.head.source, classes = self.output, self.head.classes
-            outputs.append(
-                self.placeholder(classes) if self.head.lazy else self.head.compute_logits()
-            )
+            head, self.head.source = self.head, self.output
+            outputs.append(self.placeholder(head.classes) if head.lazy else head.compute_logits())
         return tuple(outputs)
 
     def backward(
