@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts.bench.networks import RESIDUAL_CHANNELS, build_theirs
+from scripts.bench.networks import RESIDUAL_CHANNELS, build_theirs, list_ours
 from scripts.bench.results import make_parser, run_in_new_process, write_results
-from scripts.bench.step import FITTED, SGD, Factory, build_cuda_step, build_ours, to_mib
+from scripts.bench.step import FITTED, SGD, Factory, build_cuda_step, to_mib
 from unet3d.loss.deep_supervision import resize_labels
 from unet3d.loss.overlap import DiceCE
 from unet3d.memory.any_network import enable_foreach
@@ -32,10 +32,6 @@ from unet3d.memory.estimate import estimate_step
 from unet3d.memory.traced_step import TracedStep
 
 SIZE, CLASSES, TIMED = [128, 128, 128], (2, 16, 50, 118, 250), (40, 118)
-OURS: dict[str, Any] = {
-    **{"norm": "instance", "activation": "leaky_relu", "upsampling": "transposed"},
-    "deep_supervision": True,
-}
 
 
 class NnUNetLoss(nn.Module):
@@ -90,6 +86,8 @@ def list_steps(classes: int) -> dict[str, tuple[Factory, Any]]:
     dynunet = partial(DynUNet, 3, 1, classes, kernels, strides, strides[1:], filters=c)
     monai_loss = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
 
+    ours = list_ours(c, num_classes=classes, deep_supervision=True)
+
     def take_head(network: Any) -> nn.Module:
         heads = network.decoder.seg_layers
         loss, heads[-1] = LinearCrossEntropy(heads[-1]), nn.Identity()
@@ -99,10 +97,7 @@ def list_steps(classes: int) -> dict[str, tuple[Factory, Any]]:
         "nnU-Net": (partial(build_nnunet, classes, deep=True), lambda _: NnUNetLoss()),
         "MONAI DynUNet": (dynunet, lambda _: CallWithChannel(monai_loss)),
         "linear_cross_entropy": (partial(build_nnunet, classes, deep=False), take_head),
-        **{
-            name: (partial(build_ours, c, name, num_classes=classes, **OURS), lambda _: DiceCE())
-            for name in FITTED[1:]
-        },
+        **{name: (ours[name], lambda _: DiceCE()) for name in FITTED[1:]},
     }
 
 
@@ -133,7 +128,8 @@ def estimate_peak(make: Factory, make_loss: Any) -> int:
 def time_lazy(classes: int, width: int, rounds: int = 5) -> float:
     """Return the time of a step with lazy logits, relative to one with whole logits."""
     torch.set_num_threads(1)
-    model = build_ours([width * n for n in (1, 2, 4, 8)], "fused", num_classes=classes, **OURS)
+    channels = [width * n for n in (1, 2, 4, 8)]
+    model = list_ours(channels, num_classes=classes, deep_supervision=True)["fused"]()
     image, loss = torch.randn(2, 1, 64, 64, 32), DiceCE()
     labels = torch.randint(0, classes, (2, 64, 64, 32)).to(torch.uint8)
 

@@ -58,8 +58,9 @@ def list_residual_networks(
 
 def list_ours(channels: list[int], **options: Any) -> dict[str, Callable[[], nn.Module]]:
     """Return our networks with every strategy, built like those of nnU-Net."""
+    options = {"num_classes": 4} | options
     options |= {"norm": "instance", "activation": "leaky_relu", "upsampling": "transposed"}
-    options |= {"pool": partial(Strided, skip_pool=AvgPool3d), "num_classes": 4}
+    options |= {"pool": partial(Strided, skip_pool=AvgPool3d)}
     names = (PLAIN, *FUSED_STRATEGIES)
     return {name: partial(build_ours, channels, name, **options) for name in names}
 

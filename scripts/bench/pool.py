@@ -30,7 +30,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from scripts.bench.results import ROOT, make_parser, write_results
+from scripts.bench.results import ROOT, follow_memory, make_parser, write_results
 from unet3d.machine import get_cpu_model
 
 BASE = "nn.MaxPool3d"
@@ -163,13 +163,7 @@ def measure_peak(pool: Pool, x: Tensor, grad_output: Tensor) -> int:
         return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         pool(x).backward(grad_output.clone())
-    assert profiler.profiler is not None
-    events = profiler.profiler.kineto_results.events()
-    allocated = peak = 0
-    for _, change in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
-        allocated += change
-        peak = max(peak, allocated)
-    return peak
+    return max(in_use for _, in_use in follow_memory(profiler))
 
 
 def measure(x: Tensor, rounds: int, budget: float) -> dict[str, dict[str, Any]]:

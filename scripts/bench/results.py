@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -51,6 +51,15 @@ def train(words: Sequence[str], folder: Path, threads: int) -> dict[str, Any]:
         with folder.with_suffix(".log").open("a") as log:
             subprocess.run(command, cwd=ROOT, env=environ, check=True, stdout=log, stderr=log)
     return json.loads(report.read_text())
+
+
+def follow_memory(profiler: Any) -> Iterator[tuple[str, int]]:
+    """Yield the name of each event of a profile of a CPU, and the bytes that are in use then."""
+    in_use = 0
+    events = profiler.profiler.kineto_results.events()
+    for event in sorted(events, key=lambda event: (event.start_ns(), event.nbytes())):
+        in_use += event.nbytes() if event.name() == "[memory]" else 0
+        yield event.name(), in_use
 
 
 def read_results(path: Path) -> dict[str, Any]:

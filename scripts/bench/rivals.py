@@ -20,7 +20,12 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from scripts.bench.results import make_parser, run_in_new_process, write_results
+from scripts.bench.results import (
+    follow_memory,
+    make_parser,
+    run_in_new_process,
+    write_results,
+)
 from scripts.bench.step import (
     FITTED,
     FORUM_SIZE,
@@ -168,19 +173,11 @@ def measure(name: str) -> dict[str, Any]:
     time_steps(step, 2)  # compiles, and allocates the optimizer's state
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step.train(PhaseMarker())
-    assert profiler.profiler is not None
-    events = profiler.profiler.kineto_results.events()
-    in_use = peak = saved = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            in_use += event.nbytes()
-            peak = max(peak, in_use)
-        elif event.name() == "backward":
-            saved = in_use
+    memory = list(follow_memory(profiler))
     seconds = [time_steps(step, 1) for _ in range(ROUNDS)]
     return {
-        "saved_mib": to_mib(saved),
-        "peak_mib": to_mib(peak),
+        "saved_mib": to_mib(dict(memory)["backward"]),  # when backward begins
+        "peak_mib": to_mib(max(in_use for _, in_use in memory)),
         "seconds": round(statistics.median(seconds), 3),
     }
 
