@@ -11,7 +11,7 @@ import torch
 from unet3d.commands.export import export
 from unet3d.config.fields import DEVICE_KIND, PRECISION, OptionType
 from unet3d.config.names import announce
-from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix
+from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix, to_label_values
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
 from unet3d.inference import options
@@ -67,7 +67,7 @@ class Segmenter:
             affine: ``(4, 4)`` matrix from voxels to mm, as of nibabel, instead of ``spacing_mm``.
 
         Returns:
-            Labels ``(D, H, W)``, uint8.
+            Labels ``(D, H, W)``, uint8 or uint16, with the values of the training labels.
         """
         array = np.asarray(image)
         channels = array[None] if array.ndim == 3 else array
@@ -80,7 +80,8 @@ class Segmenter:
                 raise UsageError(f"spacing_mm must be three numbers > 0, got {list(spacing_mm)}")
             affine = np.diag([*map(float, spacing_mm), 1.0])
         prepared = self._predictor.prepare_array(channels, np.asarray(affine, np.float64))
-        return self._predictor.segment(prepared)
+        values = self._predictor.ensemble.preprocessing.label_values
+        return to_label_values(self._predictor.segment(prepared), values)
 
     def predict_file(self, image: PathLike | Sequence[PathLike], output: PathLike) -> Path:
         """Segment a scan, and write its labels on the grid of the scan.

@@ -1,9 +1,13 @@
 """Format names, bytes, counts and tables for people to read."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MIB, GIB = 2**20, 2**30
+
+MANY_CLASSES, NUM_WORST = 20, 5
+"""Above as many classes, the scores of so many are shown: the lowest."""
 
 
 def escape_unprintable(text: str, keep: str = "") -> str:
@@ -72,6 +76,19 @@ def join_first(names: Sequence[str], limit: int = 5) -> str:
     )
 
 
+def select_worst(dice: Mapping[str, float]) -> list[str]:
+    """Return the names of all classes or, of many, those of the lowest scores; NaN comes last.
+
+    >>> select_worst({"a": 0.2, "b": 0.1})
+    ['a', 'b']
+    >>> select_worst({str(n): 1 - n / 100 for n in range(30)})
+    ['29', '28', '27', '26', '25']
+    """
+    if len(dice) <= MANY_CLASSES:
+        return list(dice)
+    return sorted(dice, key=lambda name: (math.isnan(dice[name]), dice[name]))[:NUM_WORST]
+
+
 def describe_classes(names: Sequence[str]) -> str:
     """Name the classes, of many only the first.
 
@@ -80,7 +97,7 @@ def describe_classes(names: Sequence[str]) -> str:
     >>> describe_classes([f"bone {n}" for n in range(118)])
     '118 classes: bone 0, bone 1, bone 2, bone 3, bone 4 and 113 more'
     """
-    if len(names) > 20:
+    if len(names) > MANY_CLASSES:
         return f"{len(names)} classes: {join_first(names)}"
     return f"classes {', '.join(names)}"
 

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, TypeGuard, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -14,6 +14,24 @@ if TYPE_CHECKING:
 
 IGNORE_LABEL = 255
 """Label of voxels that losses and metrics skip, whatever value the files use for it."""
+
+MAX_CLASSES = 2**15 - 1
+"""Most classes: labels of more than IGNORE_LABEL classes are int16."""
+
+
+def get_label_dtype(num_classes: int) -> str:
+    """Return the name of the integers that labels are.
+
+    >>> get_label_dtype(255), get_label_dtype(256)
+    ('uint8', 'int16')
+    """
+    return "uint8" if num_classes <= IGNORE_LABEL else "int16"
+
+
+def get_ignore_label(labels: Any) -> int:
+    """Return the label of voxels to skip in an array or a tensor: IGNORE_LABEL, or int16's last."""
+    return MAX_CLASSES if str(labels.dtype).split(".")[-1] == "int16" else IGNORE_LABEL
+
 
 LIGHTNING_PRECISIONS = {
     "32": "32-true",

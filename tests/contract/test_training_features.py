@@ -2,10 +2,12 @@
 
 import json
 
+import nibabel
 import numpy as np
 import pytest
 import torch
 
+from tests.contract.helpers.datasets import make_image, save
 from tests.contract.helpers.pairs import SIZE, draw_label, write_pairs
 from tests.contract.helpers.runs import (
     equal,
@@ -174,6 +176,45 @@ def test_an_average_changes_the_saved_weights_but_not_the_training(train, traine
     losses = [read_curve(folder, "train/loss") for folder in (trained.folder, tmp_path / "run")]
     assert losses[0] == losses[1]
     assert not equal(read_last(tmp_path), read_weights(trained.last))
+
+
+VALUES = [0, *range(17, 17 + 3 * 299, 3)]
+"""Of 300 classes, which a byte cannot hold."""
+
+
+@pytest.mark.parametrize("values", [[0, 17, 1035], VALUES])
+def test_labels_keep_the_values_that_files_have(unet3d, tmp_path, values):
+    for number in range(5):
+        classes = np.random.default_rng(number).integers(0, len(values), (16, 16, 16))
+        labels = np.array(values, np.uint16)[classes]
+        save(tmp_path / "scans" / "images" / f"{number}.nii.gz", make_image(number))
+        save(tmp_path / "scans" / "labels" / f"{number}.nii.gz", labels)
+    names = {value: f"name{value}" for value in [*values, 60_000]}
+    (tmp_path / "table.json").write_text(json.dumps(names))
+    data = ["data=pairs", "data.root=scans", "data.patch_size=[16,16,16]"]
+    found = unet3d("check", *data, f"data.num_classes={len(values)}")
+    assert "set data.label_values=auto" in found.out
+    options = ["data.label_values=table.json", "trainer.max_steps=1", "memory.estimate=false"]
+    small = ["model.width=2", "model.depth=2", "logger=none", "hydra.run.dir=run"]
+    ended = unet3d("train", *data, *options, *small)
+    assert ended.code == 0, ended.err
+    run = tmp_path / "run"
+    content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    assert content["unet3d"]["preprocessing"]["label_values"] == values
+    assert content["unet3d"]["classes"] == [f"name{value}" for value in values]
+    assert not read_report(run)["evaluation"]["errors"]
+    weights = content["state_dict"]
+    bias = next(name for name in weights if name.endswith("heads.0.bias"))
+    weights[bias][-1] += 1000  # all voxels get the last class
+    torch.save(content, run / "checkpoints" / "best.ckpt")
+    predict = ["predict", "checkpoint=run", "input=scans/images", "output=out", "device=cpu"]
+    assert unet3d(*predict).code == 0
+    predicted = nibabel.load(tmp_path / "out" / "0.nii.gz")
+    assert np.unique(predicted.dataobj).tolist() == [values[-1]]
+    references = ["references=scans/labels", "checkpoint=run", "output=scores"]
+    assert unet3d("evaluate", "predictions=out", *references).code == 0
+    scores = json.loads((tmp_path / "scores" / "evaluation.json").read_text())
+    assert scores["per_class"][f"name{values[-1]}"]["dice"]["mean"] > 0
 
 
 # seeds and devices

@@ -31,7 +31,8 @@ def parse(**values):
 
 
 def describe(channels=("MRI",), classes=("background", "a", "b"), **others):
-    return DatasetDescription(channels=channels, classes=classes, **others)
+    description = DatasetDescription(channels=channels, classes=classes, **others)
+    return SimpleNamespace(describe=lambda: description, list_cases=list)
 
 
 def test_the_dataset_says_what_the_settings_leave_open_and_settings_win():
@@ -56,7 +57,11 @@ def test_the_dataset_says_what_the_settings_leave_open_and_settings_win():
             describe(),
             r"data\.normalize must be one value or one for each",
         ),
-        ({}, describe(classes=("background",)), r"data\.num_classes must be 2\.\.255, got 1"),
+        ({}, describe(classes=("background",)), r"data\.num_classes must be 2\.\.32,767, got 1"),
+        ({}, describe(classes=()), "files alone do not define their classes"),
+        ({"label_values": [0, 5]}, describe(), "label_values are 2 classes, .* name 3"),
+        ({"label_values": [0, 5], "regions": {"a": [5]}}, describe(), "cannot be combined with r"),
+        ({"num_classes": 256, "regions": {"a": [5]}}, describe(), "take at most 255 classes"),
         ({}, describe(classes=("background", "a", "a")), "names must be unique, got background, a"),
         ({"regions": {"a": [3]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),
         ({"regions": {"a": [1, 2]}}, describe(), r"data\.regions\.a must .* one label"),

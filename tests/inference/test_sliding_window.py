@@ -11,6 +11,7 @@ from torch.nn.functional import interpolate
 
 from tests.contract.helpers.allocated import AllocatedBytes
 from unet3d.errors import RunError
+from unet3d.inference.heads import MAX_LOGITS, split_heads
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, list_plans
 from unet3d.inference.sliding_window import (
     BackgroundDetector,
@@ -23,6 +24,7 @@ from unet3d.inference.sliding_window import (
     segment,
 )
 from unet3d.inference.window_grid import WindowGrid
+from unet3d.model.unet import UNet3D
 
 CPU = torch.device("cpu")
 PATCH = (8, 10, 8)
@@ -113,6 +115,57 @@ def test_every_axis_order_and_number_of_slabs_gives_the_same_labels(shape, box):
 def test_ensembles_flips_batches_and_regions_give_the_same_labels():
     check_plans(*UP, step=7, networks=2, flips=list_flips([0, 2]), batch_size=5)
     check_plans(*UP, step=7, classes=3, decide=partial(label_regions, labels=[1, 2, 4]))
+
+
+def make_members(classes, count=1):
+    options = {"in_channels": 2, "num_classes": classes, "channels": [3, 4], "depth": 2}
+    members = [UNet3D(**options).eval().requires_grad_(False) for _ in range(count)]
+    for network in members:
+        network.heads[0].weight *= 20  # the bias alone would decide
+    return members
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("level", [None, 0.9])
+def test_summed_features_give_the_labels_and_probabilities_of_summed_logits(monkeypatch, level):
+    monkeypatch.setattr("unet3d.inference.heads.MAX_LOGITS", 9 * 30)
+    image, members = torch.randn(2, *SIZE), make_members(9, count=2)
+    image[:, 8:] -= 9
+    background = level and BackgroundDetector(image, level, outputs=9, overlapping=False)
+    results = []
+    for networks, heads in ((members, []), split_heads(members)):
+        assert len(heads) in (0, 2)
+        labels, scores = np.zeros(UP[1], np.uint8), np.zeros((9, *UP[1]), np.float32)
+        runner = WindowRunner(
+            networks=networks, device=CPU, flips=list_flips([1]), background=background, heads=heads
+        )
+        outputs = [Output(argmax_labels, labels), Output(partial(torch.softmax, dim=0), scores)]
+        skipped = segment(image, runner, list_all_plans(*UP, 9)[-1], outputs)
+        assert (skipped > 0) == (level is not None)
+        results.append((labels, scores))
+    (labels, scores), (own_labels, own_scores) = results
+    np.testing.assert_allclose(own_scores, scores, rtol=0, atol=1e-5)
+    assert (own_labels == labels).mean() > 0.999  # logits that are equal but for rounding
+    assert len(np.unique(labels)) > 1
+
+
+@torch.no_grad()
+def test_a_thousand_classes_take_the_memory_of_few():
+    image, peaks = torch.randn(1, 2, 48, 32, 32), []
+    for classes in (3, 1000):
+        [network] = make_members(classes)
+        with AllocatedBytes() as allocated:
+            SlidingWindow([16, 16, 16])(image, network)
+        peaks.append(allocated.peak)
+    assert peaks[1] < peaks[0] + 3 * 4 * MAX_LOGITS
+    assert 1000 * image[0, 0].nbytes > 4 * peaks[1]
+
+
+@torch.no_grad()
+def test_a_network_whose_head_was_changed_sums_logits():
+    [network] = make_members(9)
+    network.heads[0].register_forward_hook(lambda module, inputs, output: output.flip(1))
+    assert split_heads([network]) == ([network], [])
 
 
 def test_nan_logits_are_an_error():

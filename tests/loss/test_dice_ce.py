@@ -8,7 +8,7 @@ from unet3d.errors import UsageError
 from unet3d.loss import dice_terms
 from unet3d.loss.kernels import cpu
 from unet3d.loss.overlap import DiceCE
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import IGNORE_LABEL, MAX_CLASSES
 
 KINDS = {
     "dice": ({"ce": 0.0}, {"ce": 0.0}),
@@ -141,3 +141,16 @@ def test_labels_of_another_shape_than_the_logits_are_refused(shape):
     """Kernels would read past the end of a smaller batch."""
     with pytest.raises(UsageError, match=r"need labels \(B, D, H, W\) of the same batch, got"):
         DiceCE()(torch.randn(2, 3, 6, 7, 8), torch.zeros(shape, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_labels_of_more_than_255_classes_give_what_bytes_give(monkeypatch, kernel):
+    if not kernel:
+        monkeypatch.setattr(dice_terms, "_has_kernels", lambda *given: False)
+    logits, labels = make_sample(torch.float32)
+    many = torch.where(labels == IGNORE_LABEL, MAX_CLASSES, labels.short())
+    results = [
+        (loss := DiceCE()(logits, given), *torch.autograd.grad(loss, logits))
+        for given in (labels, many)
+    ]
+    assert all(a.equal(b) for a, b in zip(*results, strict=True))

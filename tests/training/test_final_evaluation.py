@@ -13,6 +13,7 @@ from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint
 from unet3d.data.case import Case
 from unet3d.data.preprocessing.cache import CachedVolume
+from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.preprocessing.statistics import Statistics
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor
@@ -69,7 +70,7 @@ def test_the_largest_component_is_kept_where_it_is_found_and_dice_is_not_lower(
     case = Case(name="case", images=(), label=tmp_path / "label.nii.gz")
     statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(8, 8, 8), percentiles=())
     volumes = [CachedVolume(case, tmp_path, (8, 8, 8), frozenset({1}), statistics)]
-    assert choose_postprocessing(volumes, [1], folder) == chosen
+    assert choose_postprocessing(volumes, [1], folder, Preprocessing(num_classes=2)) == chosen
     kept = reference if chosen else prediction
     assert np.array_equal(read_voxels(folder / "case.nii.gz"), kept)
 

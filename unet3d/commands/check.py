@@ -135,7 +135,7 @@ def check_dataset(
 ) -> DatasetCheckResult:
     """Check the configured dataset; `progress` is called with cases checked and in total."""
     layout = build_layout(data)
-    dataset = resolve_dataset(data, layout.describe())
+    dataset = resolve_dataset(data, layout)
     cases = layout.list_cases()
     rule = choose_split(data, cases)
     ram = get_available_bytes(torch.device("cpu"))
@@ -156,6 +156,7 @@ def check_dataset(
         findings += check_voxels(
             cases,
             classes=dataset.classes,
+            label_values=dataset.label_values,
             ignore_labels=dataset.ignore_labels,
             annotations=dataset.annotations,
             ram=ram,

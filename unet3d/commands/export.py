@@ -23,8 +23,9 @@ from unet3d.export import formats
 from unet3d.export.bundle import get_network_path, write_description
 from unet3d.files import add_path_to_errors, read_report
 from unet3d.inference.ensemble import Ensemble, TrainedNetwork, combine_members, load_members
+from unet3d.inference.heads import Network
 from unet3d.inference.networks import get_inference_fn, measure_window_memory
-from unet3d.inference.sliding_window import Network, choose_label_function
+from unet3d.inference.sliding_window import choose_label_function
 from unet3d.machine import Precision
 from unet3d.nnunet.model_folder import load_model_folder, write_model_folder
 from unet3d.report.run_report import make_model_card
@@ -180,7 +181,7 @@ def trace(trained: TrainedNetwork) -> ExportedProgram:
 def describe_pipeline(first: TrainedNetwork, ensemble: Ensemble) -> dict[str, Any]:
     """Return what is needed to segment with networks that predict together, as plain values."""
     preprocessing, regions = ensemble.preprocessing, ensemble.regions
-    labels = list(range(len(ensemble.classes)))
+    labels = list(preprocessing.label_values or range(len(ensemble.classes)))
     if regions is not None:
         labels = get_region_labels(regions, ensemble.region_labels)
     spacing, intensities = preprocessing.spacing_mm, preprocessing.intensities

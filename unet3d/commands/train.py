@@ -94,7 +94,7 @@ def build_training(
 
     # The dataset's channels and classes.
     layout = build_layout(settings.data)
-    dataset = resolve_dataset(settings.data, layout.describe())
+    dataset = resolve_dataset(settings.data, layout)
     step, notes = choose_strategy(settings.step.with_dataset(dataset), precision, device)
     source, is_resumed = settings.init_from, has_checkpoint(folder / "checkpoints")
     if source is not None and not is_resumed:

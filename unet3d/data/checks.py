@@ -260,6 +260,7 @@ def check_voxels(
     cases: Sequence[Case],
     *,
     classes: Sequence[str],
+    label_values: Sequence[int] | None = None,
     ignore_labels: Sequence[int],
     annotations: Annotations | None = None,
     ram: int | None = None,
@@ -268,14 +269,17 @@ def check_voxels(
 ) -> list[Finding]:
     """Return the problems of the voxels, and of unreadable files as `check_headers` does."""
     findings: list[Finding] = []
-    present: set[int] = set()
+    present, values = set[int](), set[int]()
     first_users: dict[bytes, tuple[str, Path]] = {}
 
-    check = partial(check_case_voxels, classes=len(classes), ignore_labels=ignore_labels, ram=ram)
+    known = label_values or range(len(classes))
+    check = partial(check_case_voxels, known=known, ignore_labels=ignore_labels, ram=ram)
     with ThreadPoolExecutor(workers) as pool:
         results = zip(cases, pool.map(check, cases), strict=True)
         for done, (case, (problems, labels, digests)) in enumerate(results, 1):
             findings += problems
+            values |= labels
+            labels = {known.index(value) for value in labels if value in known}
             present |= labels
             if annotations is not None:
                 for problem in annotations.find_contradictions(case.name, labels):
@@ -288,8 +292,13 @@ def check_voxels(
                     advice = "replace it with the correct file, or remove one of the cases"
                     findings.append(Finding(case.name, file, message, advice))
             progress(done, len(cases))
-    for label, name in enumerate(classes):
-        if present and label not in present:
+    if unknown := values.difference(known, ignore_labels):
+        found = join_first([*map(str, sorted(values))], 10)
+        message = f"labels hold the values {found}, of which {len(unknown)} are no classes"
+        advice = "set data.label_values=auto to make every value a class, or name the values"
+        findings.append(Finding(None, None, message, advice, is_hint=True))
+    for label, name in zip(known, classes, strict=True):
+        if present and known.index(label) not in present:
             message = f"class {label} ({name}) occurs in no label"
             advice = "remove it from the classes, or check the numbering of the labels"
             findings.append(Finding(None, None, message, advice))
@@ -297,9 +306,9 @@ def check_voxels(
 
 
 def check_case_voxels(
-    case: Case, classes: int, ignore_labels: Sequence[int], ram: int | None
+    case: Case, known: Sequence[int], ignore_labels: Sequence[int], ram: int | None
 ) -> tuple[list[Finding], set[int], dict[Path, bytes]]:
-    """Return problems of a case, its classes, and digests of its files that are not constant."""
+    """Return problems of a case, its labels, and digests of its files that are not constant."""
     findings: list[Finding] = []
     labels: set[int] = set()
     digests: dict[Path, bytes] = {}
@@ -314,8 +323,8 @@ def check_case_voxels(
             continue
         if file == case.label:
             present = collect_values(volume)
-            labels.update({*range(classes)}.intersection(present.tolist()))
-            problems = check_label_values(present, classes, ignore_labels)
+            labels.update(int(value) for value in present.tolist() if value % 1 == 0)
+            problems = check_label_values(present, known, ignore_labels)
         else:
             problems = check_image_voxels(volume)
         findings.extend(Finding(case.name, file, *problem) for problem in problems)

@@ -49,6 +49,15 @@ ORIENTATION = OptionType(
     "one of L R, one of P A and one of I S, such as RAS",
     lambda value: isinstance(value, str) and sorted(value) in ORIENTATIONS,
 )
+LABEL_VALUES = OptionType(
+    "auto, a file, a list of ints from 0, or a mapping of names to ints",
+    lambda value: (
+        isinstance(value, str)
+        or bool(
+            value and LABELS.accepts(list(value.values() if isinstance(value, dict) else value))
+        )
+    ),
+)
 SPACING = list_of(number("above 0"), "three numbers above 0", length=3)
 BACKGROUND = one_or_list_of(
     OptionType("a number or auto", lambda value: value == "auto" or is_number(value)),
@@ -73,6 +82,7 @@ class DataConfig:
     regions: Annotated[Mapping[str, tuple[int, ...]] | None, REGIONS]  # the labels of each
     region_labels: Annotated[tuple[int, ...] | None, LABELS]  # that predictions have in regions
     ignore_labels: Annotated[tuple[int, ...] | None, IGNORED, "ignore_label"]
+    label_values: Annotated[Any | None, LABEL_VALUES]  # of each class; None: 0, 1, 2, ...
     annotated: Annotated[Any | None, ANNOTATED]  # None: every case annotates all classes
     unannotated_classes: Mapping[int, tuple[int, ...]]  # by label; known once the dataset is
     splits: Path | None

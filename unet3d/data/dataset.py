@@ -10,6 +10,7 @@ from unet3d.data.annotated import Annotations, read_annotations
 from unet3d.data.case import Case, DatasetDescription, DatasetLayout, Finding, InvalidDatasetError
 from unet3d.data.checks import check_headers
 from unet3d.data.config import DataConfig
+from unet3d.data.label_values import read_label_values
 from unet3d.data.layouts.splits import LikelyGroups, find_likely_groups, read_folds, read_groups
 from unet3d.data.preprocessing.cache import CachedVolume, preprocess_all
 from unet3d.data.preprocessing.fingerprint import (
@@ -19,7 +20,7 @@ from unet3d.data.preprocessing.fingerprint import (
 )
 from unet3d.data.preprocessing.pipeline import Preprocessing, choose_background
 from unet3d.errors import UsageError
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import IGNORE_LABEL, MAX_CLASSES
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ class ResolvedDataset(DatasetDescription):
     """The description of a dataset as the settings complete it."""
 
     annotations: Annotations | None = None  # None: every case annotates all classes
+    label_values: tuple[int, ...] | None = None  # of each class in files; None: 0, 1, 2, ...
 
     @property
     def num_outputs(self) -> int:
@@ -46,11 +48,42 @@ def build_layout(data: DataConfig) -> DatasetLayout:
     return data.layout()
 
 
-def resolve_dataset(data: DataConfig, description: DatasetDescription) -> ResolvedDataset:
+def resolve_dataset(data: DataConfig, layout: DatasetLayout) -> ResolvedDataset:
     """Complete the settings by what the dataset says; refuse contradictions."""
+    description = layout.describe()
+    label_values: tuple[int, ...] | None = None
     num_classes, channels = data.num_classes or len(description.classes), description.channels
-    if not 2 <= num_classes <= IGNORE_LABEL:
-        raise UsageError(f"data.num_classes must be 2..{IGNORE_LABEL}, got {num_classes}")
+    names, ignored = description.classes, data.ignore_labels
+    if ignored is None:
+        ignored = description.ignore_labels
+    if data.label_values is not None:
+        if data.regions or description.regions:
+            raise UsageError(
+                "data.label_values cannot be combined with regions, which name labels as files "
+                "have them"
+            )
+        found = read_label_values(data.label_values, layout.list_cases, data.cache, ignored)
+        label_values = tuple(found)
+        if num_classes not in (0, len(label_values)):
+            raise UsageError(
+                f"data.label_values are {len(label_values)} classes, background included, but the "
+                f"settings or the dataset name {num_classes}"
+            )
+        unnamed = names or tuple(f"class_{v}" if v else "background" for v in label_values)
+        num_classes = len(label_values)
+        names = tuple(own or other for own, other in zip(found.values(), unnamed, strict=True))
+    if not num_classes:
+        raise UsageError(
+            "files alone do not define their classes: set data.classes=[background, ...] or "
+            "data.num_classes=, counting the background, or data.label_values=auto"
+        )
+    if not 2 <= num_classes <= MAX_CLASSES:
+        raise UsageError(f"data.num_classes must be 2..{MAX_CLASSES:,}, got {num_classes}")
+    if num_classes > IGNORE_LABEL and (data.annotated or data.regions or description.regions):
+        raise UsageError(
+            f"data.annotated and data.regions take at most {IGNORE_LABEL} classes, got "
+            f"{num_classes}"
+        )
     if data.in_channels not in (None, len(channels)):
         raise UsageError(
             f"data.in_channels={data.in_channels}, but the dataset has {len(channels)}: "
@@ -62,10 +95,9 @@ def resolve_dataset(data: DataConfig, description: DatasetDescription) -> Resolv
                 f"data.{key} must be one value or one for each of the {len(channels)} channels, "
                 f"got {list(values)}"
             )
-    if len(set(description.classes)) < len(description.classes):
-        raise UsageError(f"class names must be unique, got {', '.join(description.classes)}")
-    unnamed = (f"class_{n}" for n in range(len(description.classes), num_classes))
-    classes = (*description.classes, *unnamed)[:num_classes]
+    if len(set(names)) < len(names):
+        raise UsageError(f"class names must be unique, got {', '.join(names)}")
+    classes = (*names, *(f"class_{n}" for n in range(len(names), num_classes)))[:num_classes]
     regions, region_labels = data.regions, data.region_labels
     if regions is None:
         regions = description.regions
@@ -91,8 +123,7 @@ def resolve_dataset(data: DataConfig, description: DatasetDescription) -> Resolv
         if regions is not None:
             raise UsageError("data.annotated cannot be combined with regions of the dataset")
         annotations = read_annotations("data.annotated", data.annotated, classes[1:])
-    ignored = description.ignore_labels if data.ignore_labels is None else data.ignore_labels
-    if any(0 <= label < num_classes for label in ignored):
+    if any(label in (label_values or range(num_classes)) for label in ignored):
         raise UsageError(
             f"data.ignore_label must be outside of the classes 0..{num_classes - 1}, got "
             f"{list(ignored)}"
@@ -104,6 +135,7 @@ def resolve_dataset(data: DataConfig, description: DatasetDescription) -> Resolv
         region_labels=region_labels,
         ignore_labels=ignored,
         annotations=annotations,
+        label_values=label_values,
     )
 
 
@@ -197,6 +229,7 @@ def build_preprocessing(
         normalize=normalize,
         intensities=intensities,
         ignore_labels=dataset.ignore_labels,
+        label_values=dataset.label_values,
     )
 
 

@@ -164,8 +164,13 @@ def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
         trained = load_run(settings.checkpoints[0])["unet3d"]
         known = tuple(map(str, trained.get("classes", ())))
         if listed is None:
-            ignored = trained["preprocessing"].get("ignore_labels", ())
-            names = name_labels(known, trained.get("regions"), ignored)
+            used = trained["preprocessing"]
+            names = name_labels(
+                known,
+                trained.get("regions"),
+                used.get("ignore_labels", ()),
+                used.get("label_values"),
+            )
         elif {*known} == {*listed} and known != listed:
             raise UsageError(f"classes: the checkpoint has them in the order {', '.join(known)}")
     if settings.regions is None:
@@ -177,12 +182,14 @@ def name_labels(
     names: Sequence[str],
     regions: Mapping[str, Sequence[int]] | None = None,
     ignore_labels: Sequence[int] = (),
+    values: Sequence[int] | None = None,
 ) -> LabelNames:
     """Return the classes of labels with these names, background first, or regions instead."""
-    classes = {name: [label] for label, name in enumerate(names) if label > 0}
+    values = values or range(len(names))
+    classes = {name: [label] for label, name in zip(values, names, strict=True) if label > 0}
     return LabelNames(
         classes={name: tuple(labels) for name, labels in (regions or classes).items()},
-        known_labels=frozenset(range(len(names))),
+        known_labels=frozenset(values),
         ignore_labels=tuple(ignore_labels),
     )
 

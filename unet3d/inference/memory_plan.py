@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from math import prod
 
+from unet3d.inference.heads import MAX_LOGITS
 from unet3d.inference.window_grid import Span, WindowGrid, compute_window_starts
 from unet3d.types import Triple
 
@@ -19,8 +20,13 @@ class VolumeToSegment:
     box: Triple  # size of the same region at the file's resolution
     channels: int
     classes: int  # channels of the logits
+    features: int = 0  # channels of all networks that are summed in their place
     window_bytes: int  # what a batch of windows takes on its device, from input to logits
     held_bytes: int  # bytes of RAM in use throughout: the image and the outputs
+
+    @property
+    def summed(self) -> int:
+        return self.features or self.classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +117,11 @@ def _estimate_sums(volume: VolumeToSegment, window_grid: WindowGrid) -> int:
     a, b, c = window_grid.order
     first, last = window_grid.column_span
     size, patch = window_grid.size, window_grid.patch
-    numbers = window_grid.max_active_voxels * (volume.classes + 1) + prod(patch)
+    numbers = window_grid.max_active_voxels * (volume.summed + 1) + prod(patch)
     if size[a] != volume.box[a]:
-        numbers += volume.classes * (last - first) * size[c]
+        numbers += volume.summed * (last - first) * size[c]
     if size[b] != volume.box[b]:
-        numbers += volume.classes * 2 * patch[a] * size[c]
+        numbers += volume.summed * 2 * patch[a] * size[c]
     return FLOAT32_BYTES * numbers
 
 
@@ -124,9 +130,11 @@ def _estimate_temporaries(volume: VolumeToSegment, window_grid: WindowGrid) -> i
     _, b, c = window_grid.order
     size, patch = window_grid.size, window_grid.patch
     rows, columns = (max(stop - start for start, stop in s) for s in window_grid.tile_spans)
-    window = (volume.channels + volume.classes) * prod(patch)
-    part = volume.classes * rows * columns * patch[c]
+    window = (volume.channels + volume.summed) * prod(patch)
+    part = volume.summed * rows * columns * patch[c]
     length = max(size[c], volume.box[c])
     written = -(-columns * volume.box[b] // size[b]) + 1
-    row = volume.classes * (3 * (columns + 1) * size[c] + 5 * written * length)
+    row = volume.summed * (3 * (columns + 1) * size[c] + 5 * written * length)
+    if volume.features:
+        row += 3 * MAX_LOGITS  # logits, their probabilities, and what a decision takes
     return FLOAT32_BYTES * max(window_grid.batch_size * window + 2 * part, row)

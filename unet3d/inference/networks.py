@@ -13,7 +13,7 @@ from unet3d import __version__
 from unet3d.cuda_graphs import CudaGraphs
 from unet3d.errors import DoesNotFitError, UsageError, is_out_of_memory, summarize_error
 from unet3d.export import formats
-from unet3d.inference.sliding_window import Network
+from unet3d.inference.heads import Network
 from unet3d.machine import (
     AUTOCAST_TYPES,
     TRUE_HALF_TYPES,

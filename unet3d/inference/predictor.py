@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from unet3d.data.checks import check_scan_headers
 from unet3d.data.formats.nifti import get_probability_bytes, open_probability_file
@@ -22,6 +23,7 @@ from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
 from unet3d.inference.ensemble import Ensemble
+from unet3d.inference.heads import split_heads
 from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
 from unet3d.inference.networks import measure_window_memory, open_network, record_networks
 from unet3d.inference.sliding_window import (
@@ -35,6 +37,7 @@ from unet3d.inference.sliding_window import (
 from unet3d.inference.window_grid import WindowGrid
 from unet3d.machine import Precision, get_available_bytes, get_free_bytes
 from unet3d.text import MIB, describe_classes, format_bytes, join_first, pluralize
+from unet3d.types import IGNORE_LABEL, get_label_dtype
 
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a case may take."""
@@ -99,11 +102,15 @@ class Predictor:
         self.largest_component_labels = [classes.index(name) for name in chosen]
         self.flips = list_flips(self.flip_axes)
         shape = (self.batch_size, len(ensemble.channels), *ensemble.patch_size)
+        members, self.heads = list(ensemble.networks), list[nn.Conv3d]()
+        if self.backend == "torch":
+            members, self.heads = split_heads(members)
         self.networks = [
             open_network(network, self.backend, self.precision, self.device, shape=shape)
-            for network in ensemble.networks
+            for network in members
         ]
-        self.classes, self.window_bytes = measure_window_memory(self.networks, shape, self.device)
+        outputs, self.window_bytes = measure_window_memory(self.networks, shape, self.device)
+        self.classes = self.heads[0].out_channels if self.heads else outputs
         free = self._get_free_gpu_bytes()
         self.networks = record_networks(self.networks, shape, self.device)
         self.recorded_bytes = free - self._get_free_gpu_bytes()  # for the same windows
@@ -177,7 +184,7 @@ class Predictor:
         ensemble, budget = self.ensemble, self._get_budget(held=scan.image.nbytes)
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
-        held = scan.image.nbytes + voxels + HEAP_ALLOWANCE
+        held = scan.image.nbytes + self._label_bytes * voxels + HEAP_ALLOWANCE
         plan = choose_plan(
             VolumeToSegment(
                 window_grid=WindowGrid(
@@ -189,6 +196,7 @@ class Predictor:
                 box=(d, h, w),
                 channels=len(ensemble.channels),
                 classes=self.classes,
+                features=sum(head.in_channels for head in self.heads),
                 window_bytes=self.window_bytes,
                 held_bytes=held,
             ),
@@ -244,7 +252,8 @@ class Predictor:
                 del array
             labels = self.segment(prepared, on_windows=on_windows, log=log, more=more)
             del more  # and with it the mapping of the file, which Windows would not move
-        return partial(write_labels, task.labels, labels, task.scan.files[0], self.ensemble.classes)
+        classes, values = self.ensemble.classes, self.ensemble.preprocessing.label_values
+        return partial(write_labels, task.labels, labels, task.scan.files[0], classes, values)
 
     def segment(
         self,
@@ -254,8 +263,9 @@ class Predictor:
         log: Callable[[str], None] = lambda message: None,
         more: Sequence[Output] = (),
     ) -> np.ndarray:
-        """Return the labels of a scan in the grid of its file, uint8; fill `more` outputs."""
-        labels, regions = np.zeros(prepared.scan.grid.file_shape, np.uint8), self.ensemble.regions
+        """Return the classes of a scan in the grid of its file; fill `more` outputs."""
+        dtype, regions = get_label_dtype(len(self.ensemble.classes)), self.ensemble.regions
+        labels = np.zeros(prepared.scan.grid.file_shape, dtype)
         decide = choose_label_function(regions, self.ensemble.region_labels)
         outputs = [Output(decide, prepared.scan.grid.crop(labels)), *more]
         image, level, background = torch.from_numpy(prepared.scan.image), self.skip_background, None
@@ -270,6 +280,7 @@ class Predictor:
             flips=self.flips,
             background=background,
             on_windows=on_windows,
+            heads=self.heads,
         )
         if num_skipped := segment(image, runner, prepared.plan, outputs):
             log(f"{prepared.name}: skipped {num_skipped} of {prepared.plan.windows} windows")
@@ -296,6 +307,12 @@ class Predictor:
                 f"needs at least {describe_cost(plan)}; {format_bytes(budget.ram_bytes)} are "
                 f"available: {self._ram_advice}"
             )
+
+    @property
+    def _label_bytes(self) -> int:
+        """Return the bytes of a voxel's label, in memory and as it is written."""
+        values = self.ensemble.preprocessing.label_values
+        return (1 if self.classes <= IGNORE_LABEL else 4) + (2 if values else 0)
 
     @property
     def _ram_advice(self) -> str:

@@ -12,11 +12,12 @@ from itertools import compress, permutations, product
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from unet3d.data.dataset import get_region_labels
 from unet3d.errors import RunError
+from unet3d.inference.heads import Network, SummedHead, iter_logits, split_heads
 from unet3d.inference.memory_plan import InferencePlan, Slab
 from unet3d.inference.window_grid import (
     OutputTile,
@@ -25,9 +26,7 @@ from unet3d.inference.window_grid import (
     WindowGrid,
     make_gaussian_importance,
 )
-
-Network = Callable[[Tensor], Tensor]
-"""(B, C, D, H, W) -> logits (B, K, D, H, W)."""
+from unet3d.types import get_label_dtype
 
 LabelFunction = Callable[[Tensor], Tensor]
 """Logits (K, ...) -> labels (...), or another output such as probabilities (K, ...)."""
@@ -49,8 +48,9 @@ BACKGROUND_LOGIT = 10.0
 
 
 def argmax_labels(logits: Tensor) -> Tensor:
-    """Return the class of each voxel, uint8; of equal logits, the first."""
-    return logits.max(0).indices.to(torch.uint8)  # argmax takes ten times as long on a CPU
+    """Return the class of each voxel; of equal logits, the first."""
+    dtype = getattr(torch, get_label_dtype(len(logits)))
+    return logits.max(0).indices.to(dtype)  # argmax takes ten times as long on a CPU
 
 
 def label_regions(logits: Tensor, labels: Sequence[int]) -> Tensor:
@@ -81,7 +81,7 @@ class SlidingWindow:
     decide: LabelFunction = argmax_labels
 
     def __call__(self, image: Tensor, network: Network, observe: Observer | None = None) -> Tensor:
-        """(B, C, D, H, W) -> labels (B, D, H, W), uint8; `observe` gets each part's logits."""
+        """(B, C, D, H, W) -> labels (B, D, H, W); `observe` gets each part's logits."""
         return torch.stack([self._segment(volume, network, observe) for volume in image])
 
     def _segment(self, image: Tensor, network: Network, observe: Observer | None) -> Tensor:
@@ -91,16 +91,23 @@ class SlidingWindow:
         )
         schedules = [replace(windows, order=(a, b, c)) for a, b, c in permutations(range(3))]
         window_grid = min(schedules, key=lambda s: s.max_active_voxels)
-        labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
+        networks, heads = split_heads([network])
+        runner = WindowRunner(networks=networks, device=image.device, heads=heads)
+        head, labels = runner.make_head(image.device), list[Tensor]()
 
-        def write_tile(tile: OutputTile, logits: Tensor) -> None:
-            labels[tuple(slice(*span) for span in tile.box)] = self.decide(logits)
-            if observe is not None:
-                observe(tile.box, logits)
+        def write_tile(tile: OutputTile, values: Tensor) -> None:
+            for part, logits in iter_logits(values, head):
+                pairs = zip(tile.box, part, strict=True)
+                box = [(first + s.start, first + s.stop) for (first, _), s in pairs]
+                decided, target = self.decide(logits), tuple(slice(*span) for span in box)
+                if not labels:
+                    labels.append(decided.new_empty((d, h, w)))
+                labels[0][target] = decided
+                if observe is not None:
+                    observe(box, logits)
 
-        runner = WindowRunner(networks=[network], device=image.device)
         runner.run(image, window_grid, write_tile, image.device)
-        return labels
+        return labels[0]
 
 
 def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
@@ -138,17 +145,24 @@ class BackgroundDetector:
 
 
 class Accumulator:
-    """Weighted sums of logits for the active tiles; the last channel is the sum of the weights."""
+    """Weighted sums of logits for the active tiles; the last channel is the sum of the weights.
+
+    With a `head`, features are in the place of logits.
+    """
 
     def __init__(
-        self, window_grid: WindowGrid, device: torch.device, background: BackgroundDetector | None
+        self,
+        window_grid: WindowGrid,
+        device: torch.device,
+        background: BackgroundDetector | None,
+        head: SummedHead | None,
     ):
-        self.window_grid, self.background = window_grid, background
+        self.window_grid, self.background, self.head = window_grid, background, head
         self.weights = torch.from_numpy(make_gaussian_importance(window_grid.patch)).to(device)
         self.active: dict[OutputTile, Tensor] = {}
 
-    def add(self, window: Triple, logits: Tensor, flips: Sequence[int]) -> None:
-        """Add the logits (K, D, H, W) of a window that was flipped along some axes."""
+    def add(self, window: Triple, logits: Tensor, flips: Sequence[int], member: int) -> None:
+        """Add a member's logits (K, D, H, W) of a window that was flipped along some axes."""
         flip_dims = [axis + 1 for axis in flips]
         for tile in self.window_grid.find_tiles_under(window):
             sums = self.active.get(tile)
@@ -165,7 +179,8 @@ class Accumulator:
             values = logits[(slice(None), *source)].float()
             weights = self.weights[tuple(inside)]
             part = sums[(slice(None), *target)]
-            part[:-1].addcmul_(values.flip(flip_dims) if flip_dims else values, weights)
+            sums = part[:-1] if self.head is None else part[self.head.channels[member]]
+            sums.addcmul_(values.flip(flip_dims) if flip_dims else values, weights)
             part[-1] += weights
 
     def finalize(self, tile: OutputTile) -> Tensor:
@@ -176,15 +191,22 @@ class Accumulator:
             sums = self._make_sums(tile, len(self.background.logits))
         logits, weights = sums[:-1], sums[-1]
         logits /= weights
-        if self.background is not None and torch.any(uncovered := weights == 0):
-            for output, value in zip(logits, self.background.logits, strict=True):
-                output.masked_fill_(uncovered, value)
+        if self.background is None:
+            return logits
+        uncovered = weights == 0
+        if self.head is not None:
+            logits.masked_fill_(uncovered, 0)
+            weights.copy_(uncovered)  # what the head takes as a channel
+            return sums
+        for output, value in zip(logits, self.background.logits, strict=True):
+            output.masked_fill_(uncovered, value)
         return logits
 
-    def _make_sums(self, tile: OutputTile, classes: int) -> Tensor:
+    def _make_sums(self, tile: OutputTile, outputs: int) -> Tensor:
         shape = [stop - start for start, stop in tile.box]
+        outputs = outputs if self.head is None else self.head.inputs
         # In float32 also where pure half precision has made half the default dtype.
-        return torch.zeros(classes + 1, *shape, dtype=torch.float32, device=self.weights.device)
+        return torch.zeros(outputs + 1, *shape, dtype=torch.float32, device=self.weights.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +221,12 @@ class WindowRunner:
     flips: Sequence[Sequence[int]] = ((),)
     background: BackgroundDetector | None = None
     on_windows: Callable[[int], None] = lambda count: None
+    heads: Sequence[nn.Conv3d] = ()  # of networks that return features
+
+    def make_head(self, device: torch.device) -> SummedHead | None:
+        """Return what makes logits of the tiles' features; None: they are logits."""
+        background = None if self.background is None else self.background.logits
+        return SummedHead(self.heads, device, background) if self.heads else None
 
     def run(
         self,
@@ -209,11 +237,13 @@ class WindowRunner:
     ) -> int:
         """Call `on_tile` with each tile and its mean logits (K, D, H, W) over networks and flips.
 
+        With heads, it gets what `make_head` makes logits of.
+
         `image` is (C, D, H, W). Return the number of windows that are not computed: a voxel has the
         mean of the others.
         """
         background = self.background
-        sums = Accumulator(window_grid, sum_device, background)
+        sums = Accumulator(window_grid, sum_device, background, self.make_head(sum_device))
         tiles, num_skipped = deque(window_grid.tiles), 0
         for begin in range(0, len(window_grid.windows), window_grid.batch_size):
             scheduled = window_grid.windows[begin : begin + window_grid.batch_size]
@@ -229,10 +259,10 @@ class WindowRunner:
             if windows:
                 batch = torch.stack(parts).to(self.device)
                 del parts
-                for network, axes in product(self.networks, self.flips):
+                for (member, network), axes in product(enumerate(self.networks), self.flips):
                     logits = network(batch.flip([axis + 2 for axis in axes])).to(sum_device)
                     for index, window in enumerate(windows):
-                        sums.add(window, logits[index], axes)
+                        sums.add(window, logits[index], axes, member)
                     del logits  # before the network computes the next ones
             self.on_windows(len(scheduled))
             while tiles and tiles[0].last < begin + len(scheduled):
@@ -284,8 +314,14 @@ class LabelWriter:
     Tiles before the slab's columns only serve interpolation.
     """
 
-    def __init__(self, outputs: Sequence[Output], slab: Slab, device: torch.device):
-        window_grid = slab.window_grid
+    def __init__(
+        self,
+        outputs: Sequence[Output],
+        slab: Slab,
+        device: torch.device,
+        head: SummedHead | None = None,
+    ):
+        window_grid, self.head = slab.window_grid, head
         self.order, self.columns = window_grid.order, slab.columns
         box = outputs[0].target.shape[-3:]
         self.axes = [
@@ -326,9 +362,10 @@ class LabelWriter:
                 row = row.lerp(get_row(int(rows.above[n])), float(rows.fraction[n]))
             row = columns.interpolate(row, 1, ready, tile.columns[0] - (left is not None))
             row = lengthwise.interpolate(row, 2, range(len(lengthwise.above)), 0)
-            for output in self.outputs:
-                target = output.target[..., n, ready.start : ready.stop, :]
-                target[...] = output.decide(row).cpu().numpy()
+            for part, values in iter_logits(row, self.head):
+                for output in self.outputs:
+                    target = output.target[..., n, ready.start : ready.stop, :]
+                    target[(..., *part)] = output.decide(values).cpu().numpy()
         if not columns.is_identity and tile.columns[1] < self.columns[1]:
             above = [] if upper is None else [upper[:, None, -1]]
             self.last_columns[tile.rows] = torch.cat([*above, tiled[:, :, -1]], 1)
@@ -343,6 +380,6 @@ def segment(
     num_skipped = 0
     sum_device = torch.device("cpu") if plan.sums_in_ram else runner.device
     for slab in plan.slabs:
-        writer = LabelWriter(outputs, slab, sum_device)
+        writer = LabelWriter(outputs, slab, sum_device, runner.make_head(sum_device))
         num_skipped += runner.run(image, slab.window_grid, writer.write, sum_device)
     return num_skipped

@@ -16,7 +16,7 @@ from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError, summarize_error
 from unet3d.loss.deep_supervision import average_levels, split_levels
 from unet3d.loss.partial_labels import PartialLabels
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import get_ignore_label
 
 CERTAIN_LOGIT = 30.0
 """Logit of the right class where a label is ignored: its cross-entropy is below 1e-25."""
@@ -110,7 +110,7 @@ class AdaptedLoss(nn.Module):
 
     def _compute_one(self, logits: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(logits.device.type, enabled=False):
-            ignored = labels == IGNORE_LABEL
+            ignored = labels == get_ignore_label(labels)
             labels = labels.long().masked_fill(ignored, 0)
             certain = logits.new_full(
                 (logits.shape[1], 1, 1, 1), -CERTAIN_LOGIT, dtype=torch.float32

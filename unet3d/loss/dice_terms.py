@@ -21,7 +21,7 @@ from unet3d.lazy_logits import LazyLogits
 from unet3d.loss.deep_supervision import Level, Logits
 from unet3d.loss.kernels import cpu, cuda, make_dense
 from unet3d.triton_kernels import KERNEL_TYPES, runs_triton
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import get_ignore_label
 
 CHUNK_ELEMENTS = 2**18
 """Logits of one volume that are in float32 at once: 1 MiB for each of a few temporaries."""
@@ -305,7 +305,8 @@ def _has_kernels(
     """Return whether kernels take these tensors; those of a CPU, only plain cross-entropy."""
     if get_device_type(logits) == "cuda":
         return kind.topk is None and runs_triton(logits, "loss")
-    is_plain = table is None and kind == PLAIN_CROSS_ENTROPY and labels.dtype == torch.uint8
+    is_plain = table is None and kind == PLAIN_CROSS_ENTROPY
+    is_plain &= labels.dtype in (torch.uint8, torch.int16)
     return is_plain and logits.dtype in KERNEL_TYPES and get_device_type(logits) == "cpu"
 
 
@@ -327,7 +328,7 @@ def _get_chunk(
         is_class = y[:, None] == classes[:, None, None, None]
     else:
         is_class = table[:, y.long()].movedim(0, 1)
-    return x, is_class, (y != IGNORE_LABEL)[:, None]
+    return x, is_class, (y != get_ignore_label(y))[:, None]
 
 
 def _get_log_q(log_p: Tensor, is_class: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from unet3d.custom_ops import upcast
 from unet3d.lazy_logits import LazyLogits
 from unet3d.loss.deep_supervision import Logits, split_levels
 from unet3d.loss.dice_terms import iter_chunks
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import IGNORE_LABEL, get_ignore_label
 
 ABSENT_LOGIT = -1e4
 """Logit of a class that the loss does not see; fp16 has it, and its probability is 0."""
@@ -47,7 +47,7 @@ class PartialLabels(nn.Module):
     def forward(self, logits: Logits | Sequence[Logits], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
         merged = [merge_unknown(*level, self.table) for level in split_levels(logits, labels)]
-        is_unknown = (labels >= self.first) & (labels != IGNORE_LABEL)
+        is_unknown = (labels >= self.first) & (labels != get_ignore_label(labels))
         return self.loss(merged, labels.masked_fill(is_unknown, 0))
 
 

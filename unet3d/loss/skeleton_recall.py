@@ -9,7 +9,7 @@ from unet3d.errors import UsageError
 from unet3d.loss.deep_supervision import Level
 from unet3d.loss.dice_terms import sum_classes
 from unet3d.loss.overlap import DiceCE, Regions
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import get_ignore_label
 
 SPACE = (-3, -2, -1)
 
@@ -60,10 +60,11 @@ class SkeletonRecall(DiceCE):
     @torch.no_grad()
     def keep_tube(self, labels: Tensor) -> Tensor:
         """Return labels (B, D, H, W) that are ignored outside the tube."""
-        tube = skeletonize((labels != 0) & (labels != IGNORE_LABEL), self.iterations)
+        ignored = get_ignore_label(labels)
+        tube = skeletonize((labels != 0) & (labels != ignored), self.iterations)
         for _ in range(self.dilations):
             tube = dilate(tube)
-        return torch.where(tube, labels, IGNORE_LABEL)
+        return torch.where(tube, labels, ignored)
 
 
 def dilate(mask: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.checkpointing.offload import OffloadActivations
+from unet3d.inference.heads import split_heads
 from unet3d.machine import Precision
 from unet3d.memory.fake_tensors import SmallRangeMode, copy_as_fake, enable_foreach
 from unet3d.step.build import build_network
@@ -36,6 +37,11 @@ class SkipSmallerWindows:
         logits = self.model(windows)
         self.peaks[size], self.logits[size] = live_bytes, (logits.shape, logits.dtype)
         return logits
+
+    def split_head(self) -> tuple[Any, nn.Conv3d | None]:
+        """Split the head off the network, if that can be done."""
+        [features], heads = split_heads([self.model])
+        return SkipSmallerWindows(features, self.trace), heads[0] if heads else None
 
 
 @dataclass(eq=False, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unet3d.errors import UsageError
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import get_ignore_label
 
 
 class CalibrationError:
@@ -38,7 +38,7 @@ class CalibrationError:
             known = labels < len(logits)
             self._add(confidence, predicted == labels, known & ((predicted > 0) | (labels > 0)))
             return
-        known = labels != IGNORE_LABEL
+        known = labels != get_ignore_label(labels)
         for x, region in zip(logits, self.regions, strict=True):
             is_region = torch.isin(labels, torch.tensor(region, device=labels.device))
             predicted = x > 0

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from unet3d.metric.scores import ClassMetric, LogitMetric, score_case
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import get_ignore_label
 
 MAX_POINTS = 1_000_000
 """Surface voxels of a class, above which it is not scored.
@@ -66,7 +66,7 @@ class CaseMetricAccumulator:
                 labels.cpu().numpy(),
                 spacing_mm=self.spacing_mm[case],
                 classes=self.scored_classes,
-                ignore_labels=[IGNORE_LABEL],
+                ignore_labels=[get_ignore_label(labels)],
                 max_points=self.max_points,
                 metrics=self.class_metrics,
             )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import get_ignore_label
 
 CHUNK = 2**18  # voxels whose pairs of labels are in memory at once, as ints of 8 bytes
 
@@ -20,7 +20,7 @@ def compute_confusion(prediction: Tensor, labels: Tensor, num_classes: int) -> T
     counts = torch.zeros(num_classes**2, dtype=torch.long, device=labels.device)
     parts = (volume.flatten().split(CHUNK) for volume in (prediction, labels))
     for predicted, reference in zip(*parts, strict=True):
-        valid = reference != IGNORE_LABEL
+        valid = reference != get_ignore_label(reference)
         pairs = reference[valid].long() * num_classes + predicted[valid].long()
         counts += torch.bincount(pairs, minlength=num_classes**2)
     return counts.view(num_classes, num_classes)
@@ -55,21 +55,26 @@ class Dice:
         self.reset()
 
     def reset(self) -> None:
-        self.cases: list[Tensor] = []  # the confusion matrix (K, K) of each volume
+        self.cases: list[Tensor] = []  # (3, R): voxels of both, of the reference, of the prediction
 
     def update(self, prediction: Tensor, labels: Tensor) -> None:
         """Add predicted and reference labels, both (B, D, H, W)."""
         for p, t in zip(prediction, labels, strict=True):
-            self.cases.append(compute_confusion(p, t, self.num_classes).cpu())
+            counts = compute_confusion(p, t, self.num_classes).cpu()
+            rows = [
+                torch.stack([counts[c][:, c].sum(), counts[c].sum(), counts[:, c].sum()])
+                for c in self.scored_classes.values()
+            ]
+            self.cases.append(torch.stack(rows, 1))
 
     def compute(self) -> dict[str, float]:
         """Return `dice` and `iou` (means over the classes), `dice/<class>` and `iou/<class>`."""
-        counts = torch.stack(self.cases).double()  # (volumes, K, K)
+        counts = torch.stack(self.cases).double()  # (volumes, 3, R)
         per_class: dict[str, Tensor] = {}
-        for name, labels in self.scored_classes.items():
-            reference, prediction = counts[:, labels], counts[:, :, labels]
-            overlap = reference[:, :, labels].sum((1, 2))
-            total = reference.sum((1, 2)) + prediction.sum((1, 2))
+        for name, (overlap, reference, prediction) in zip(
+            self.scored_classes, counts.movedim(0, -1).unbind(1), strict=True
+        ):
+            total = reference + prediction
             per_class[f"dice/{name}"] = (2 * overlap / total).nanmean()  # 0 / 0 is NaN
             per_class[f"iou/{name}"] = (overlap / (total - overlap)).nanmean()
         values = list(per_class.values())
@@ -81,8 +86,8 @@ class Dice:
 
     def voxels(self) -> dict[str, tuple[int, int]]:
         """Return each class's number of reference and predicted voxels over all volumes."""
-        counts = sum(self.cases, torch.zeros(self.num_classes, self.num_classes).long())
+        counts = sum(self.cases, torch.zeros(3, len(self.scored_classes)).long())
         return {
-            name: (int(counts[labels].sum()), int(counts[:, labels].sum()))
-            for name, labels in self.scored_classes.items()
+            name: (int(reference), int(prediction))
+            for name, (_, reference, prediction) in zip(self.scored_classes, counts.T, strict=True)
         }

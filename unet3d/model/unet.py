@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import partial
 from math import prod
 from typing import Any, cast
@@ -22,7 +23,7 @@ from unet3d.model.blocks import (
 )
 from unet3d.model.fused.decoder import FusedDecoderLevel
 from unet3d.model.fused.encoder import ConvEncoderLevel, ResidualEncoderLevel, make_input_map
-from unet3d.model.fused.support import find_unsupported
+from unet3d.model.fused.support import find_hook, find_unsupported
 from unet3d.pool.replace import get_pooling
 from unet3d.types import LevelPolicy, PoolFactory, Retention, Size, Triple
 
@@ -215,6 +216,23 @@ class UNet3D(nn.Module):
         yield from enumerate(self.encoder)
         for n, module in enumerate(self.decoder):
             yield len(self.decoder) - 1 - n, module
+
+    def split_head(self) -> tuple[nn.Module, nn.Conv3d | None]:
+        """Return the network with its last features as output, and the head of these.
+
+        Both share the weights of this network. The head is None where it is not a plain one.
+        """
+        head = self.heads[0]
+        if type(head) is not nn.Conv3d or head.kernel_size != (1, 1, 1) or find_hook(head):
+            return self, None
+        channels, weight = head.in_channels, head.weight
+        identity = nn.Conv3d(
+            channels, channels, 1, bias=False, device=weight.device, dtype=weight.dtype
+        ).requires_grad_(False)
+        nn.init.dirac_(identity.weight)
+        body = copy(self)
+        body._modules = self._modules | {"heads": nn.ModuleList([identity])}
+        return body, head
 
     def list_heads(self) -> list[nn.Module]:
         """Return the heads, finest first."""

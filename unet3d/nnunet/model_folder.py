@@ -16,7 +16,7 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError
 from unet3d.files import read_json
 from unet3d.inference.ensemble import TrainedNetwork
-from unet3d.inference.sliding_window import Network
+from unet3d.inference.heads import Network
 from unet3d.model.foreign_weights import describe_architecture, permute_axes, to_nnunet_weights
 
 CONFIGURATION = "3d_fullres"
@@ -49,6 +49,8 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
     files = "files in any orientation"
     if preprocessing.orientation != "RAS":
         files = f"files stored in {preprocessing.orientation} orientation (others are not checked)"
+    if preprocessing.label_values is not None:
+        files += "; its predictions number the classes 0, 1, 2, ..."
     return f"nnU-Net 2.8 model folder for {files}"
 
 

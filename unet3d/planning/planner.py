@@ -96,13 +96,14 @@ def inspect_dataset(
 ) -> DatasetFingerprint:
     """Read every usable case, or its cached fingerprint."""
     layout = build_layout(data)
-    facts = resolve_dataset(data, layout.describe())
+    facts = resolve_dataset(data, layout)
     usable = ValidCases(data, layout, facts.channels)
     chosen = data.background
     background = chosen if is_overridden("data.background") else choose_background(facts.channels)
     fingerprints = usable.run_on_valid_cases(
         lambda cases: fingerprint_dataset(cases, data.orientation, data.cache, background)
     )
+    fingerprints = [fingerprint.with_classes(facts.label_values) for fingerprint in fingerprints]
     notes, group_by, too_few = [], None, None
     if fold is not None:  # keep the scans of a patient in one fold, if there are enough for folds
         cases = layout.list_cases()

@@ -25,7 +25,7 @@ from unet3d.report.volumes import (
     make_class_map,
     to_bytes,
 )
-from unet3d.text import escape_mathtext, pluralize
+from unet3d.text import MANY_CLASSES, escape_mathtext, pluralize, select_worst
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,11 +69,14 @@ def make_score_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
     heads = [SCORE_LABELS.get(score, score) for score in others]
     rows = [("", "Dice [95 %]", *heads, "cases", "absent from one")]
-    for name, means in result["per_class"].items():
+    per_class = result["per_class"]
+    for name in select_worst({name: means["dice"]["mean"] for name, means in per_class.items()}):
+        means = per_class[name]
         counts = means["dice"]["cases"], means["absent_from_one"]
         rows.append((name, *format_means(means), *map(str, counts)))
-    if len(result["per_class"]) > 1:
-        rows.append(("mean", *format_means(result["mean"]), "", ""))
+    if len(per_class) > 1:
+        of = f" of {len(per_class)} (the worst are above)" if len(per_class) > MANY_CLASSES else ""
+        rows.append((f"mean{of}", *format_means(result["mean"]), "", ""))
     return rows
 
 
@@ -92,8 +95,12 @@ def describe_roles(roles: Mapping[str, Sequence[str]] | None) -> str:
 
 
 def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
-    """Draw box plots of Dice and HD95 per class (name -> labels), with every case as a dot."""
-    figure = make_figure(11, 1.6 + 0.45 * len(classes))
+    """Draw box plots of Dice and HD95 per class (name -> labels), with every case as a dot.
+
+    Of many classes, draw histograms of their means.
+    """
+    is_histogram = len(classes) > MANY_CLASSES
+    figure = make_figure(11, 3 if is_histogram else 1.6 + 0.45 * len(classes))
     colors = get_class_colors(classes)
     jitter = np.random.default_rng(0)
     box = {"orientation": "horizontal", "widths": 0.6, "showfliers": False, "patch_artist": True}
@@ -101,6 +108,7 @@ def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
     labels = {"dice": "Dice", "hd95_mm": "HD95 (mm), cases with the class in both"}
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (score, label) in zip(panels, labels.items(), strict=True):
+        means = []
         for row, name in enumerate(classes):
             scored = [case[name] for case in cases.values() if not math.isnan(case[name]["dice"])]
             if score == "hd95_mm":
@@ -109,16 +117,25 @@ def plot_scores(cases: Cases, classes: Mapping[str, Sequence[int]]) -> "Figure":
             if not scored:
                 continue
             values = np.array([s[score] for s in scored])
+            means.append(np.nanmean(values))
+            if is_histogram:
+                continue
             fill = {"facecolor": (colors[name], 0.6)}
             axes.boxplot(values, positions=[row], boxprops=fill, **box)
             heights = row + jitter.uniform(-0.2, 0.2, len(values))
             # In a page thousands of dots are a picture, which is gray on light and dark.
             dots = {"s": 9, "color": "#667085", "linewidth": 0, "rasterized": True}
             axes.scatter(values, heights, alpha=0.6, zorder=3, **dots)
+        axes.set_axisbelow(True)
+        if is_histogram:
+            span = (0, 1) if score == "dice" else None
+            axes.hist(means, bins=20, range=span, color=next(iter(colors.values())))
+            axes.set(xlabel=f"mean {label}", ylabel="classes")
+            axes.grid(axis="y", alpha=0.3)
+            continue
         axes.set_yticks(range(len(classes)), [escape_mathtext(name) for name in classes])
         axes.set(xlabel=label, ylim=(len(classes) - 0.5, -0.5))
         axes.grid(axis="x", alpha=0.3)
-        axes.set_axisbelow(True)
     figure.suptitle(pluralize(len(cases), "case"))
     return figure
 
@@ -164,6 +181,8 @@ def make_scores(result: Mapping[str, Any]) -> dict[str, Any] | None:
     if not result["per_class"]:
         return None
     colors = get_class_colors(result["classes"])
+    dice = {name: scores["dice"]["mean"] for name, scores in result["per_class"].items()}
+    colors = {name: colors[name] for name in select_worst(dice)}
     rows: list[dict[str, Any]] = [
         {
             "name": name,
@@ -178,8 +197,12 @@ def make_scores(result: Mapping[str, Any]) -> dict[str, Any] | None:
     resampled = f", resampled over {pluralize(groups, 'group')} of cases" if groups else ""
     return {
         "figure": to_svg(plot_scores(result["cases"], result["classes"])),
-        "note": "A dot is a case, a box the middle half of them. In brackets: the 95% bootstrap "
-        f"interval of the mean over cases{resampled}.",
+        "note": (
+            "Of all classes, evaluation.csv has the scores. "
+            if len(dice) > MANY_CLASSES
+            else "A dot is a case, a box the middle half of them. "
+        )
+        + f"In brackets: the 95% bootstrap interval of the mean over cases{resampled}.",
         "by_class": make_score_rows(result),
         "colors": colors,
         "cases": rows[:shown],

@@ -19,7 +19,7 @@ from unet3d.report.charts import ACCENT, Line, Points, draw_chart
 from unet3d.report.evaluation import make_score_cards, make_scores
 from unet3d.report.page import format_score, render_page
 from unet3d.report.slices import get_class_colors, get_palette
-from unet3d.text import MIB, format_bytes, format_columns, format_time, pluralize
+from unet3d.text import MIB, format_bytes, format_columns, format_time, pluralize, select_worst
 
 PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
 
@@ -122,23 +122,26 @@ def make_dice_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List the scores of the best checkpoint, or else the Dice of the last validation."""
     evaluation = report.get("evaluation")
     if not evaluation:
+        metrics, prefix = report["metrics"], "val/dice/"
+        dice = {n.removeprefix(prefix): v for n, v in metrics.items() if n.startswith(prefix)}
+        shown = {"mean": metrics["val/dice"]} if "val/dice" in metrics else {}
+        shown |= {name: dice[name] for name in select_worst(dice)}
         return [
-            (
-                "Dice, mean" if name == "val/dice" else f"Dice, {name.removeprefix('val/dice/')}",
-                "class absent" if math.isnan(value) else f"{value:.4f}",
-            )
-            for name, value in report["metrics"].items()
-            if name.startswith("val/dice")
+            (f"Dice, {name}", "class absent" if math.isnan(value) else f"{value:.4f}")
+            for name, value in shown.items()
         ]
     if not evaluation["per_class"]:
         return [("Dice", "no validation case could be evaluated")]
-    rows = []
-    for name, scores in {"mean": evaluation["mean"], **evaluation["per_class"]}.items():
+    rows, per_class = [], evaluation["per_class"]
+    worst = select_worst({name: scores["dice"]["mean"] for name, scores in per_class.items()})
+    for name, scores in {"mean": evaluation["mean"], **{n: per_class[n] for n in worst}}.items():
         dice, hd95, surface = (scores[s]["mean"] for s in ("dice", "hd95_mm", "surface_dice"))
         text = f"{dice:.4f}, HD95 {format_score(hd95, 2)} mm, surface Dice {surface:.4f}"
         # The cases that are scored have chosen the checkpoint.
         note = f" ({describe_selection(evaluation)})" if name == "mean" else ""
         rows.append((f"Dice, {name}", "class absent" if math.isnan(dice) else text + note))
+    if len(worst) < len(per_class):
+        rows.append((f"of {len(per_class)} classes", "these are the worst; report.json has all"))
     return rows
 
 
@@ -311,8 +314,13 @@ def describe_training(metadata: Mapping[str, Any]) -> str:
 def describe_scores(report: Mapping[str, Any], title: str) -> dict[str, Any]:
     """Return the scores of a run's validation cases, and what its steps took."""
     evaluation = report.get("evaluation") or {}
-    per_class = evaluation.get("per_class")
-    scores = {**per_class, "mean": evaluation.get("mean") or {}} if per_class else {}
+    per_class = evaluation.get("per_class") or {}
+    worst = select_worst(
+        {n: (s.get("dice") or {}).get("mean", math.nan) for n, s in per_class.items()}
+    )
+    scores = {n: per_class[n] for n in worst}
+    if per_class:
+        scores["mean"] = evaluation.get("mean") or {}
     peak = get_peak_mib(report)
     cost = "" if peak is None else f"; a training step took {peak:.0f} MiB"
     versions = ", ".join(f"{k} {v}" for k, v in report.get("versions", {}).items())

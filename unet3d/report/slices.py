@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from unet3d.text import MANY_CLASSES
 from unet3d.types import Triple
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def draw_case_slices(
     """Return a uint8 image (H, W, 3) with a row per view: the image, then labels over it.
 
     `slices` is the slice to show of each axis; `legend` holds the text and the color, such as
-    #ff0000, of the labels 1, 2, ..., others are not colored. All views share one scale in mm and
+    #ff0000, of the labels 1, 2, ..., others are not colored. Of many labels, it has some of those
+    that are shown. All views share one scale in mm and
     one intensity window; `choose_views` skips thin views.
     """
     from PIL import Image, ImageDraw
@@ -108,6 +110,10 @@ def draw_case_slices(
     views = choose_views(shape, spacing_mm)
     planes = {axis: [v.take(slices[axis], axis) for v in volumes] for axis in views}
     rows = _make_panels(planes, np.multiply(shape, spacing_mm), [color for _, color in legend])
+    if len(legend) > MANY_CLASSES:
+        present = {int(n) for own in planes.values() for plane in own[1:] for n in np.unique(plane)}
+        shown = [entry for n, entry in enumerate(legend, start=1) if n in present]
+        legend = [*shown[:MANY_CLASSES], *[("...", "#000000")][: len(shown) > MANY_CLASSES]]
     names = {a: f"{VIEWS[a]} slice {slices[a] + 1} of {image.shape[a]}" for a in rows}
     headings = ["image", *layers]
     column = GAP + max(_measure(headings), *(row[0].width for row in rows.values()))

@@ -32,7 +32,7 @@ def complete_step(step: StepConfig) -> StepConfig:
     data = step.data
     needs_classes = data.annotated is not None and not data.unannotated_classes
     if data.num_classes is None or data.in_channels is None or needs_classes:
-        return step.with_dataset(resolve_dataset(data, build_layout(data).describe()))
+        return step.with_dataset(resolve_dataset(data, build_layout(data)))
     return step
 
 

@@ -24,6 +24,7 @@ from unet3d.step.build import (
     make_optimizer_factory,
 )
 from unet3d.step.config import StepConfig
+from unet3d.types import get_label_dtype
 
 
 @dataclass(eq=False, kw_only=True)
@@ -106,6 +107,7 @@ class RandomBatchStep(TrainingStep):
     micro_batches: int = 1
     autocast: torch.dtype | None = None
     dtype: torch.dtype = torch.float32
+    label_dtype: torch.dtype = torch.uint8
     device: str = "cpu"
     ema_decay: float | None = None
 
@@ -143,7 +145,7 @@ class RandomBatchStep(TrainingStep):
         batch_size, _, *size = shape
         # A GPU multiplies zeros faster than other numbers.
         image = torch.randn(shape, dtype=self.dtype, device=self.device)
-        label = torch.zeros(batch_size, *size, dtype=torch.uint8, device=self.device)
+        label = torch.zeros(batch_size, *size, dtype=self.label_dtype, device=self.device)
         trace.label([image, label], "input")
         return image, label
 
@@ -186,6 +188,7 @@ def build_step(
         clip_norm=config.clip_norm,
         autocast=AUTOCAST_TYPES.get(precision.used),
         dtype=dtype,
+        label_dtype=getattr(torch, get_label_dtype(data.num_classes or 2)),
         device=device,
         ema_decay=config.ema_decay,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from unet3d.control_groups import count_usable_cores
 from unet3d.data.formats.volumes import read_label_pair, write_labels
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.loading.datasets import CachedVolume
+from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import UsageError, summarize_error
 from unet3d.evaluation.evaluate import CasePair, Evaluation, run_evaluation
 from unet3d.evaluation.options import build_metrics, name_labels, select_class_metrics
@@ -52,7 +54,8 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
     log(f"evaluating {len(volumes)} validation cases with {checkpoints[0].name}")
     folder.mkdir(exist_ok=True)
     failures = predict_cases(run, ensemble, folder, log)
-    chosen = [names[label] for label in choose_postprocessing(volumes, single, folder)]
+    found = choose_postprocessing(volumes, single, folder, run.data.preprocessing)
+    chosen = [names[label] for label in found]
     evidence += f"; Dice on {pluralize(len(volumes), 'validation case')} is not lower"
     postprocessing = record_postprocessing(chosen, evidence, checkpoints, log)
     result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
@@ -117,7 +120,9 @@ def _build_evaluation(run: TrainingRun, ensemble: Ensemble, folder: Path) -> Eva
         output=run.folder / "evaluation",
         draw_worst=run.settings.evaluation.draw_worst,
         pairs=pairs,
-        names=name_labels(ensemble.classes, ensemble.regions, ignored),
+        names=name_labels(
+            ensemble.classes, ensemble.regions, ignored, run.data.dataset.label_values
+        ),
         ignore_labels=ignored,
         groups=run.data.groups,
         tolerance_mm=run.settings.evaluation.tolerance_mm,
@@ -173,7 +178,10 @@ def record_postprocessing(
 
 
 def choose_postprocessing(
-    volumes: Sequence[CachedVolume], labels: Sequence[int], folder: Path
+    volumes: Sequence[CachedVolume],
+    labels: Sequence[int],
+    folder: Path,
+    preprocessing: Preprocessing,
 ) -> list[int]:
     """Return labels whose mean Dice is not lower with only the largest component; clean the files.
 
@@ -186,8 +194,9 @@ def choose_postprocessing(
         total = int(p.sum()) + int(r.sum())
         return 2 * int((p & r).sum()) / total if total else 1.0  # nothing can be gained
 
+    files = partial(iter_predictions, volumes, folder, preprocessing)
     gains, found = dict.fromkeys(labels, 0.0), set[int]()
-    for prediction, reference, _ in iter_predictions(volumes, folder) if labels else ():
+    for prediction, reference, _ in files() if labels else ():
         cleaned = prediction.copy()
         keep_largest_component(cleaned, labels)
         found |= set(prediction[prediction == reference].tolist())
@@ -195,16 +204,16 @@ def choose_postprocessing(
             before, after = (compute_dice(p, reference, label) for p in (prediction, cleaned))
             gains[label] += after - before
     chosen = [label for label in labels if gains[label] >= 0 and label in found]
-    for prediction, _, path in iter_predictions(volumes, folder) if chosen else ():
+    for prediction, _, path in files() if chosen else ():
         keep_largest_component(prediction, chosen)
-        write_labels(path, prediction, path)
+        write_labels(path, prediction, path, values=preprocessing.label_values)
     return chosen
 
 
 def iter_predictions(
-    volumes: Sequence[CachedVolume], folder: Path
+    volumes: Sequence[CachedVolume], folder: Path, preprocessing: Preprocessing
 ) -> Iterator[tuple[np.ndarray, np.ndarray, Path]]:
-    """Yield prediction, reference and the prediction's file, case by case."""
+    """Yield the classes of prediction and reference, and the prediction's file, case by case."""
     for volume in volumes:
         path = folder / f"{volume.name}.nii.gz"
         if path.exists():
@@ -212,4 +221,5 @@ def iter_predictions(
                 (prediction, _), (reference, _) = read_label_pair(path, volume.case.label)
             except (UsageError, OSError):
                 continue  # the evaluation says why
-            yield prediction.astype(np.uint8), reference, path
+            prediction, reference = map(preprocessing.to_classes, (prediction, reference))
+            yield prediction, reference, path

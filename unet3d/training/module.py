@@ -25,6 +25,7 @@ from unet3d.metric.dice import Dice, mask_unannotated
 from unet3d.step.build import group_parameters, list_head_parameters, make_optimizer_factory
 from unet3d.step.config import list_data_values
 from unet3d.step.training_step import TrainingStep
+from unet3d.text import MANY_CLASSES
 from unet3d.training.callbacks.stopping import StoppingLimits
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
@@ -32,7 +33,7 @@ from unet3d.training.distributed import gather_in_case_order
 from unet3d.training.loggers import get_metric, log_values
 from unet3d.training.nonfinite import NonFiniteGuard
 from unet3d.training.schedules import build_scheduler, get_rate
-from unet3d.types import IGNORE_LABEL, Sample
+from unet3d.types import Sample, get_ignore_label
 
 
 class SegmentationModule(LightningModule):
@@ -165,7 +166,11 @@ class SegmentationModule(LightningModule):
         if isinstance(schedule, ReduceLROnPlateau) and not self.trainer.sanity_checking:
             known = {**self.trainer.callback_metrics, **values}
             schedule.step(get_metric(known, schedule.monitor))
-        self.log_dict(values)
+        means = {name: value for name, value in values.items() if name.count("/") == 1}
+        shows_all = len(self.metric.scored_classes) <= MANY_CLASSES
+        self.log_dict({n: v for n, v in values.items() if shows_all or n in means})
+        if not shows_all:  # a logger would have a curve for each
+            self.log_dict({n: v for n, v in values.items() if n not in means}, logger=False)
         self.log("dice", scores["dice"], prog_bar=True, logger=False)
 
     def configure_optimizers(self) -> Any:
@@ -231,7 +236,7 @@ def crop_foreground(image: Tensor, label: Tensor, size: Sequence[int]) -> tuple[
 
     A volume that is smaller is padded with zeros.
     """
-    is_foreground = (label[0] > 0) & (label[0] != IGNORE_LABEL)
+    is_foreground = (label[0] > 0) & (label[0] != get_ignore_label(label))
     box, padding = [], []
     for axis, (length, whole) in enumerate(zip(size, label.shape[1:], strict=True)):
         others = [n for n in range(3) if n != axis]

@@ -52,7 +52,6 @@ def test_a_file_belongs_to_the_longest_matching_pattern(tmp_path):
             "got 'labels/.*; convert it by nibabel's command: nib-convert",
         ),
         ({"channels": "CT"}, "data.channels must be a list"),
-        ({"num_classes": None}, "do not define their classes"),
     ],
 )
 def test_invalid_options_are_refused(tmp_path, options, message):

@@ -9,7 +9,7 @@ import torch
 
 from unet3d.loss import dice_terms
 from unet3d.loss.kernels import cuda
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import get_ignore_label
 
 SHAPES = [(2, 3, 5, 6, 7), (1, 1, 3, 4, 5), (2, 5, 1, 1, 3), (1, 17, 4, 5, 6)]
 
@@ -21,12 +21,13 @@ def check(
     channels_last: bool,
     gamma: float = 0.0,
     smoothing: float = 0.0,
+    labels_dtype: torch.dtype = torch.uint8,
 ) -> None:
     b, k, *space = shape
     layout = torch.channels_last_3d if channels_last else torch.contiguous_format
     logits = (3 * torch.randn(shape)).to(dtype).contiguous(memory_format=layout)
-    labels = torch.randint(0, k, (b, *space)).to(torch.uint8)
-    labels[:, 0, 0, :2] = IGNORE_LABEL
+    labels = torch.randint(0, k, (b, *space)).to(labels_dtype)
+    labels[:, 0, 0, :2] = get_ignore_label(labels)
     table = None
     if regions:
         table = dice_terms.make_region_table([[c, (c + 1) % k] for c in range(k)])
@@ -55,6 +56,7 @@ def main() -> None:
     smooth = product(SHAPES, (torch.float32,), (False, True), (False, True), (0.0,), (0.2,))
     for case in (*cases, *focal, *smooth):
         check(*case)
+    check((1, 300, 2, 3, 2), torch.float32, False, True, labels_dtype=torch.int16)
     check_nan()
 
 

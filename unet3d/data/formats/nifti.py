@@ -58,7 +58,7 @@ class Nifti(VolumeFormat):
         import nibabel
 
         template = open_template(like, grid)
-        header = make_header(template, labels.shape, np.uint8)
+        header = make_header(template, labels.shape, labels.dtype)
         nibabel.save(type(template)(labels, None, header), path)  # Nifti1Image or Nifti2Image
 
 

@@ -109,7 +109,7 @@ class VolumeFormat(Protocol):
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
-        """Write labels (D, H, W), uint8, on the grid of the volume `like` to a new file or folder.
+        """Write labels (D, H, W) on the grid of the volume `like` to a new file or folder.
 
         `classes` are the names of the labels 0, 1, 2, ...
         """

@@ -250,6 +250,13 @@ def read_label_pair(
     return read_labels(first, read_header(second)), read_labels(second, read_header(first))
 
 
+def to_label_values(labels: np.ndarray, values: Sequence[int] | None) -> np.ndarray:
+    """Return the value of each class of `labels` in files, uint8 if all fit and else uint16."""
+    if values is None:
+        return labels if labels.dtype == np.uint8 else labels.astype(np.uint16)
+    return np.array(values, np.uint8 if max(values) < 256 else np.uint16)[labels]
+
+
 def check_target(path: Path, like: Path) -> VolumeHeader:
     """Return the header of the volume `like`; refuse a `path` whose format cannot hold its grid."""
     grid, format = read_header(like), find_format(path)
@@ -274,9 +281,19 @@ def check_target(path: Path, like: Path) -> VolumeHeader:
     return grid
 
 
-def write_labels(path: Path, labels: np.ndarray, like: Path, classes: Sequence[str] = ()) -> None:
-    """Write labels (D, H, W), uint8, in the format of `path`, on the grid of the volume `like`."""
+def write_labels(
+    path: Path,
+    labels: np.ndarray,
+    like: Path,
+    classes: Sequence[str] = (),
+    values: Sequence[int] | None = None,
+) -> None:
+    """Write labels (D, H, W) in the format of `path`, on the grid of the volume `like`.
+
+    Class n has the value `values[n]`, but in a DICOM SEG, whose segments are numbered.
+    """
     grid, format = check_target(path, like), find_format(path)
+    labels = to_label_values(labels, None if format is DICOM else values)
     with (create_folder if format.is_folder else atomic_write)(path) as draft:
         format.write_labels(draft, labels, like, grid, classes)
         if format.is_folder and path.exists():  # a folder cannot be replaced

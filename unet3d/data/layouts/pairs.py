@@ -56,11 +56,6 @@ class Pairs:
         for key, names in (("channels", channels), ("classes", classes)):
             if isinstance(names, str):
                 raise UsageError(f"data.{key} must be a list of names, got {names!r}")
-        if not classes and not num_classes:
-            raise UsageError(
-                "files alone do not define their classes: set data.classes=[background, ...] or "
-                "data.num_classes=, counting the background"
-            )
         names = channels or (f"channel_{n}" for n in range(len(self.images)))
         self.channels = tuple(map(str, names))
         self.classes = tuple(map(str, classes or (f"class_{n}" for n in range(num_classes or 0))))

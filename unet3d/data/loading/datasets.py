@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Sampler
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.loading.worker_errors import WorkerCaseTracker
 from unet3d.data.preprocessing.cache import CachedVolume
-from unet3d.types import IGNORE_LABEL, Sample
+from unet3d.types import Sample
 
 TARGET_VOXELS = 2**26  # voxels to count, which takes a fifth of a second
 MIN_PATCHES = 32
@@ -223,9 +223,9 @@ def compute_class_fractions(
         foreground_fraction=foreground_fraction,
         seed=patches.seed,
     )
-    counts = np.zeros(256, np.int64)
+    counts = np.zeros(num_classes, np.int64)  # labels to skip are higher
     for index in sampler:
-        counts += np.bincount(patches.read_label(index).ravel(), minlength=256)
-    counts[IGNORE_LABEL] = 0
+        found = np.bincount(patches.read_label(index).ravel(), minlength=num_classes)
+        counts += found[:num_classes]
     with np.errstate(invalid="ignore"):
-        return counts[:num_classes] / counts[:num_classes].sum()
+        return counts / counts.sum()

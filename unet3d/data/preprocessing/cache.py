@@ -39,7 +39,7 @@ from unet3d.files import (
     remove_temporary_files,
 )
 from unet3d.text import MIB, format_bytes
-from unet3d.types import IGNORE_LABEL
+from unet3d.types import get_ignore_label
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class CachedVolume:
 
     @property
     def label(self) -> np.ndarray:
-        """Map the label (D, H, W), uint8."""
+        """Map the classes (D, H, W)."""
         return map_array(self.folder, "label")
 
     @property
@@ -208,12 +208,12 @@ def sample_foreground_points(label: np.ndarray) -> np.ndarray:
     rng = np.random.default_rng(0)
     rows = [np.empty((0, 4), np.int32)]
     boxes: list[Any] = find_objects(label)  # of each class from 1, or None
-    boxes += [None] * (IGNORE_LABEL - len(boxes))
-    has_ignored = boxes[IGNORE_LABEL - 1] is not None
-    for c, box in enumerate([(slice(None),) * 3 if has_ignored else None, *boxes[:-1]]):
+    ignored = get_ignore_label(label)
+    has_ignored = len(boxes) == ignored  # the last box is that of the largest label
+    for c, box in enumerate([(slice(None),) * 3 if has_ignored else None, *boxes[: ignored - 1]]):
         if box is None:
             continue
-        points = np.argwhere(label[box] == c if c else label != IGNORE_LABEL)
+        points = np.argwhere(label[box] == c if c else label != ignored)
         points += [side.start or 0 for side in box]
         if len(points) > POINTS_PER_CLASS:
             points = points[np.sort(rng.choice(len(points), POINTS_PER_CLASS, replace=False))]

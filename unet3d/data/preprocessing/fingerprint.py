@@ -3,7 +3,7 @@
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,16 @@ class CaseFingerprint:
     centers: dict[int, tuple[float, ...]]  # mean position of each label's voxels but those of 0
     intensities: np.ndarray  # (C, N): of sampled foreground voxels
     background: tuple[float, ...]  # of each channel
+
+    def with_classes(self, values: Sequence[int] | None) -> "CaseFingerprint":
+        """Return the fingerprint with classes for labels, given the value of each."""
+        if values is None:
+            return self
+        voxels, centers = (
+            {n: found[value] for n, value in enumerate(values) if value in found}
+            for found in (self.voxels, self.centers)
+        )
+        return replace(self, voxels=voxels, centers=centers)
 
 
 def compute_median_spacing(cases: Sequence[Case], code: str) -> FloatTriple:

@@ -26,7 +26,7 @@ from unet3d.data.preprocessing.statistics import (
 )
 from unet3d.errors import UsageError
 from unet3d.text import join_first
-from unet3d.types import IGNORE_LABEL, FloatTriple
+from unet3d.types import FloatTriple, get_ignore_label, get_label_dtype
 
 PREPROCESSING_VERSION = 4
 """Part of every key of the cache: raise it when the same files and settings give other values."""
@@ -66,13 +66,17 @@ class Preprocessing:
     normalize: tuple[str, ...] = ("zscore",)  # one for all channels, or one per channel
     intensities: tuple[Intensity, ...] | None = None  # one per channel; required by ct
     ignore_labels: tuple[int, ...] = ()  # their values in the files
+    label_values: tuple[int, ...] | None = None  # of the classes in files; None: 0, 1, 2, ...
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Preprocessing":
         return cls(**{k: to_tuples(v) for k, v in settings.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        return {k: to_lists(v) for k, v in asdict(self).items()}
+        values = {k: to_lists(v) for k, v in asdict(self).items()}
+        if self.label_values is None:  # earlier caches and checkpoints do not have it
+            del values["label_values"]
+        return values
 
     def preprocess_scan(self, files: Sequence[Path], names: Sequence[str] = ()) -> PreprocessedScan:
         """Preprocess the channels of a case, from one file or one file each.
@@ -112,14 +116,27 @@ class Preprocessing:
         )
 
     def preprocess_label(self, file: Path, scan: PreprocessedScan) -> np.ndarray:
-        """Preprocess a label to (D, H, W), uint8, on the scan's grid, with IGNORE_LABEL."""
+        """Preprocess a label to classes (D, H, W) on the scan's grid."""
         values, _ = read_labels(file, Grid(shape=scan.grid.file_shape, affine=scan.affine))
         present = np.unique(values)
-        for problem, _ in check_label_values(present, self.num_classes, self.ignore_labels):
+        known = self.label_values or range(self.num_classes)
+        for problem, _ in check_label_values(present, known, self.ignore_labels):
             raise UsageError(f"{file} {problem}")
-        label = np.where(np.isin(values, self.ignore_labels), IGNORE_LABEL, values).astype(np.uint8)
+        label = self.to_classes(values)
         orders = choose_interpolation_orders(scan.statistics.spacing_mm, scan.spacing_mm, 1)
         return np.ascontiguousarray(resample_labels(scan.grid.crop(label), scan.grid.shape, orders))
+
+    def to_classes(self, values: np.ndarray) -> np.ndarray:
+        """Return the class of each value of a label file, or the label of voxels to skip."""
+        dtype = get_label_dtype(self.num_classes)
+        if self.label_values is None:
+            classes = values.astype(dtype)
+        else:
+            table = np.zeros(max(self.label_values) + 1, dtype)
+            table[list(self.label_values)] = range(self.num_classes)
+            classes = table[values.clip(0, len(table) - 1)]
+        classes[np.isin(values, self.ignore_labels)] = get_ignore_label(classes)
+        return classes
 
 
 def choose_background(channels: Sequence[str]) -> Background:
@@ -153,12 +170,12 @@ def count_nonfinite(channels: np.ndarray) -> int:
 
 
 def check_label_values(
-    present: np.ndarray, classes: int, ignore_labels: Sequence[int]
+    present: np.ndarray, known: Sequence[int], ignore_labels: Sequence[int]
 ) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the values of a label file, and how to fix it."""
     finite = present[np.isfinite(present)]
     is_integer = finite == np.round(finite)
-    unknown = sorted({int(v) for v in finite[is_integer]} - {*range(classes), *ignore_labels})
+    unknown = sorted({int(v) for v in finite[is_integer]} - {*known, *ignore_labels})
     if len(finite) < len(present):
         yield "holds NaN or infinity", "replace them with labels"
     if not is_integer.all():
@@ -168,10 +185,6 @@ def check_label_values(
     if unknown:
         ignored = "".join(f" or {label} (ignored)" for label in ignore_labels)
         found = join_first(list(map(str, unknown)))
-        message = f"holds {found}: labels must be 0..{classes - 1}{ignored}"
-        advice = "correct the classes or data.ignore_label, or renumber the labels in all files"
-        unused = sorted({*range(1, classes)}.difference(finite.tolist()))[-len(unknown) :]
-        if len(unused) == len(unknown):
-            pairs = zip(unknown, unused, strict=True)
-            advice += ", as by " + ", ".join(f"labels[labels == {a}] = {b}" for a, b in pairs)
-        yield message, advice
+        valid = f"0..{known[-1]}" if isinstance(known, range) else join_first([*map(str, known)])
+        message = f"holds {found}: labels must be {valid}{ignored}"
+        yield message, "correct the classes, data.ignore_label or data.label_values"

@@ -80,9 +80,9 @@ class Pipeline:
         return logits / total
 
     def postprocess(self, logits: np.ndarray, grid: FileGrid) -> np.ndarray:
-        """Return labels (D, H, W), uint8, on the grid of the file."""
+        """Return labels (D, H, W), uint8 or uint16, on the grid of the file."""
         settings, classes = self.settings, self.settings["classes"]
-        labels = np.zeros(grid.file_shape, np.uint8)
+        labels = np.zeros(grid.file_shape, np.uint8 if len(classes) < 256 else np.uint16)
         target = grid.crop(labels)
         rows, columns, depths = (
             make_interpolation_matrix(old, new, 1)
@@ -98,6 +98,9 @@ class Pipeline:
                 target[n][region > 0] = label
         cleaned = [classes.index(name) for name in settings["keep_largest_component"]]
         keep_largest_component(labels, cleaned)
+        if settings["activation"] == "softmax" and len(settings["labels"]) == len(classes):
+            values = np.array(settings["labels"])  # of the classes in files
+            labels = values.astype(np.uint8 if values.max() < 256 else np.uint16)[labels]
         return labels
 
 
@@ -151,7 +154,7 @@ def read_channels(files: Sequence[Path]) -> tuple[np.ndarray, Any]:
 def write_labels(file: Path, labels: np.ndarray, like: Any) -> None:
     """Write labels with the affines of the image."""
     header = like.header.copy()
-    header.set_data_dtype(np.uint8)
+    header.set_data_dtype(labels.dtype)
     header.set_slope_inter(1, 0)
     nibabel.save(type(like)(labels, None, header), file)
 

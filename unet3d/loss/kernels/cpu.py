@@ -16,6 +16,7 @@ class _Logits(ctypes.Structure):
         ("data", ctypes.c_void_p),
         ("shape", ctypes.c_int64 * 3),
         ("strides", ctypes.c_int64 * 2),
+        ("label_bytes", ctypes.c_int64),
     )
 
 
@@ -37,6 +38,7 @@ def _run(name: str, logits: Tensor, labels: Tensor, *tensors: Tensor) -> None:
     labels = labels.contiguous()
     shape = len(logits), logits.shape[1], labels[0].numel()
     strides = (shape[2], 1) if logits.is_contiguous() else (1, shape[1])
-    given = _Logits(logits.data_ptr(), (ctypes.c_int64 * 3)(*shape), (ctypes.c_int64 * 2)(*strides))
+    sizes = (ctypes.c_int64 * 3)(*shape), (ctypes.c_int64 * 2)(*strides)
+    given = _Logits(logits.data_ptr(), *sizes, labels.itemsize)
     pointers = map(get_data_ptr, (labels, *tensors))
     getattr(kernels[logits.dtype], name)(ctypes.byref(given), *pointers, count_threads(logits))

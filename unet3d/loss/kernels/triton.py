@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 UNSPECIALIZED = ["V", "B", "K", "TILES", "GAMMA", "SMOOTHING"]
-IGNORE_LABEL = tl.constexpr(255)
 TINY = tl.constexpr(1e-30)
 
 
@@ -26,8 +25,9 @@ def _load(
     mask = (v < V)[:, None] & (k < K)[None, :]
     # Exponentials of missing classes are 0; their sigmoids are masked by the caller.
     x = tl.load(logits + at, mask=mask, other=-float("inf")).to(tl.float32)
-    y = tl.load(labels + tl.cast(b, tl.int64) * V + v, mask=v < V, other=IGNORE_LABEL).to(tl.int32)
-    is_counted = y != IGNORE_LABEL
+    ignored: tl.constexpr = 32767 if labels.dtype.element_ty == tl.int16 else 255
+    y = tl.load(labels + tl.cast(b, tl.int64) * V + v, mask=v < V, other=ignored).to(tl.int32)
+    is_counted = y != ignored
     valid = is_counted[:, None] & mask
     if REGIONS:
         is_class = tl.load(table + k[None, :] * 256 + y[:, None], mask=valid, other=0) != 0

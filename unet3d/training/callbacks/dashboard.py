@@ -17,9 +17,10 @@ from unet3d.errors import UsageError
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.report import plot_layers, plot_timeline
 from unet3d.report.slices import draw_case_slices, find_fullest_slices, get_palette
+from unet3d.text import MANY_CLASSES
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.loggers import FINAL_METRICS, close_logger, log_image
-from unet3d.types import IGNORE_LABEL, Sample, Triple
+from unet3d.types import Sample, Triple, get_ignore_label
 
 CHARTS = {
     "Quality": {
@@ -101,15 +102,27 @@ class RunLogger(Callback):
                     for page, charts in CHARTS.items()
                 }
                 # All lines of a run have its color, so each class has a chart of its own.
-                layout["Dice by class"] = {
-                    name: ["Multiline", [f"^val/dice/{re.escape(name)}$"]]
-                    for name in self.class_names
-                }
+                if len(self.class_names) <= MANY_CLASSES:
+                    layout["Dice by class"] = {
+                        name: ["Multiline", [f"^val/dice/{re.escape(name)}$"]]
+                        for name in self.class_names
+                    }
                 writer.add_custom_scalars(layout)
             case WandbLogger():
                 logger.log_hyperparams({"config": self.config})
             case MLFlowLogger():
                 logger.experiment.log_text(logger.run_id, text, "config.yaml")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the Dice of many classes as a histogram, in TensorBoard."""
+        if trainer.sanity_checking or len(self.class_names) <= MANY_CLASSES:
+            return
+        metrics = trainer.callback_metrics
+        dice = np.array([float(metrics[f"val/dice/{name}"]) for name in self.class_names])
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger) and not np.isnan(dice).all():
+                step = trainer.global_step - 1
+                logger.experiment.add_histogram("val/dice by class", dice[~np.isnan(dice)], step)
 
     def finish(self, metrics: Mapping[str, float], step: int, *, finished: bool) -> None:
         """Log the final metrics and close the loggers."""
@@ -179,7 +192,8 @@ class CaseImages(Callback):
             for volume in (image.float(), reference, prediction)
         )
         if case not in self.slices:
-            self.slices[case] = find_fullest_slices(np.where(labels == IGNORE_LABEL, 0, labels))
+            is_ignored = labels == get_ignore_label(labels)
+            self.slices[case] = find_fullest_slices(np.where(is_ignored, 0, labels))
         return draw_case_slices(
             image_array,
             {"reference": labels, "prediction": predicted},

@@ -17,7 +17,7 @@ from unet3d import peak_memory
 from unet3d.data.loading.loaders import WaitTimer
 from unet3d.peak_memory import MemoryRecord, PeakMeter
 from unet3d.report.curves import Curve
-from unet3d.text import MIB
+from unet3d.text import MANY_CLASSES, MIB
 from unet3d.training.lightning_internals import is_optimizer_step
 from unet3d.training.loggers import log_values
 from unet3d.training.module import SegmentationModule
@@ -83,7 +83,7 @@ class StepMemory(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.meter.start(trainer.strategy.root_device)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: SegmentationModule) -> None:
         record = self.meter.read(trainer.strategy.root_device)
         self.validation = record | (self.validation or record)
         if trainer.logger is not None and not trainer.sanity_checking:
@@ -202,11 +202,12 @@ class Curves(Callback):
         self._add("train/lr", trainer.global_step, self.rate)
         self._add("train/loss", trainer.global_step, pl_module.nonfinite_guard.loss)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: SegmentationModule) -> None:
         if trainer.sanity_checking:
             return
+        shows_all = len(pl_module.metric.scored_classes) <= MANY_CLASSES
         for name, value in trainer.callback_metrics.items():
-            if name in VALIDATION or name.startswith("val/dice/"):
+            if name in VALIDATION or (shows_all and name.startswith("val/dice/")):
                 self._add(name, trainer.global_step, float(value))
 
     def _add(self, name: str, step: int, value: float) -> None:

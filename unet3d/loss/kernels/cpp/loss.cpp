@@ -10,14 +10,14 @@ using T = ELEMENT;
 
 constexpr int L = 8;  // voxels in a register
 constexpr int TILE = 16 * L;  // voxels whose probabilities are held at once
-constexpr uint8_t IGNORED = 255;
+constexpr int32_t IGNORED = -1;
 
 inline F<L> at(const float* values, int v) { return read<F<L>>(values + v); }
 
 // (B, K, V), each class or each voxel contiguous; the strides are those of K and V.
 struct Logits {
     const T* data;
-    int64_t batch, classes, voxels, stride[2];
+    int64_t batch, classes, voxels, stride[2], label_bytes;
 
     int64_t at(int64_t b, int64_t k, int64_t v) const {
         return b * classes * voxels + k * stride[0] + v * stride[1];
@@ -30,14 +30,22 @@ struct Tile {
     int64_t b, first, count;
     std::vector<float> p;
     float logarithm[TILE];  // of the sum of exponentials
-    uint8_t label[TILE];
+    int32_t label[TILE];
 
     explicit Tile(const Logits& logits) : logits(logits), p(logits.classes * TILE) {}
 
-    void load(const uint8_t* labels, int64_t volume, int64_t start) {
+    template <class Label> void load_labels(const Label* labels, Label ignored) {
+        for (int64_t v = 0; v < count; v++) label[v] = labels[v] == ignored ? IGNORED : labels[v];
+    }
+
+    void load(const void* labels, int64_t volume, int64_t start) {
         b = volume, first = start, count = std::min<int64_t>(TILE, logits.voxels - start);
         std::fill(label, label + TILE, IGNORED);
-        std::copy_n(labels + b * logits.voxels + first, count, label);
+        const int64_t from = b * logits.voxels + first;
+        if (logits.label_bytes == 1)
+            load_labels(static_cast<const uint8_t*>(labels) + from, uint8_t(255));
+        else
+            load_labels(static_cast<const int16_t*>(labels) + from, int16_t(32767));
         for (int64_t k = 0; k < logits.classes; k++)
             for (int64_t v = 0; v < count; v++) of(k)[v] = logit(k, v);
         for (int v = 0; v < TILE; v += L) {
@@ -55,13 +63,13 @@ struct Tile {
     }
 
     float* of(int64_t k) { return p.data() + k * TILE; }
-    I<L> labels(int v) const { return load_bytes<L>(label + v); }
+    I<L> labels(int v) const { return read<I<L>>(label + v); }
     float logit(int64_t k, int64_t v) const { return widen(logits.data[logits.at(b, k, first + v)]); }
 };
 
 // Calls body(tile, thread) on the tiles of each volume, split among threads.
 template <class Body>
-static void by_tiles(const Logits& logits, const uint8_t* labels, int threads, Body body) {
+static void by_tiles(const Logits& logits, const void* labels, int threads, Body body) {
     const int64_t tiles = (logits.voxels + TILE - 1) / TILE;
 #pragma omp parallel for collapse(2) num_threads(threads) if (threads > 1)
     for (int64_t b = 0; b < logits.batch; b++)
@@ -75,7 +83,7 @@ static void by_tiles(const Logits& logits, const uint8_t* labels, int threads, B
 }
 
 // Writes the sums of ClassSums, (5, B, K); `counted` is equal to `reference`.
-extern "C" void sums(const Logits* logits, const uint8_t* labels, float* out, int threads) {
+extern "C" void sums(const Logits* logits, const void* labels, float* out, int threads) {
     const int64_t batch = logits->batch, classes = logits->classes;
     std::vector<double> parts(batch * threads * 4 * classes, 0.0);
     by_tiles(*logits, labels, threads, [&](Tile& tile, int thread) {
@@ -88,7 +96,7 @@ extern "C" void sums(const Logits* logits, const uint8_t* labels, float* out, in
         }
         for (int64_t v = 0; v < tile.count; v++) {
             const int64_t y = tile.label[v];
-            if (y >= classes) continue;
+            if (y < 0 || y >= classes) continue;
             own[y] += tile.of(y)[v];
             own[2 * classes + y] += tile.logarithm[v] - tile.logit(y, v);
             own[3 * classes + y] += 1;
@@ -106,7 +114,7 @@ extern "C" void sums(const Logits* logits, const uint8_t* labels, float* out, in
 
 // Writes the gradient of the logits, given that of the first three sums, (3, B, K).
 extern "C" void gradient(
-    const Logits* logits, const uint8_t* labels, const float* grad, T* out, int threads
+    const Logits* logits, const void* labels, const float* grad, T* out, int threads
 ) {
     const int64_t batch = logits->batch, classes = logits->classes;
     by_tiles(*logits, labels, threads, [&](Tile& tile, int) {

@@ -1,0 +1,84 @@
+"""Values of classes in label files: listed, named in a table, or those that occur."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.data.helpers.cases import noise, write_case
+from unet3d.data.label_values import read_label_values
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import UsageError
+
+COLORS = """# No. Label Name:   R   G   B   A
+0   Unknown                 0   0   0   0
+17  Left-Hippocampus      220 216  20   0
+
+53\tRight-Hippocampus\t220 216 20 0
+"""
+
+
+@pytest.fixture
+def cases(tmp_path):
+    label = np.zeros((8, 8, 8), np.int16)
+    label[2:4], label[6] = 17, -1
+    return [write_case(tmp_path, noise(8, 8, 8), label)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ([0, 1035, 17], {0: None, 1035: None, 17: None}),
+        ({"background": 0, "left": 17}, {0: "background", 17: "left"}),
+        ("auto", {0: None, 17: None}),
+        ("colors.txt", {0: "Unknown", 17: "Left-Hippocampus"}),
+        ("names.json", {0: None, 17: "left"}),
+    ],
+)
+def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, setting, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "colors.txt").write_text(COLORS)
+    (tmp_path / "names.json").write_text(json.dumps({"left": 17, "right": 53}))
+    for _ in range(2):  # the second time, they are in the cache
+        found = read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])
+        assert list(found.items()) == list(expected.items())
+
+
+def test_values_of_labels_that_change_are_read_again(tmp_path, cases):
+    arguments = "auto", lambda: cases, tmp_path / "cache", [-1]
+    assert list(read_label_values(*arguments)) == [0, 17]
+    write_case(tmp_path, noise(8, 8, 8), np.full((8, 8, 8), 5, np.int16))
+    assert list(read_label_values(*arguments)) == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ([0, 17, 17], "names a value twice"),
+        ([17, 0], "of which 0, the background, is first; got 17, 0"),
+        ([0, 70_000], r"values of 0\.\.65535"),
+        ("names.json", "names.json lacks 17, which labels hold"),
+        ("empty.txt", "must name values of labels"),
+        ("missing.txt", "cannot be read"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, cases, setting, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "names.json").write_text(json.dumps({"right": 53}))
+    (tmp_path / "empty.txt").write_text("value,name\n")
+    with pytest.raises(UsageError, match=message):
+        read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "expected"),
+    [
+        ({"num_classes": 3}, [0, 2, -1], [0, 2, 255]),
+        ({"num_classes": 300}, [0, 299, -1], [0, 299, 32767]),
+        ({"num_classes": 3, "label_values": (0, 1035, 17)}, [0, 17, 1035, -1], [0, 2, 1, 255]),
+    ],
+)
+def test_values_become_classes_and_voxels_to_skip(settings, values, expected):
+    preprocessing = Preprocessing(ignore_labels=(-1,), **settings)
+    classes = preprocessing.to_classes(np.array(values, np.int32))
+    assert (classes.tolist(), classes.itemsize) == (expected, 1 + (expected[-1] > 255))
