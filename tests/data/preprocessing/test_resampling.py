@@ -45,6 +45,13 @@ def test_resampling_labels_adds_no_label_between_two_others():
     assert abs((resampled == 2).mean() - 0.5) < 0.05
 
 
+@given(SIZES, SIZES, st.tuples(*[st.integers(0, 1)] * 3), st.integers(0, 2**32 - 1))
+def test_labels_are_those_of_the_masks_interpolated_as_a_whole(size, shape, orders, seed):
+    labels = np.random.default_rng(seed).integers(0, 4, size).astype(np.int16)
+    masks = [resample((labels == c).astype(np.float32), shape, orders) for c in range(4)]
+    np.testing.assert_array_equal(resample_labels(labels, shape, orders), np.argmax(masks, 0))
+
+
 def test_values_are_not_interpolated_across_a_coarse_axis():
     assert choose_interpolation_orders([1, 1, 2], [1, 1, 1], 3) == [3, 3, 3]
     assert choose_interpolation_orders([5, 1, 1], [1, 1, 1], 3) == [0, 3, 3]

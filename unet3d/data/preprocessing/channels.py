@@ -5,7 +5,7 @@ and memory (benchmarks/cpu-monai-parts.json). Bundles carry this module: it need
 nibabel alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -213,14 +213,26 @@ def resample(volume: np.ndarray, shape: Sequence[int], orders: Sequence[int]) ->
 
     A matrix product per axis needs at most two copies; scipy.ndimage.zoom filters in float64.
     """
-    for axis in sorted(range(3), key=lambda a: shape[a] / volume.shape[a]):  # shrink first
-        old, new = volume.shape[axis], shape[axis]
-        if old == new:
-            continue
-        matrix = make_interpolation_matrix(old, new, orders[axis])
+    return multiply_axes(volume, make_interpolation_matrices(volume.shape, shape, orders))
+
+
+def make_interpolation_matrices(
+    old: Sequence[int], new: Sequence[int], orders: Sequence[int]
+) -> dict[int, np.ndarray]:
+    """Return the matrix of each axis whose size changes, those that shrink most first."""
+    return {
+        axis: make_interpolation_matrix(old[axis], new[axis], orders[axis])
+        for axis in sorted(range(3), key=lambda a: new[a] / old[a])
+        if old[axis] != new[axis]
+    }
+
+
+def multiply_axes(volume: np.ndarray, matrices: Mapping[int, np.ndarray]) -> np.ndarray:
+    """Multiply axes of (D, H, W) by a matrix each."""
+    for axis, matrix in matrices.items():
         if axis == 0:
-            flat = matrix @ np.ascontiguousarray(volume).reshape(old, -1)
-            volume = flat.reshape(new, *volume.shape[1:])
+            flat = matrix @ np.ascontiguousarray(volume).reshape(len(volume), -1)
+            volume = flat.reshape(len(matrix), *volume.shape[1:])
         else:
             volume = volume @ matrix.T if axis == 2 else np.matmul(matrix, volume)
     return volume
@@ -240,16 +252,29 @@ def choose_interpolation_orders(
 def resample_labels(labels: np.ndarray, shape: Sequence[int], orders: Sequence[int]) -> np.ndarray:
     """Resample labels (D, H, W): each voxel gets the label with the largest interpolated mask.
 
-    Interpolating the labels themselves would invent labels between two others.
+    Interpolating the labels themselves would invent labels between two others. A label is
+    interpolated in its bounding box alone, as there may be hundreds; `orders` are 0 or 1.
     """
+    from scipy.ndimage import find_objects
+
     if tuple(shape) == labels.shape:
         return labels
+    matrices = make_interpolation_matrices(labels.shape, shape, orders)
     best = np.full(tuple(shape), -1, np.float32)
     result = np.zeros(tuple(shape), labels.dtype)
-    for value in np.unique(labels):
-        mask = resample((labels == value).astype(np.float32), shape, orders)
-        np.copyto(result, value, where=mask > best)
-        np.maximum(best, mask, out=best)
+    boxes = [tuple(slice(0, size) for size in labels.shape), *find_objects(labels)]
+    for value, box in enumerate(boxes):
+        if box is None:
+            continue
+        mask, target, parts = (labels[box] == value).astype(np.float32), list(box), {}
+        for axis, matrix in matrices.items():
+            part = matrix[:, box[axis]]
+            reached = np.flatnonzero(part.any(1))  # none: it is between two nearest voxels
+            target[axis] = slice(*reached[[0, -1]] + (0, 1)) if len(reached) else slice(0, 0)
+            parts[axis] = part[target[axis]]
+        mask, place = multiply_axes(mask, parts), tuple(target)
+        np.copyto(result[place], value, where=mask > best[place])
+        np.maximum(best[place], mask, out=best[place])
     return result
 
 
