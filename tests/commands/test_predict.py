@@ -220,6 +220,12 @@ def test_a_usage_error_is_one_line_with_exit_code_2(
     assert message in capsys.readouterr().err
 
 
+def test_the_members_that_a_pattern_matches_are_named(predict, checkpoint, images, capsys):
+    first, renamed = (checkpoint(name).parents[1] for name in ("killed", "killed.1"))
+    assert predict(checkpoint=f"{first}*", input=images("a.nii")) == 0
+    assert f"ensemble of {first}, {renamed}\n" in capsys.readouterr().out
+
+
 def test_a_scan_that_differs_from_the_training_data_causes_a_warning(
     predict, checkpoint, small, tmp_path, capsys
 ):

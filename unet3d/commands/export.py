@@ -169,7 +169,8 @@ def write(format: str, members: Sequence[TrainedNetwork], ensemble: Ensemble, pa
     described = [member.metadata for member in members]
     reports = [read_report(member.path.parent.parent) or None for member in members]
     write_description(path, pipeline, described, make_model_card(pipeline, described, reports))
-    return f"MONAI bundle of {pluralize(len(members), 'network')}"
+    names = ", ".join(dict.fromkeys(str(member.path) for member in members))
+    return f"MONAI bundle of {pluralize(len(members), 'network')} ({names})"
 
 
 def trace(trained: TrainedNetwork) -> ExportedProgram:

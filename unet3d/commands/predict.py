@@ -108,6 +108,8 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
     made_with = predictor.describe_settings()
     pending, notice = find_pending(tasks, made_with, overwrite=settings.overwrite)
     if index == 0:
+        if len(settings.checkpoints) > 1:  # a pattern may match more than was meant
+            print(f"ensemble of {', '.join(map(str, settings.checkpoints))}")
         print(predictor, flush=True)
         is_auto = settings.flip_axes == "auto"
         if settings.flip_axes is None or (is_auto and ensemble.uses_tta):
