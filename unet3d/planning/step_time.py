@@ -63,7 +63,8 @@ class StepTime:
         verb = "takes" if self.is_measured else "may take up to"
         line = f"a step {verb} {format_time(self.seconds)} on {self.device}"
         if self.seconds_now > BUSY_RATIO * self.seconds:
-            line += f" ({format_time(self.seconds_now)} now, because other programs run)"
+            now, planned = format_time(self.seconds_now), format_time(self.seconds)
+            line += f" ({now} now, because other programs run; the plan counts with {planned})"
         return line
 
     def count_steps(self, training_seconds: float) -> int:
