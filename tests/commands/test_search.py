@@ -166,6 +166,12 @@ def test_settings_of_a_trial_are_those_of_a_run_with_values_of_a_space(tmp_path)
     assert (trial.resume, trial.step.precision) == ("auto", "bf16")
 
 
+def test_a_space_may_have_earlier_names_of_keys():
+    settings = parse("loss=cross_entropy", "space={loss.weight:[[1,2,3,4],[1,1,1,1]]}")
+    loss = settings.make_trial({"loss.weight": "[1,2,3,4]"}).step.loss
+    assert loss.arguments["class_weights"] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -40,6 +40,15 @@ def test_runs_show_the_settings_that_differ_and_the_best_run_comes_first(write_r
     assert (best[-1], worse[-1]) == ("Pareto-optimal, 2 warnings", "")
 
 
+def test_earlier_names_of_options_and_keys_are_no_difference(write_reports):
+    tversky = {"_target_": "unet3d.loss.overlap.TverskyLoss"}
+    earlier = make_report(0.7, 200, 1.0, loss={**tversky, "batch": True})
+    now = make_report(0.9, 100, 1.0, loss={**tversky, "batch_dice": True})
+    earlier["choices"]["model"], now["choices"]["model"] = "naive_small", "plain_small"
+    runs, _ = find_runs([write_reports(a=earlier, b=now)])
+    assert [run.differs for run in runs] == [{}, {}]
+
+
 def test_a_run_without_evaluation_shows_its_last_validation(write_reports):
     root = write_reports(a=make_report(0.7, 100, 1.0, evaluated=False, finished=False))
     (run,), _ = find_runs([root / "a"])

@@ -20,7 +20,13 @@ import yaml
 
 from unet3d.commands.compare import print_sweep_summary
 from unet3d.commands.train import train
-from unet3d.config.compose import ComposedConfig, compose_config, format_overrides, to_yaml_literal
+from unet3d.config.compose import (
+    ComposedConfig,
+    compose_config,
+    format_overrides,
+    quote_override,
+    to_yaml_literal,
+)
 from unet3d.config.fields import integer, number, read, read_settings
 from unet3d.errors import (
     DoesNotFitError,
@@ -65,7 +71,7 @@ class SearchConfig:
 
     def make_trial(self, values: Mapping[str, Any]) -> TrainConfig:
         """Return the settings of a trial with these values, which goes on where it was stopped."""
-        own = [f"{key}={value}" for key, value in values.items()]
+        own = [quote_override(f"{key}={value}", sweep=False) for key, value in values.items()]
         composed = compose_config([*self.overrides, *own], "train")
         return replace(parse_train_config(composed), resume="auto")
 

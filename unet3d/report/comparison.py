@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unet3d.config.names import rename_option, rename_saved_keys
 from unet3d.errors import UsageError
 from unet3d.files import read_json
 from unet3d.metric.bootstrap import compute_bootstrap_means
@@ -131,7 +132,9 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
                 report = read_json(file)
                 if "config" not in report:
                     raise ValueError("not the report of a run")
-                reports[file.parent] = report
+                choices = {g: rename_option(g, o) for g, o in report.get("choices", {}).items()}
+                config = rename_saved_keys(report["config"])
+                reports[file.parent] = report | {"choices": choices, "config": config}
             except (OSError, ValueError) as error:
                 problems.append(f"{file}: {error}")
     differences = find_config_differences(list(reports.values()))
@@ -157,7 +160,7 @@ def find_config_differences(reports: Sequence[Mapping[str, Any]]) -> list[dict[s
 
     Where the options of a group differ, the keys of that group are not compared.
     """
-    choices: list[dict[str, Any]] = [dict(report.get("choices", {})) for report in reports]
+    choices: list[dict[str, Any]] = [dict(report["choices"]) for report in reports]
     groups = sorted(find_differing_keys(choices))
     configs = [
         {
