@@ -11,6 +11,7 @@ import torch
 from unet3d.commands.export import export
 from unet3d.config.fields import DEVICE_KIND, PRECISION, OptionType
 from unet3d.config.names import announce
+from unet3d.data.checks import is_valid_affine
 from unet3d.data.formats.volumes import SUFFIX_LIST, split_suffix, to_label_values
 from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
@@ -79,7 +80,10 @@ class Segmenter:
             if len(spacing_mm) != 3 or not all(0 < mm < np.inf for mm in spacing_mm):
                 raise UsageError(f"spacing_mm must be three numbers > 0, got {list(spacing_mm)}")
             affine = np.diag([*map(float, spacing_mm), 1.0])
-        prepared = self._predictor.prepare_array(channels, np.asarray(affine, np.float64))
+        affine = np.asarray(affine, np.float64)
+        if not is_valid_affine(affine):
+            raise UsageError(f"affine must be an invertible (4, 4) in mm, got {affine.tolist()}")
+        prepared = self._predictor.prepare_array(channels, affine)
         values = self._predictor.ensemble.preprocessing.label_values
         return to_label_values(self._predictor.segment(prepared), values)
 

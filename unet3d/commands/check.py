@@ -19,7 +19,7 @@ from unet3d.data.checks import (
     describe_images,
     find_assumptions,
     find_odd_spacings,
-    has_valid_affine,
+    is_valid_affine,
     read_image_headers,
 )
 from unet3d.data.config import DataConfig, parse_data_config
@@ -169,7 +169,7 @@ def check_dataset(
     shapes = [
         [header.shape[axis] for axis in find_orientation(header.affine, data.orientation)[0]]
         for header in headers.values()
-        if has_valid_affine(header)
+        if is_valid_affine(header.affine)
     ]
     if shapes and (swapped := explain_swapped_axes(data.patch_size, shapes, data.orientation)):
         findings.append(Finding(None, None, swapped, "reorder data.patch_size", is_hint=True))

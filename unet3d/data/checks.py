@@ -132,7 +132,7 @@ def check_single_header(header: VolumeHeader, *, is_label: bool, ram: int | None
         yield f"has only {size} voxels; {NOT_2D}", FIX_2D
     elif min(header.shape[:3]) < MIN_SIZE:
         yield f"has only {size} voxels", "check whether its axes are mixed up, or remove the case"
-    if not has_valid_affine(header):
+    if not is_valid_affine(header.affine):
         yield (
             f"has the invalid affine {format_affine(header.affine)}",
             "write an affine whose first three columns are the axes in mm",
@@ -144,16 +144,16 @@ def check_single_header(header: VolumeHeader, *, is_label: bool, ram: int | None
         )
 
 
-def has_valid_affine(header: VolumeHeader) -> bool:
-    """Return whether the affine is finite, invertible and of plausible spacing."""
-    if not np.isfinite(header.affine).all():
+def is_valid_affine(affine: np.ndarray) -> bool:
+    """Return whether (4, 4) is finite, invertible and of plausible spacing."""
+    if affine.shape != (4, 4) or not np.isfinite(affine).all():
         return False
-    spacing = np.array(header.spacing_mm)
+    spacing = np.linalg.norm(affine[:3, :3], axis=0)
     low, high = SPACING_RANGE_MM
     # If the determinant of the unit axes is near 0, two axes are parallel.
     return bool(
         ((spacing >= low) & (spacing <= high)).all()
-        and abs(np.linalg.det(header.affine[:3, :3] / spacing)) > 1e-3
+        and abs(np.linalg.det(affine[:3, :3] / spacing)) > 1e-3
     )
 
 
@@ -170,7 +170,7 @@ def check_alignment(header: VolumeHeader, other: VolumeHeader, name: str) -> Pro
     if header.shape[:3] != other.shape[:3]:
         shapes = format_range(header.shape), format_range(other.shape)
         yield f"has shape {shapes[0]}, but {name} {shapes[1]}", FIX_SHAPE
-    if not (has_valid_affine(header) and has_valid_affine(other)):
+    if not (is_valid_affine(header.affine) and is_valid_affine(other.affine)):
         return
     if header.orientation != other.orientation:
         yield f"has orientation {header.orientation}, but {name} {other.orientation}", FIX_GRID
@@ -204,7 +204,7 @@ def describe_images(headers: Mapping[Path, VolumeHeader]) -> str:
     formats = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     if len(counts) < 2:
         formats = "".join(counts) or "unknown format"
-    valid = [header for header in headers.values() if has_valid_affine(header)]
+    valid = [header for header in headers.values() if is_valid_affine(header.affine)]
     if not valid:
         return f"{formats}, no readable image"
     shapes, spacings = [h.shape[:3] for h in valid], [h.spacing_mm for h in valid]
