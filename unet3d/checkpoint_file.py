@@ -102,14 +102,18 @@ def find_mismatch(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor])
 
     >>> find_mismatch({"bias": torch.zeros(3)}, {"bias": torch.zeros(2)})
     'bias should be [3], is [2]'
+    >>> find_mismatch({"encoder.bias": torch.zeros(3)}, {"encoders.bias": torch.zeros(3)})
+    'encoder.bias should be [3], is missing; the file has encoders.bias'
     """
+    others = [f"; the file has {name}" for name in sorted(weights.keys() - expected.keys())]
     for name in sorted(expected.keys() | weights.keys()):
         should_be, found = (
             list(tensors[name].shape) if name in tensors else "missing"
             for tensors in (expected, weights)
         )
         if should_be != found:
-            return f"{name} should be {should_be}, is {found}"
+            other = "".join(others[:1]) if found == "missing" else ""
+            return f"{name} should be {should_be}, is {found}{other}"
     return None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from unet3d.checkpoint_file import download, extract_weights, is_on_hub
+from unet3d.checkpoint_file import download, extract_weights, find_mismatch, is_on_hub
 from unet3d.errors import UsageError
 from unet3d.files import find_run_checkpoint
 from unet3d.model.foreign_weights import (
@@ -76,8 +76,8 @@ def load_pretrained(model: nn.Module, path: Path, content: Mapping[str, Any]) ->
     }
     if not matching:
         raise UsageError(
-            f"init_from={path}: none of its {len(weights)} tensors fits this network: set model= "
-            "and model.* as in the run that saved it"
+            f"init_from={path}: none of its {len(weights)} tensors fits this network "
+            f"({find_mismatch(initial, weights)}): set model= and model.* as in the run of the file"
         )
     model.load_state_dict({**initial, **matching})
     others = sorted(set(initial) - set(matching))
