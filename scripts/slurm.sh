@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Train as a SLURM job that requeues itself when it is preempted or its time limit is near:
+# Train as a SLURM job that requeues itself when it is preempted or its time limit is near. Start it in the
+# folder that outputs/ should be in, with the settings of `unet3d train`:
 #
 #   sbatch --gpus-per-node=1 scripts/slurm.sh data=decathlon data.root=/scans/Task04_Hippocampus
 #   sbatch --nodes=4 --ntasks-per-node=8 --gpus-per-node=8 --time=4:00:00 scripts/slurm.sh ...
 #
+# Edit first, or give sbatch as options: the lines that begin with ##SBATCH (remove one #), and the partition and
+# the account if your cluster needs them. Activate the environment of unet3d before, or set UNET3D (see below).
 # Request one task per GPU. The run is in outputs/JOB. After an error, `scontrol requeue JOB` resumes it;
 # when SLURM no longer knows the job, submit a new one with output=outputs/JOB.
 #
