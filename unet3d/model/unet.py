@@ -34,20 +34,32 @@ PerLevel = Size | Sequence[Size]
 class UNet3D(nn.Module):
     """A U-Net of `depth` levels; level 0 is full resolution.
 
+    It takes volumes (B, C, D, H, W) of any size, and returns logits (B, K, D, H, W); with
+    `deep_supervision`, in training, a list of logits of the finest and coarser levels::
+
+        >>> network = UNet3D(in_channels=1, num_classes=4, depth=3, width=8, norm="instance")
+        >>> network(torch.randn(2, 1, 30, 32, 20)).shape
+        torch.Size([2, 4, 30, 32, 20])
+
+    These options matter most for memory: `width`, the channels of level 0; `fused`, with which
+    blocks store only what backward cannot cheaply recompute; and `pool`. Loss and gradients of
+    fused blocks are those of plain modules. Networks that they cannot compute, for example with
+    forward hooks or replaced modules, run as plain modules and warn once.
+
     `channels` sets the channels of each level; without it level i has width * 2**i, at most
     `max_width`. `decoder_channels` is "same" (as the encoder at that level), "finer" (as the
     encoder one level finer) or a list from level 0 down. With `halve_first_conv`, all but the last
     convolution of an encoder level have half of its channels. `kernel_size` and `pool_kernel`
-    (pooling from level i to i + 1) are one size for all levels or one per level.
+    (pooling from level i to i + 1) are one size for all levels or one per level. `norm` is "batch",
+    "instance", "group" or "none", `activation` "relu" or "leaky_relu", `upsampling` "trilinear",
+    "nearest", "transposed" or "transposed_wide".
 
     With `residual_blocks` (an int, or one per level, the last of which repeats), encoder levels are
     residual blocks and the finest one begins with a convolution, as in nnU-Net's residual encoder;
     `convs_per_level` is then that of the decoder.
 
     `pool` is "max", "avg", "median", "approx_median" or a function that makes a layer from a kernel
-    size. With `fused`, blocks store only what backward cannot cheaply recompute; loss and gradients
-    are those of plain modules. Networks that fused blocks cannot compute, for example with forward
-    hooks or replaced modules, run as plain modules and warn once.
+    size.
     """
 
     def __init__(
