@@ -49,3 +49,12 @@ def test_no_batch_is_larger_than_a_dataset_that_exists(suggest, decathlon_folder
     words = ["data.patch_size=[16,16,16]", "precision=16", "checkpointing=fused", "budget_gib=8"]
     data = ["data=decathlon", f"data.root={decathlon_folder}"]
     assert suggest(*words, *data) == [["data.batch_size=2"]]
+
+
+def test_the_search_ends_where_even_the_smallest_step_does_not_fit(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [*NETWORK[:2], "data.patch_size=[16,16,16]"]
+    assert main(["suggest", *words, "budget_gib=0.001"]) == 3
+    tried, nothing = capsys.readouterr().err.splitlines()
+    assert tried.startswith("1/12 ")
+    assert nothing.startswith("nothing fits 0.001 GiB: ")

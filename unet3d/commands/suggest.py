@@ -103,6 +103,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             voxels = prod(variant.data.patch_size)
             candidates.append(Candidate(changes | batches, voxels, batch, peak, extra))
         print(f"{n}/{len(combinations)} {format_overrides(changes)}: {outcome}", file=sys.stderr)
+        if n == 1 and found is None and not fits_smallest(step, combinations, budget):
+            break
     # As `unet3d plan` chooses: the largest patch of which two fit, since that is what a network
     # sees; then the least extra work.
     candidates.sort(
@@ -124,7 +126,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         write_output(format_candidates(best), settings.output)
     if not candidates:
         print(
-            f"nothing fits {budget / GIB:g} GiB: try a smaller data.patch_size or network (model=)",
+            f"nothing fits {budget / GIB:.4g} GiB: try a smaller data.patch_size or model=",
             file=sys.stderr,
         )
         return 3
@@ -143,6 +145,17 @@ def list_combinations(settings: SuggestConfig) -> list[Changes]:
         sizes = [scale_patch(step.data.patch_size, f) for f in settings.patches]
         axes["data.patch_size"] = list(dict.fromkeys(sizes))
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+
+
+def fits_smallest(step: StepConfig, combinations: Sequence[Changes], budget: int) -> bool:
+    """Return whether one smallest patch fits with all that saves memory."""
+    patch = min(combinations, key=lambda changes: prod(changes.get("data.patch_size", ())))
+    least = {"checkpointing": list_strategies(step)[-1], "precision": "16-true"}
+    try:
+        smallest = step.vary({**patch, **least, "data.batch_size": 1})
+        return check_configured_batch(smallest, budget) is not None
+    except UsageError:  # this network does not support it
+        return True
 
 
 def format_candidates(candidates: Sequence[Candidate]) -> str:
