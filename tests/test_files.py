@@ -59,6 +59,12 @@ def test_a_text_replaces_a_file_and_is_written_to_a_device_or_a_link(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a", "link"}
 
 
+def test_a_text_is_written_into_a_folder_that_is_created(tmp_path):
+    file = tmp_path / "new" / "folder" / "a.txt"
+    write_text(file, "a")
+    assert file.read_text() == "a"
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_where_a_file_system_has_no_locks_a_warning_says_so_once(
     tmp_path, monkeypatch, caplog, number

@@ -96,12 +96,13 @@ def replace_with_copy(path: Path, target: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace a file by a text in UTF-8; /dev/stdout and links are written to instead.
 
-    Bytes of names that are not UTF-8 are written as escapes.
+    Its folder is created. Bytes of names that are not UTF-8 are written as escapes.
     """
     content = text.encode("utf-8", "backslashreplace")
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_bytes(content)
         return
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as draft:
         draft.write_bytes(content)
 
@@ -121,7 +122,8 @@ def write_output(text: str, path: Path | None) -> None:
 
 
 def write_figure(figure: Any, path: Path, *, dpi: int = 110) -> None:
-    """Write a figure of matplotlib as PNG."""
+    """Write a figure of matplotlib as PNG; its folder is created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as draft:
         figure.savefig(draft, dpi=dpi, format="png")
 

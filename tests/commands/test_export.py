@@ -62,7 +62,8 @@ def test_an_onnx_file_describes_its_inputs_and_outputs(checkpoint, scan, tmp_pat
 
 def test_without_input_patches_of_noise_are_compared(checkpoint, tmp_path, capsys):
     words = {"checkpoint": checkpoint("one"), "format": "torch_export"}
-    code, message, _ = export(capsys, **words, output=tmp_path / "net.pt2", patch_size="[8,32,10]")
+    output = tmp_path / "new" / "folder" / "net.pt2"
+    code, message, _ = export(capsys, **words, output=output, patch_size="[8,32,10]")
     assert code == 0
     assert "on 3 patches of noise logits differ" in message
     assert "(batch, 1, 8, 32, 10) -> (batch, 4, 8, 32, 10)" in message

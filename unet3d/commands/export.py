@@ -114,8 +114,6 @@ def export(
         raise UsageError(f"{output} is a folder: name a file in it")
     if output.exists() and not output.suffix:
         raise UsageError(f"{output} exists: name a new folder")
-    if not output.parent.is_dir():
-        raise UsageError(f"{output}: the folder {output.parent.absolute()} does not exist")
     formats.require_packages(f"the format {format}", formats.REQUIRED_PACKAGES[format])
     members = load_members(checkpoints, allow_targets)
     if patch_size is not None:
@@ -131,6 +129,7 @@ def export(
     measure_window_memory(forwards, (1, *size), CPU)  # refuses such patches
     patches, source = load_sample_patches(input, metadata, ensemble.patch_size)
     prefix = f".{output.name[-50:]}-"
+    output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=prefix, dir=output.parent) as folder, add_path_to_errors(output):
         draft = Path(folder) / output.name
         kind = write(format, members, ensemble, draft)
