@@ -48,6 +48,7 @@ def test_a_mistake_in_training_is_one_line_with_exit_code_2(unet3d, small, mista
         ("download task=Task99_Nothing", ["Task99_Nothing", "Task04_Hippocampus"]),
         ("memory format=pdf", ["format", "pdf", "json"]),
         ("search space={pool:[max,maxx]}", ["maxx", "max"]),
+        ("memory data.patch_size=[8, 8, 8]", ["'data.patch_size=[8,'", "quote", "blanks"]),
         ("check wrokers=2", ["wrokers", "workers"]),
     ],
 )

@@ -209,7 +209,10 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
             f": unet3d {command} --help lists all keys" if hint == "." else hint
         )
     if isinstance(error, OverrideParseException):
-        return f"cannot parse {error.override!r}: quote special characters, as in key=\"'a, b'\""
+        word, advice = str(error.override), "quote special characters, as in key=\"'a, b'\""
+        if word.count("[") > word.count("]"):  # the shell has split it
+            advice = "write a list without blanks, as in key=[1,2,3], or quote it: 'key=[1, 2, 3]'"
+        return f"cannot parse {word!r}: {advice}"
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", str(error)):
         key, values = match.groups()
         return f"{key} has several values: write {key}=[{values}] for a list, -m for a run of each"
