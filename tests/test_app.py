@@ -98,6 +98,16 @@ def test_a_command_whose_output_nobody_reads_ends_quietly():
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("count", [1, 99_999], ids=["of a last flush", "of a print"])
+def test_a_broken_pipe_is_no_error(count):
+    body = f"with report_errors('evaluate', ()) as outcome:\n  for n in range({count}): print(n)"
+    code = f"import sys\nfrom unet3d.app import report_errors\n{body}\nsys.exit(outcome.code)"
+    piped = f'{sys.executable} -W ignore -c "{code}" | exec true; exit ${{PIPESTATUS[0]}}'
+    shell = ["bash", "-c", piped]
+    ended = subprocess.run(shell, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
 @pytest.mark.parametrize(
     "path", ["C:\\scans", "C:\\scans\\", "C:\\it's\\", "\\\\server\\new (1)", "it's, here", "a=b"]
 )

@@ -43,7 +43,7 @@ from unet3d.errors import (
     is_out_of_memory,
     summarize_error,
 )
-from unet3d.files import write_output
+from unet3d.files import is_unread, write_output
 
 PATH_ERRORS = (
     *(FileNotFoundError, FileExistsError, PermissionError),
@@ -233,7 +233,7 @@ class Outcome:
 def report_errors(
     command: str, args: Sequence[str], *, debug: bool = False, sweeping: bool = False
 ) -> Generator[Outcome]:
-    """Print an error of the body as one line.
+    """Print an error of the body as one line, unless nobody reads what is printed, as in `| head`.
 
     Interrupting one job of a sweep interrupts the sweep; a job that is estimated not to fit is
     skipped.
@@ -241,6 +241,7 @@ def report_errors(
     outcome = Outcome()
     try:
         yield outcome
+        sys.stdout.flush()
     except EstimatedOutOfMemoryError as error:
         print(f"skipped: {error}")
         outcome.error = error
@@ -251,6 +252,9 @@ def report_errors(
             print(f"unet3d: interrupted by {error or 'SIGINT'}", file=sys.stderr)
         outcome.code = error.exit_code if isinstance(error, Interrupted) else 130
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and is_unread():
+            outcome.code = 141  # as a shell has it for tools that SIGPIPE ends
+            return
         if debug:
             traceback.print_exception(error)
         print(f"unet3d: {format_error(error, command, args)}", file=sys.stderr)

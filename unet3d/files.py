@@ -115,10 +115,17 @@ def write_output(text: str, path: Path | None) -> None:
     if path is not None:
         write_text(path, text + "\n")
         return
+    is_unread(text)
+
+
+def is_unread(text: str = "") -> bool:
+    """Print to standard output; return whether nobody reads it any more."""
     try:
         print(text, flush=True)
     except BrokenPipeError:  # let the interpreter's last flush succeed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def write_figure(figure: Any, path: Path, *, dpi: int = 110) -> None:
