@@ -89,17 +89,23 @@ def select_worst(dice: Mapping[str, float]) -> list[str]:
     return sorted(dice, key=lambda name: (math.isnan(dice[name]), dice[name]))[:NUM_WORST]
 
 
-def describe_classes(names: Sequence[str]) -> str:
-    """Name the classes, of many only the first.
+def describe_classes(
+    names: Sequence[str], regions: Mapping[str, Sequence[int]] | None = None
+) -> str:
+    """Name the classes, of many only the first, and the regions with their labels.
 
     >>> describe_classes(["background", "liver"])
     'classes background, liver'
+    >>> describe_classes(["background", "edema", "core"], {"whole": (1, 2), "core": (2,)})
+    'classes background, edema, core; regions whole [1, 2], core [2]'
     >>> describe_classes([f"bone {n}" for n in range(118)])
     '118 classes: bone 0, bone 1, bone 2, bone 3, bone 4 and 113 more'
     """
+    unions = [f"{name} {list(labels)}" for name, labels in (regions or {}).items()]
+    end = f"; regions {join_first(unions, 20)}" if unions else ""
     if len(names) > MANY_CLASSES:
-        return f"{len(names)} classes: {join_first(names)}"
-    return f"classes {', '.join(names)}"
+        return f"{len(names)} classes: {join_first(names)}{end}"
+    return f"classes {', '.join(names)}{end}"
 
 
 def pluralize(count: int, noun: str) -> str:

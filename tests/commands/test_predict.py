@@ -137,10 +137,13 @@ def test_a_missing_channel_is_named_and_the_others_are_segmented(
     assert "c.nii has 1 channels, but the network takes 2: T1, T2" in captured
 
 
-def test_regions_become_labels_in_training_and_inference(predict, checkpoint, images, tmp_path):
+def test_regions_become_labels_in_training_and_inference(
+    predict, checkpoint, images, tmp_path, capsys
+):
     regions = ["data.regions={whole:[1,2,3],core:[2,3],inner:[3]}", "data.region_labels=[2,3,3]"]
     words = {"checkpoint": checkpoint("regions", *regions), "input": images("a.nii")}
     assert predict(**words, save_probabilities=True) == 0
+    assert "; regions whole [1, 2, 3], core [2, 3], inner [3]\n" in capsys.readouterr().out
     found = read_labels(tmp_path / "out" / "probabilities" / "a.nii")
     expected = np.zeros(found.shape[:-1])
     for region, label in enumerate([2, 3, 3]):

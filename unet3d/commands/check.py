@@ -164,7 +164,8 @@ def check_dataset(
             progress=progress,
         )
     findings = list(dict.fromkeys(findings))  # both checks find a file that cannot be read
-    names = f"channels {', '.join(dataset.channels)}; {describe_classes(dataset.classes)}"
+    names = f"channels {', '.join(dataset.channels)}; "
+    names += describe_classes(dataset.classes, dataset.regions)
     names += f"\npatches of {describe_axes(data.patch_size, data.orientation)} voxels"
     shapes = [
         [header.shape[axis] for axis in find_orientation(header.affine, data.orientation)[0]]

@@ -122,11 +122,13 @@ class Predictor:
             summary += f" (instead of {precision.requested}: {precision.reason})"
         patch, window = "x".join(map(str, ensemble.patch_size)), format_bytes(self.window_bytes)
         backend = f" with backend={self.backend}" if self.backend != "torch" else ""
-        classes = ensemble.classes
-        single = join_first([classes[label] for label in self.largest_component_labels], 20)
+        classes = describe_classes(ensemble.classes, ensemble.regions)
+        single = join_first(
+            [ensemble.classes[label] for label in self.largest_component_labels], 20
+        )
         return (
             f"{summary}, on {self.device.type}{backend}; windows of {patch} take {window}\n"
-            f"channels {', '.join(ensemble.channels)}; {describe_classes(classes)}"
+            f"channels {', '.join(ensemble.channels)}; {classes}"
             + (f"; the largest component alone of {single}" if single else "")
         )
 

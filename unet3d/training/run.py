@@ -103,7 +103,7 @@ def summarize_run(run: TrainingRun) -> str:
         f"{type(model).__name__}, {count_parameters(model):,} parameters{fixed}, precision "
         f"{precision.used}{reason}, on {run.data.device}{ranks}",
         f"{training} for training, {validation} for validation; "
-        f"{describe_classes(data.dataset.classes)}",
+        f"{describe_classes(data.dataset.classes, data.dataset.regions)}",
         f"patches of {describe_axes(config.patch_size, config.orientation)} voxels, "
         f"{config.batch_size} at a time",
         *filter(None, [data.split_note, *data.data_warnings]),
