@@ -208,7 +208,9 @@ def describe_images(headers: Mapping[Path, VolumeHeader]) -> str:
     if not valid:
         return f"{formats}, no readable image"
     shapes, spacings = [h.shape[:3] for h in valid], [h.spacing_mm for h in valid]
-    return f"{formats}, {format_range(*shapes)} voxels of {format_range(*spacings)} mm"
+    codes = sorted({header.orientation for header in valid})
+    along = f" along the axes of each file ({join_first(codes)})" if len(codes) > 1 else ""
+    return f"{formats}, {format_range(*shapes)} voxels of {format_range(*spacings)} mm{along}"
 
 
 def find_assumptions(headers: Collection[VolumeHeader], cases: int) -> list[Finding]:
