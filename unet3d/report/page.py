@@ -20,11 +20,15 @@ def render_page(template: str, **content: Any) -> str:
 
 
 def format_score(value: float | None, digits: int = 4) -> str:
-    """Return a score, or a dash if there is none; 0 is nothing else than 0."""
+    """Return a score, or a dash if there is none; a small one has two significant digits.
+
+    >>> format_score(1.5, 2), format_score(0.00034, 2), format_score(0.0, 2)
+    ('1.50', '0.00034', '0.00')
+    """
     if value is None or math.isnan(value):
         return "-"
-    text = f"{value:.{digits}f}"
-    return f"{value:.1g}" if value and not float(text) else text
+    is_small = 0 < abs(value) < 10.0 ** min(0, 1 - digits)
+    return f"{value:.2g}" if is_small else f"{value:.{digits}f}"
 
 
 def format_mean(score: Mapping[str, float | None] | None, sign: str = "") -> str:
