@@ -69,7 +69,7 @@ def test_debug_shows_where_the_error_was_raised(unet3d):
 def test_a_run_that_fails_later_ends_with_exit_code_4_and_one_line(unet3d, small):
     ended = unet3d("train", *small, "optimizer.lr=1e30", "trainer.max_steps=20")
     assert ended.code == 4
-    assert_one_line(ended.err, ["nan", "step"])
+    assert_one_line(ended.err, ["nan", "step", "lower optimizer.lr, or"])
 
 
 @pytest.mark.slow

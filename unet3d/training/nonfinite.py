@@ -133,7 +133,7 @@ class NonFiniteGuard:
         """Count the step; `describe` is called only if it is printed, as it may take a forward."""
         self.skipped += 1
         if self.skipped > self.max_skipped:
-            advice = "set max_skipped_steps=10 to skip up to 10 such steps"
+            advice = "lower optimizer.lr, or set max_skipped_steps=10 to skip up to 10 such steps"
             if self.max_skipped:
                 advice = (
                     f"this exceeds max_skipped_steps={self.max_skipped}: lower optimizer.lr, or "
