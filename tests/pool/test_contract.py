@@ -38,6 +38,11 @@ def test_an_input_that_is_not_a_batch_of_volumes_is_an_error(factory, x):
         factory(2)(x)
 
 
+def test_a_volume_without_a_batch_is_pooled_as_a_batch_of_one(factory):
+    x = torch.randn(2, 4, 5, 6)
+    assert factory(2)(x).equal(factory(2)(x[None])[0])
+
+
 def test_strides_of_input_and_gradient_do_not_change_values(factory):
     x = torch.randn(2, 8, 3, 6, 4).transpose(1, 4).requires_grad_()  # (2, 4, 3, 6, 8), strided
     plain = x.detach().contiguous().requires_grad_()

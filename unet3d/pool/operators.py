@@ -35,7 +35,9 @@ class Pool3d(nn.Module):
         self.windows = PoolWindows.from_args(kernel_size, stride, padding)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, D, H, W) -> (B, C, D', H', W')."""
+        """(B, C, D, H, W) -> (B, C, D', H', W'), or both without B, as in torch."""
+        if x.dim() == 4:
+            return self.forward(x[None])[0]
         if torch.compiler.is_exporting() or is_transformed():
             return self.pool_by_standard_operators(x)
         return pool3d(to_supported_layout(x), self.pool, self.windows.numbers, self.tau)[0]
