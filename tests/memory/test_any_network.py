@@ -79,6 +79,20 @@ def test_devices_have_the_names_that_torch_gives_them_and_others_are_refused():
     with pytest.raises(UsageError, match="largest_batch is for GPUs"):
         on_cpu.largest_batch(8)
     assert estimate("cuda").largest_batch(0.5) == 0
+    with pytest.raises(UsageError, match="budget_gib must be above 0, got -1"):
+        estimate("cuda").largest_batch(-1)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "message"),
+    [
+        ("foo", CUBE, r"model must be a torch.nn.Module, got 'foo'"),
+        (nn.ReLU(), (1, 1, -16, 16, 16), r"must be sizes of at least 1, got \(1, 1, -16"),
+    ],
+)
+def test_what_cannot_be_estimated_is_named(model, shape, message):
+    with pytest.raises(UsageError, match=message):
+        unet3d.estimate_memory(model, shape)
 
 
 def test_an_attribute_blocks_of_another_network_is_not_called():

@@ -55,6 +55,10 @@ def estimate_memory(
         >>> estimate.peak
         822200
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, got {model!r}")
+    if not input_shape or min(input_shape) < 1:
+        raise UsageError(f"input_shape must be sizes of at least 1, got {input_shape!r}")
     name, supported = find_precision(precision), ("32", *AUTOCAST_TYPES)
     if name not in supported:
         raise UsageError(f"precision must be one of {', '.join(supported)}, got {precision!r}")
@@ -118,6 +122,8 @@ class NetworkEstimate:
         """
         if not self.details.trace.cuda:
             raise UsageError('largest_batch is for GPUs: estimate with device="cuda"')
+        if not budget_gib > 0:
+            raise UsageError(f"budget_gib must be above 0, got {budget_gib}")
         found = find_fitting_batch(self._estimate, int(budget_gib * GIB))
         return 0 if found is None else found[0]
 
