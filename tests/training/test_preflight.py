@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from unet3d.commands.train import build_training
+from unet3d.errors import UsageError
 from unet3d.memory.estimate import UntraceableError, add_context_bytes
 from unet3d.text import MIB
 from unet3d.training import preflight
@@ -26,6 +27,11 @@ def test_tiles_of_a_gpu_are_as_large_as_its_free_memory_allows(composed, tmp_pat
         assert notes[0] == f"checkpointing.tile_mib=auto: using {tiles[-1]}" or tile_bytes is None
         available = add_context_bytes(estimate.peak) - 1
     assert tiles == [2048, 256, None, 16]
+
+
+def test_a_patch_that_the_network_refuses_ends_a_run_before_it_begins(composed, tmp_path):
+    with pytest.raises(UsageError, match="too few for the instance norm"):
+        build_training(composed("data.patch_size=[1,1,1]", "memory.estimate=true"), tmp_path)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from unet3d.machine import (
     describe_missing_kernels,
     get_available_bytes,
 )
-from unet3d.memory.estimate import MemoryEstimate, add_context_bytes
+from unet3d.memory.estimate import MemoryEstimate, UntraceableError, add_context_bytes
 from unet3d.memory.fit import (
     estimate_configured_step,
     estimate_resolved_step,
@@ -107,10 +107,12 @@ def estimate_run_memory(
         )
 
     for changes, estimate in try_changes(settings.step, options, estimate_run):
-        if isinstance(estimate, UsageError):
+        if isinstance(estimate, UntraceableError):
             if retention is not None:
                 model.retention = retention  # nothing says that larger tiles fit
             return None, [str(estimate)]
+        if isinstance(estimate, UsageError):  # no such step runs, either
+            raise estimate
         if fits(changes, estimate, available):
             break
     step = settings.step.vary(changes)
