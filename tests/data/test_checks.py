@@ -95,6 +95,15 @@ def test_a_class_that_never_occurs_is_reported(tmp_path):
     assert finding.message == "class 3 (side) occurs in no label"
 
 
+@pytest.mark.parametrize(("second", "setting"), [(4, "[0, 1, 4]"), (5, "auto")])
+def test_values_that_are_no_classes_are_proposed_as_label_values(tmp_path, second, setting):
+    cases = Decathlon(str(write_decathlon(tmp_path, 2))).list_cases()
+    for n, (case, value) in enumerate(zip(cases, (4, second), strict=True)):
+        save_volume(case.label, np.array([0, 1, value], np.uint8)[make_label(n)])
+    [hint] = [f for f in check(cases, classes="abc", ignore_labels=()) if f.is_hint]
+    assert f"set data.label_values={setting} to" in hint.advice
+
+
 def test_rounding_differences_of_headers_are_tolerated(tmp_path):
     write_decathlon(tmp_path, 1)
     affine = AFFINE * 1.00001 + 0.05 * SHIFT

@@ -297,7 +297,9 @@ def check_voxels(
     if unknown := values.difference(known, ignore_labels):
         found = join_first([*map(str, sorted(values))], 10)
         message = f"labels hold the values {found}, of which {len(unknown)} are no classes"
-        advice = "set data.label_values=auto to make every value a class, or name the values"
+        used = sorted({0, *values}.difference(ignore_labels))
+        setting = f"[{', '.join(map(str, used))}]" if len(used) == len(classes) <= 20 else "auto"
+        advice = f"set data.label_values={setting} to make each of them a class, in this order"
         findings.append(Finding(None, None, message, advice, is_hint=True))
     for label, name in zip(known, classes, strict=True):
         if present and known.index(label) not in present:
