@@ -55,6 +55,7 @@ def test_labels_are_those_of_the_masks_interpolated_as_a_whole(size, shape, orde
 def test_values_are_not_interpolated_across_a_coarse_axis():
     assert choose_interpolation_orders([1, 1, 2], [1, 1, 1], 3) == [3, 3, 3]
     assert choose_interpolation_orders([5, 1, 1], [1, 1, 1], 3) == [0, 3, 3]
+    assert choose_interpolation_orders([1, 1, 1], [1, 5, 1], 3) == [3, 0, 3]
     assert choose_interpolation_orders([5, 5, 1], [1, 1, 1], 3) == [3, 3, 3]
 
 
