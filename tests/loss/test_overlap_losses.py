@@ -93,6 +93,7 @@ def test_the_skeleton_of_a_mask_is_that_of_monai():
 
 def test_skeleton_recall_is_the_mean_probability_in_the_tube():
     labels = torch.zeros(1, 12, 12, 12, dtype=torch.uint8)
+    labels[:, :, :6, :6] = IGNORE_LABEL  # is no structure
     labels[:, :, 5, 5] = 1
     labels[:, 6:, 5, 5] = 2
     logits = torch.zeros(1, 3, 12, 12, 12, requires_grad=True)

@@ -103,11 +103,11 @@ def test_the_calibration_error_is_torchmetrics_part_by_part():
 
 def test_regions_are_calibrated_one_by_one():
     labels = torch.tensor([1, 2, 2, 0], dtype=torch.uint8)
-    logits = torch.tensor([[4.0, 4.0, -4.0, -4.0], [-4.0, 4.0, 4.0, -4.0]])
+    logits = torch.tensor([[40.0, 40.0, -40.0, -40.0], [-4.0, 4.0, 4.0, -4.0]])
     metric = CalibrationError(regions={"whole": [1, 2], "core": [2]})
     metric.update(logits, labels)
-    confidence = float(torch.tensor(4.0).sigmoid())  # four decisions are right, one is not
-    assert metric.finish()["ece"] == pytest.approx(abs(confidence - 4 / 5), abs=1e-6)
+    confidence = float(torch.tensor(4.0).sigmoid())  # of two decisions; three have 1 in float32
+    assert metric.finish()["ece"] == pytest.approx((2 * confidence + 3 - 4) / 5, abs=1e-6)
 
 
 def test_scores_of_cases_are_means_over_those_that_have_a_class():

@@ -12,7 +12,7 @@ from torch import nn
 
 from unet3d.config.compose import get_config_dir
 from unet3d.loss.overlap import DiceCE
-from unet3d.model.blocks import Strided
+from unet3d.model.blocks import StochasticDepth, Strided
 from unet3d.model.fused import conv_ops, tiling
 from unet3d.model.fused.kernels import cpu
 from unet3d.model.unet import UNet3D
@@ -206,6 +206,8 @@ def test_stochastic_depth_drops_the_same_volumes(policy, small_tiles):
     assert_equal_results(*results)
     torch.manual_seed(4)
     assert fused(x).sum() != fused(x).sum()
+    factors = StochasticDepth(0.5).draw(99, x.device)
+    assert factors.unique().tolist() == [0, 2]  # the mean stays as it is
 
 
 @pytest.mark.parametrize("network", ["no norm, wide decoder", "residual, strided"])
