@@ -41,6 +41,9 @@ def test_windows_without_a_bright_voxel_in_any_channel_are_background(overlappin
     assert not labels.any()
     image[1, 2, 2, 2] = 4
     assert not background.is_background(image[:, :8])
+    image[:, 12:] = 100
+    background = BackgroundDetector(image, 0.0, outputs=3, overlapping=overlapping)
+    assert background.is_background(image[:, :2] + 1e-5)  # interpolation rounds
 
 
 @torch.no_grad()
