@@ -79,6 +79,14 @@ def test_a_view_is_printed_or_drawn_and_so_are_variants(tmp_path, monkeypatch, c
     assert {p.name for p in tmp_path.iterdir()} == {"a b.png", "pool.png"}
 
 
+def test_the_peak_of_an_optimizer_that_allocates_nothing_is_what_it_begins_with(composed):
+    words = ["optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false"]
+    step = composed(*SMALL, *words, "trainer.gradient_clip_val=null").step
+    estimate = estimate_configured_step(step, validates=False)
+    batch, weights_and_gradients = 2 * 16**3 * (4 + 1), 2 * 4 * estimate.parameters
+    assert estimate.phases["optimizer"].allocated == weights_and_gradients + batch
+
+
 @pytest.mark.parametrize(
     ("vary", "values"),
     [

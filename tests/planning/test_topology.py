@@ -106,6 +106,12 @@ def fits_below(voxels):
     return lambda patch: 1 if prod(patch) <= voxels else 1e12
 
 
+def test_a_coarse_axis_stays_coarser_than_the_others():
+    spacings, shapes = 2 * [(0.5, 1, 1)] + 3 * [(5, 1, 1)], 5 * [(9, 64, 64)]
+    theirs = plan_with_nnunet(spacings, shapes, estimate=lambda patch: 1)
+    assert choose_target_spacing(spacings, shapes) == theirs.spacing_mm == (1.00001, 1, 1)
+
+
 def test_a_spacing_has_no_more_digits_than_a_file():
     chosen = choose_target_spacing([(1.2000000477, 0.00025, 70.1)], [(9, 9, 9)])
     assert chosen == (1.2, 0.00025, 70.1)
