@@ -133,7 +133,9 @@ def test_a_trial_that_was_killed_before_it_had_values_gets_them(search, train_no
     assert search("trials=1") == 0
     optuna.load_study(study_name="search", storage="sqlite:///search/search.db").ask()
     assert search("trials=2") == 0
-    assert [len(trial["values"]) for trial in read_trials(tmp_path)] == [3, 3]
+    first, second = (trial["values"] for trial in read_trials(tmp_path))
+    assert len(first) == len(second) == 3
+    assert first["optimizer.lr"] != second["optimizer.lr"]
 
 
 def test_trials_that_fail_are_named_and_end_the_search(search, monkeypatch, capsys):

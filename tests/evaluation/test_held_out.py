@@ -27,7 +27,11 @@ def test_cases_are_held_out_unless_a_checkpoint_has_seen_them(small, tmp_path, c
     last = run / "checkpoints" / "last.ckpt"
     assert group_cases_by_use([run, last], ["new"])["held out"] == ["new"]
     content = load_checkpoint(last, mmap=False)
-    del content["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
+    fixed = content["callbacks"]["ResumeState"]["fixed_settings"]
+    fixed["cases"]["training"] = {"new": ""}
+    save_checkpoint(content, last)
+    assert group_cases_by_use([last, run], ["new"])["training"] == ["new"]
+    del fixed["cases"]
     save_checkpoint(content, last)
     with pytest.raises(UsageError, match=r"does not list the cases .* leave out checkpoint="):
         group_cases_by_use([last], ["new"])
