@@ -144,15 +144,31 @@ def test_blur_matches_scipy_and_keeps_the_sum():
     assert np.abs(transforms.blur(image, 0.9).numpy() - expected).max() < 1e-5
 
 
-def test_contrast_keeps_the_range_and_gamma_mean_std_and_order():
+def test_contrast_keeps_the_range_and_gamma_mean_and_std():
     image = torch.randn(8, 8, 8) * 2 + 5
+    unit = (image - image.min()) / (image.max() - image.min())
     for factor in (0.8, 1.2):
         out = transforms.scale_contrast(image, factor)
         assert image.min() <= out.min() <= out.max() <= image.max()
-        out = transforms.apply_gamma(image, factor)
-        assert float(out.mean() - image.mean()) == pytest.approx(0, abs=1e-4)
-        assert float(out.std() / image.std()) == pytest.approx(1, abs=1e-4)
-        assert (out.flatten().argsort() == image.flatten().argsort()).all()
+        for change, curve in (
+            (transforms.apply_gamma, unit**factor),
+            (transforms.apply_inverted_gamma, -((1 - unit) ** factor)),
+        ):
+            expected = (curve - curve.mean()) / curve.std() * image.std() + image.mean()
+            torch.testing.assert_close(change(image, factor), expected, rtol=0, atol=1e-4)
+
+
+def test_half_is_as_likely_as_double():
+    """Also of exponents: one above 1 makes the middle of a ramp darker."""
+    scales, exponents = Augment(scale_p=1, scale=(0.25, 4)), Augment(gamma_p=1, gamma=(0.25, 4))
+    ramp, label = torch.linspace(0, 1, 125).view(1, 1, 5, 5, 5), torch.zeros(1, 5, 5, 5).byte()
+    larger = darker = 0
+    for seed in range(200):
+        larger += scales.sample_transform(seed, (5, 5, 5)).matrix[0, 0] < 1
+        curved, _ = exponents(ramp, label, [seed], (5, 5, 5))
+        darker += curved.median() < curved.mean()
+    assert 80 < larger < 120
+    assert 80 < darker < 120
 
 
 def test_low_resolution_loses_detail_without_shifting_the_image():
