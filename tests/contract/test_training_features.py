@@ -89,6 +89,7 @@ def test_a_case_is_scored_in_the_classes_that_it_annotates(unet3d, tmp_path):
     (scores,) = result["cases"].values()
     assert scores["front"]["dice"] is not None
     assert scores["back"]["dice"] is None
+    assert result["per_class"]["back"]["absent_from_both"] == 0
 
 
 def test_fold_none_trains_on_every_case_without_validation(train, tmp_path):
