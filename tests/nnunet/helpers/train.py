@@ -5,6 +5,7 @@ reads its folders from the environment when it is imported.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from scripts.bench.nnunet_trainer import set_folders
 from tests.contract.helpers.datasets import write_nnunet
@@ -19,7 +21,7 @@ from tests.training.helpers.operation_recorder import OperationRecorder
 from unet3d.__main__ import main as run_unet3d
 from unet3d.cuda_graphs import WARMUP_BATCHES
 
-NAME = "Dataset001_Tiny"
+NAME, CPU = "Dataset001_Tiny", torch.device("cpu")
 NEARLY_TIED = 2**-9  # of probabilities, from logits below 4 that are rounded to 11 bits
 
 
@@ -64,6 +66,50 @@ def train_on_noise(recorder: Any) -> list[torch.Tensor]:
         run.train_step({"data": torch.randn(2, 2, *patch), "target": target})
     assert recorder is None or run.graphed_pass.recording is not None
     return list(run.network.parameters())
+
+
+def compare_augmentation() -> bool:
+    """Return whether batches that are augmented in the main process are those of nnU-Net's loader.
+
+    With batches of one, both draw their random numbers in the same order.
+    """
+    from nnunetv2.run.run_training import get_trainer_from_args
+
+    os.environ.update(nnUNet_n_proc_DA="0")  # no processes
+    batches: list[list[torch.Tensor]] = []
+    for is_ours in (False, True):
+        run = get_trainer_from_args("1", "3d_fullres", 0, "nnUNetTrainerLean", device=CPU)
+        run.initialize()
+        run.batch_size = 1
+        loader, _ = run.augment_on(CPU) if is_ours else run.get_dataloaders()
+        assert (run.augmenter is not None) == is_ours
+        np.random.seed(0)
+        torch.manual_seed(0)
+        drawn = [next(loader) for _ in range(12)]
+        batches.append(tree_leaves([(batch["data"], batch["target"]) for batch in drawn]))
+    # nnU-Net's blur chooses by time whether it computes in Fourier space.
+    return all(torch.allclose(a, b, rtol=0, atol=1e-3) for a, b in zip(*batches, strict=True))
+
+
+def choose_strategies() -> list[str]:
+    """Return what the trainer chooses on GPUs with ever less memory."""
+    from nnunetv2.run.run_training import get_trainer_from_args
+
+    run = get_trainer_from_args("1", "3d_fullres", 0, "nnUNetTrainerLean", device=CPU)
+    run.initialize()
+    chosen = []
+    for free in (2**40, 2**20):
+        run.choose_checkpointing(free)
+        chosen.append(run.network.checkpointing)
+    return chosen
+
+
+def build_2d_network() -> torch.nn.Module:
+    """Build the network of a plan for slices."""
+    from nnunetv2.run.run_training import get_trainer_from_args
+
+    run = get_trainer_from_args("1", "2d", 0, "nnUNetTrainerLean", device=CPU)
+    return run.build_network_architecture(run.plans_manager, run.configuration_manager, 2, 3)
 
 
 def predict(folder: Path, images: Path, output: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -138,6 +184,9 @@ def main() -> None:
     again = train("nnUNetTrainerLean", theirs)
     pairs = zip(train_on_noise(None), train_on_noise(OperationRecorder()), strict=True)
     print("equal when replayed:", all(torch.equal(eager, replayed) for eager, replayed in pairs))
+    print("equal augmentation:", compare_augmentation())
+    print("chooses:", choose_strategies())
+    print("network of 2D slices:", type(build_2d_network()).__name__)
     weights = torch.load(again, weights_only=False)["network_weights"]
     stored = torch.load(theirs, weights_only=False)
     torch.save(stored | {"network_weights": weights}, theirs)
