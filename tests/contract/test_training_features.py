@@ -194,12 +194,19 @@ def test_labels_keep_the_values_that_files_have(unet3d, tmp_path, values):
     (tmp_path / "table.json").write_text(json.dumps(names))
     data = ["data=pairs", "data.root=scans", "data.patch_size=[16,16,16]"]
     found = unet3d("check", *data, f"data.num_classes={len(values)}")
-    assert "set data.label_values=auto" in found.out
+    assert f"set data.label_values={'auto' if len(values) > 20 else values}" in found.out
     options = ["data.label_values=table.json", "trainer.max_steps=1", "memory.estimate=false"]
-    small = ["model.width=2", "model.depth=2", "logger=none", "hydra.run.dir=run"]
+    small = ["model.width=2", "model.depth=2", "logger=tensorboard", "hydra.run.dir=run"]
     ended = unet3d("train", *data, *options, *small)
     assert ended.code == 0, ended.err
     run = tmp_path / "run"
+    tags = read_events(run).Tags()
+    curves = [tag for tag in tags["scalars"] if tag.startswith("val/dice/")]
+    if len(values) > 20:  # the worst are listed, and a histogram has all
+        assert (ended.out.count("Dice, name"), curves) == (5, [])
+        assert "val/dice by class" in tags["histograms"]
+    else:
+        assert (ended.out.count("Dice, name"), len(curves)) == (2, 2)
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     assert content["unet3d"]["preprocessing"]["label_values"] == values
     assert content["unet3d"]["classes"] == [f"name{value}" for value in values]

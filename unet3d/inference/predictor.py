@@ -186,7 +186,8 @@ class Predictor:
         ensemble, budget = self.ensemble, self._get_budget(held=scan.image.nbytes)
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
-        held = scan.image.nbytes + self._label_bytes * voxels + HEAP_ALLOWANCE
+        held = scan.image.nbytes + self._label_bytes * voxels
+        held += HEAP_ALLOWANCE * (2 if self.heads else 1)  # blocks of logits are freed, too
         plan = choose_plan(
             VolumeToSegment(
                 window_grid=WindowGrid(
