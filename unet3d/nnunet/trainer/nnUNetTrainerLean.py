@@ -63,7 +63,11 @@ class nnUNetTrainerLean(nnUNetTrainer):
 
     def initialize(self) -> None:
         super().initialize()
-        if self.device.type != "cuda" or self.is_2d:
+        if self.is_2d:
+            return
+        if self.device.type != "cuda":
+            if self.checkpointing == "auto":
+                vars(self.network)["checkpointing"] = "fused"
             return
         self.choose_checkpointing(get_free_bytes(self.device))
         if not self.is_ddp:
