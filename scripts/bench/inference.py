@@ -2,9 +2,9 @@
 
     python -m scripts.bench.inference --threads 1    # writes benchmarks/cpu-predict.json
 
-The network is tiny, because its weights do not matter here. Each case runs in a process of its own;
-its peak is that of the resident memory minus what was resident before the network was built, and is
-compared with the estimate.
+The network has few layers, of 32 features at full resolution. Each case runs in a process of its
+own; its peak is that of the resident memory minus what was resident before the network was built,
+and is compared with the estimate.
 """
 
 import tempfile
@@ -28,9 +28,9 @@ from unet3d.pool.max import MaxPool3d
 from unet3d.types import Triple
 
 CPU = torch.device("cpu")
-SIZE, CLASSES, PATCH = (384, 384, 256), 100, (128, 128, 128)
-SPACINGS_MM = (1.5, 1.0)
-"""Spacings of the network; the scan's is 1, so with the first one it is resampled."""
+SIZE, PATCH = (384, 384, 256), (128, 128, 128)
+CASES = ((32, 1.0), (1000, 1.0), (32, 1.5), (1000, 1.5))
+"""Classes, and the spacing of the network; the scan's is 1, so with another it is resampled."""
 
 
 def build_predictor(
@@ -68,7 +68,7 @@ def write_scan(size: Triple, folder: Path, body: np.ndarray | None = None) -> Sc
     return ScanTask(scan=scan, labels=folder / "labels.nii.gz", probabilities=None)
 
 
-def measure(mm: float, threads: int) -> dict[str, Any]:
+def measure(classes: int, mm: float, threads: int) -> dict[str, Any]:
     """Segment a scan for a network with this spacing; return the peak memory and the time."""
     import nibabel  # noqa: F401  (imported before memory is measured, as is scipy)
     import scipy.ndimage  # noqa: F401
@@ -81,9 +81,10 @@ def measure(mm: float, threads: int) -> dict[str, Any]:
         meter.start(CPU)
         before = meter.read(CPU).resident or 0
         settings: dict[str, Any] = {"norm": "instance", "upsampling": "nearest", "pool": MaxPool3d}
-        network = UNet3D(in_channels=1, num_classes=CLASSES, depth=3, width=4, **settings)
-        preprocessing = Preprocessing(num_classes=CLASSES, spacing_mm=(mm, mm, mm))
-        predictor = build_predictor(network, CLASSES, PATCH, preprocessing)
+        settings |= {"channels": [32, 16], "convs_per_level": 1}
+        network = UNet3D(in_channels=1, num_classes=classes, **settings)
+        preprocessing = Preprocessing(num_classes=classes, spacing_mm=(mm, mm, mm))
+        predictor = build_predictor(network, classes, PATCH, preprocessing)
         start = time.perf_counter()
         scan = predictor.prepare(task)
         predictor.compute(scan)()
@@ -91,12 +92,13 @@ def measure(mm: float, threads: int) -> dict[str, Any]:
         peak = (meter.read(CPU).resident or 0) - before
     return {
         "size": SIZE,
-        "classes": CLASSES,
+        "classes": classes,
+        "spacing_mm": mm,
         "patch": PATCH[0],
         "windows": scan.plan.windows,
         "forecast_bytes": scan.max_ram,
         "peak_bytes": peak,
-        "whole_logits_bytes": 4 * CLASSES * int(np.prod(SIZE)),
+        "whole_logits_bytes": 4 * classes * int(np.prod(SIZE)),
         "seconds": round(seconds, 1),
         "threads": threads,
     }
@@ -106,7 +108,7 @@ def main() -> None:
     parser = make_parser("scripts.bench.inference", __doc__, output="cpu-predict.json")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    cases = [run_in_new_process(measure, mm, options.threads) for mm in SPACINGS_MM]
+    cases = [run_in_new_process(measure, *case, options.threads) for case in CASES]
     write_results(options.output, {"cases": cases})
 
 

@@ -122,15 +122,16 @@ def monai_parts() -> str:
 
 
 def predict() -> str:
-    """State the memory of a scan with many classes in a sentence."""
-    case = read_result("cpu-predict")["cases"][-1]
-    keys = ("peak_bytes", "forecast_bytes", "whole_logits_bytes")
-    peak, estimate, whole = (format_gib(case[key]) for key in keys)
-    return (
-        f"A scan with {case['classes']} classes at {format_shape(case['size'], ' x ')} voxels "
-        f"needed {peak} of RAM in addition to the network ({estimate} estimated).\n"
-        f"Its logits as one array would be {whole} (`python -m scripts.bench.inference`)."
-    )
+    """Compare the memory of a scan with few and with many classes."""
+    lines = []
+    for case in read_result("cpu-predict")["cases"]:
+        keys = ("peak_bytes", "forecast_bytes", "whole_logits_bytes")
+        sizes = " | ".join(format_gib(case[key]) for key in keys)
+        lines.append(
+            f"{case['classes']} | {case['spacing_mm']:g} mm | {sizes} | {case['seconds']:.0f} s"
+        )
+    heads = "RAM: | estimated: | logits as one array: | time on one thread:"
+    return make_table(f"classes | voxels of the network | {heads}", lines)
 
 
 def nnunet_loader() -> str:
