@@ -60,6 +60,7 @@ def test_the_dataset_says_what_the_settings_leave_open_and_settings_win():
         ({}, describe(classes=("background",)), r"data\.num_classes must be 2\.\.32,767, got 1"),
         ({}, describe(classes=()), "files alone do not define their classes"),
         ({"label_values": [0, 5]}, describe(), "label_values are 2 classes, .* name 3"),
+        ({"label_values": [0, 5], "num_classes": 2}, describe(), "label_values are 2 .* name 3"),
         ({"label_values": [0, 5], "regions": {"a": [5]}}, describe(), "cannot be combined with r"),
         ({"num_classes": 256, "regions": {"a": [5]}}, describe(), "take at most 255 classes"),
         ({}, describe(classes=("background", "a", "a")), "names must be unique, got background, a"),

@@ -15,13 +15,14 @@ COLORS = """# No. Label Name:   R   G   B   A
 17  Left-Hippocampus      220 216  20   0
 
 53\tRight-Hippocampus\t220 216 20 0
+17 again
 """
 
 
 @pytest.fixture
 def cases(tmp_path):
-    label = np.zeros((8, 8, 8), np.int16)
-    label[2:4], label[6] = 17, -1
+    label = np.zeros((8, 8, 8), np.float32)
+    label[2:4], label[6], label[7] = 17, -1, np.nan
     return [write_case(tmp_path, noise(8, 8, 8), label)]
 
 

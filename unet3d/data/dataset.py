@@ -64,11 +64,12 @@ def resolve_dataset(data: DataConfig, layout: DatasetLayout) -> ResolvedDataset:
             )
         found = read_label_values(data.label_values, layout.list_cases, data.cache, ignored)
         label_values = tuple(found)
-        if num_classes not in (0, len(label_values)):
-            raise UsageError(
-                f"data.label_values are {len(label_values)} classes, background included, but the "
-                f"settings or the dataset name {num_classes}"
-            )
+        for given in filter(None, (data.num_classes, len(names))):
+            if given != len(label_values):
+                raise UsageError(
+                    f"data.label_values are {len(label_values)} classes, background included, but "
+                    f"the settings or the dataset name {given}"
+                )
         unnamed = names or tuple(f"class_{v}" if v else "background" for v in label_values)
         num_classes = len(label_values)
         names = tuple(own or other for own, other in zip(found.values(), unnamed, strict=True))

@@ -58,7 +58,7 @@ def read_table(file: Path) -> dict[int, str]:
     """Return the names of values in a JSON file, or in lines with a value and a name.
 
     Of a line, the first number and the first text count, as in FreeSurfer's color tables and the
-    label descriptions of ITK-SNAP; a # begins a comment.
+    label descriptions of ITK-SNAP; of several names, the first. Other lines are comments.
     """
     if file.suffix == ".json":
         content = load_json_object(file, f"{KEY}: no file {file.absolute()}")
@@ -69,9 +69,8 @@ def read_table(file: Path) -> dict[int, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{KEY}: {file.absolute()} cannot be read: {error}") from None
         pairs = list(filter(None, map(split_line, lines)))
-    named = {int(value): str(name) for value, name in pairs if str(value).isdigit()}
-    if len(named) < len(pairs) or not named:
-        raise UsageError(f"{KEY}: {file} must name values of labels, each once")
+    if not (named := {int(v): str(name) for v, name in pairs[::-1] if str(v).isdigit()}):
+        raise UsageError(f"{KEY}: {file} must name values of labels")
     return named
 
 
@@ -103,7 +102,7 @@ def find_values(cases: Sequence[Case], cache: Path) -> set[int]:
         if key in known:
             return key, known[key]
         values = collect_values(read_volume(case.label)[0])
-        return key, [int(v) for v in values.tolist() if v == round(v)]
+        return key, [int(v) for v in values.tolist() if float(v).is_integer()]
 
     found = dict(run_on_cases(find, cases, doing="looking for label values"))
     if found.keys() - known.keys():
