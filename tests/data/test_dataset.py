@@ -48,6 +48,19 @@ def test_the_dataset_says_what_the_settings_leave_open_and_settings_win():
 
 
 @pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ((), ("background", "class_5")),
+        (("class_0", "class_1"), ("background", "class_5")),  # of a recorded config
+        (("air", "bone"), ("air", "bone")),
+    ],
+)
+def test_classes_without_names_are_called_by_their_values(given, names):
+    dataset = resolve_dataset(parse(label_values=[0, 5]), describe(classes=given))
+    assert (dataset.classes, dataset.label_values) == (names, (0, 5))
+
+
+@pytest.mark.parametrize(
     ("values", "description", "message"),
     [
         ({"in_channels": 2}, describe(), r"data\.in_channels=2, but the dataset has 1: MRI"),

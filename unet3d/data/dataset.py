@@ -70,7 +70,9 @@ def resolve_dataset(data: DataConfig, layout: DatasetLayout) -> ResolvedDataset:
                     f"data.label_values are {len(label_values)} classes, background included, but "
                     f"the settings or the dataset name {given}"
                 )
-        unnamed = names or tuple(f"class_{v}" if v else "background" for v in label_values)
+        unnamed = tuple(f"class_{v}" if v else "background" for v in label_values)
+        if names != tuple(f"class_{n}" for n in range(len(names))):  # they are not only numbered
+            unnamed = names
         num_classes = len(label_values)
         names = tuple(own or other for own, other in zip(found.values(), unnamed, strict=True))
     if not num_classes:
