@@ -93,21 +93,23 @@ class SlidingWindow:
         window_grid = min(schedules, key=lambda s: s.max_active_voxels)
         networks, heads = split_heads([network])
         runner = WindowRunner(networks=networks, device=image.device, heads=heads)
-        head, labels = runner.make_head(image.device), list[Tensor]()
+        head = runner.make_head(image.device)
+        labels = torch.empty((d, h, w), dtype=torch.uint8, device=image.device)
 
         def write_tile(tile: OutputTile, values: Tensor) -> None:
+            nonlocal labels
             for part, logits in iter_logits(values, head):
                 pairs = zip(tile.box, part, strict=True)
                 box = [(first + s.start, first + s.stop) for (first, _), s in pairs]
-                decided, target = self.decide(logits), tuple(slice(*span) for span in box)
-                if not labels:
-                    labels.append(decided.new_empty((d, h, w)))
-                labels[0][target] = decided
+                decided = self.decide(logits)
+                if labels.dtype != decided.dtype:  # of more classes than a byte holds
+                    labels = decided.new_empty((d, h, w))
+                labels[tuple(slice(*span) for span in box)] = decided
                 if observe is not None:
                     observe(box, logits)
 
         runner.run(image, window_grid, write_tile, image.device)
-        return labels[0]
+        return labels
 
 
 def list_flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
