@@ -30,8 +30,9 @@ from unet3d.loss.overlap import DiceCE
 from unet3d.memory.any_network import enable_foreach
 from unet3d.memory.estimate import estimate_step
 from unet3d.memory.traced_step import TracedStep
+from unet3d.types import get_label_dtype
 
-SIZE, CLASSES, TIMED = [128, 128, 128], (2, 16, 50, 118, 250), (40, 118)
+SIZE, CLASSES, TIMED = [128, 128, 128], (2, 16, 50, 118, 250, 1000), (40, 118)
 
 
 class NnUNetLoss(nn.Module):
@@ -112,12 +113,15 @@ class CallWithChannel(nn.Module):
         return self.loss(logits.float(), labels[:, None])
 
 
-def estimate_peak(make: Factory, make_loss: Any) -> int:
+def estimate_peak(make: Factory, make_loss: Any, classes: int) -> int:
     """Return the estimated peak of a step in MiB."""
 
     def make_step() -> TracedStep:
         step = build_cuda_step(make, SIZE, 2, "16")
-        step.loss = make_loss(step.model)
+        step.loss, step.label_dtype = (
+            make_loss(step.model),
+            getattr(torch, get_label_dtype(classes)),
+        )
         step.optimizer = SGD([*step.model.parameters(), *step.loss.parameters()])
         enable_foreach(step.optimizer)
         return step
@@ -150,7 +154,7 @@ def main() -> None:
     with patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8"):  # 32 MiB, an H100's default
         for classes in CLASSES:
             for name, step in list_steps(classes).items():
-                peaks.setdefault(name, {})[classes] = estimate_peak(*step)
+                peaks.setdefault(name, {})[classes] = estimate_peak(*step, classes)
                 print(classes, name, peaks[name][classes], flush=True)
     times = {
         f"{classes} classes, {width} channels": round(

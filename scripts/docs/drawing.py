@@ -38,9 +38,15 @@ def draw_front() -> str:
     return wrap(parts, 8 + len(BARS) * ROW)
 
 
+MAX_CLASSES = 250  # drawn: beyond, lines of other projects would leave no room
+
+
 def draw_classes() -> str:
     """Return an SVG: the memory of a step over the number of classes, a line for each network."""
-    peaks = read_result("cpu-classes")["peak_mib"]
+    peaks = {
+        name: {n: mib for n, mib in row.items() if int(n) <= MAX_CLASSES}
+        for name, row in read_result("cpu-classes")["peak_mib"].items()
+    }
     names = {"nnU-Net": "nnU-Net", "MONAI DynUNet": "MONAI DynUNet", "lean": "unet3d, lean"}
     most = max(mib for name in names for mib in peaks[name].values())
     count = max(map(int, peaks["lean"]))
