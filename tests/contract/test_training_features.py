@@ -219,6 +219,8 @@ def test_labels_keep_the_values_that_files_have(unet3d, tmp_path, values):
     assert unet3d(*predict).code == 0
     predicted = nibabel.load(tmp_path / "out" / "0.nii.gz")
     assert np.unique(predicted.dataobj).tolist() == [values[-1]]
+    known = {"labels": {"0": "background", "1": "other"}}  # the run knows better
+    (tmp_path / "scans" / "dataset.json").write_text(json.dumps(known))
     references = ["references=scans/labels", "checkpoint=run", "output=scores"]
     assert unet3d("evaluate", "predictions=out", *references).code == 0
     scores = json.loads((tmp_path / "scores" / "evaluation.json").read_text())

@@ -75,6 +75,11 @@ def test_classes_without_names_are_called_by_their_values(given, names):
         ({"label_values": [0, 5]}, describe(), "label_values are 2 classes, .* name 3"),
         ({"label_values": [0, 5], "num_classes": 2}, describe(), "label_values are 2 .* name 3"),
         ({"label_values": [0, 5], "regions": {"a": [5]}}, describe(), "cannot be combined with r"),
+        (
+            {"num_classes": 255, "annotated": {"*": ["a"]}},
+            describe(),
+            "has no labels left beside 255 classes",
+        ),
         ({"num_classes": 256, "regions": {"a": [5]}}, describe(), "take at most 255 classes"),
         ({}, describe(classes=("background", "a", "a")), "names must be unique, got background, a"),
         ({"regions": {"a": [3]}}, describe(), r"data\.regions\.a must be labels of 1\.\.2, got "),

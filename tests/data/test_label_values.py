@@ -23,7 +23,9 @@ COLORS = """# No. Label Name:   R   G   B   A
 def cases(tmp_path):
     label = np.zeros((8, 8, 8), np.float32)
     label[2:4], label[6], label[7] = 17, -1, np.nan
-    return [write_case(tmp_path, noise(8, 8, 8), label)]
+    damaged = write_case(tmp_path, noise(8, 8, 8), name="damaged")  # whose checks say so
+    damaged.label.write_bytes(b"")
+    return [write_case(tmp_path, noise(8, 8, 8), label), damaged]
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,21 @@ def test_a_network_whose_head_was_changed_sums_logits():
     [network] = make_members(9)
     network.heads[0].register_forward_hook(lambda module, inputs, output: output.flip(1))
     assert split_heads([network]) == ([network], [])
+    [network] = make_members(9)
+    network.register_forward_hook(lambda module, inputs, output: -output)
+    assert split_heads([network]) == ([network], [])
+    network = type("Negated", (UNet3D,), {"forward": lambda self, x: -UNet3D.forward(self, x)})
+    own = network(in_channels=2, num_classes=9, channels=[3, 4], depth=2)
+    assert split_heads([own]) == ([own], [])
+
+
+def test_a_head_with_nan_is_an_error_though_its_features_are_not():
+    networks, heads = split_heads(make_members(9))
+    heads[0].weight[3, 0] = torch.nan
+    runner = WindowRunner(networks=networks, device=CPU, heads=heads)
+    outputs = [Output(argmax_labels, np.zeros(SIZE, np.uint8))]
+    with pytest.raises(RunError, match="NaN"):
+        segment(torch.randn(2, *SIZE), runner, list_all_plans(*SAME, 9)[0], outputs)
 
 
 def test_nan_logits_are_an_error():

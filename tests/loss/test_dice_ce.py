@@ -154,3 +154,14 @@ def test_labels_of_more_than_255_classes_give_what_bytes_give(monkeypatch, kerne
         for given in (labels, many)
     ]
     assert all(a.equal(b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_class_255_is_no_voxel_to_skip_where_there_are_more(dtype):
+    logits, labels = torch.randn(1, 300, 2, 2, 2, requires_grad=True), torch.full((1, 2, 2, 2), 255)
+    results = [
+        (loss := DiceCE()(logits, labels.to(kind)), *torch.autograd.grad(loss, logits))
+        for kind in (torch.int16, dtype)
+    ]
+    assert all(a.equal(b) for a, b in zip(*results, strict=True))
+    assert results[0][1].any()

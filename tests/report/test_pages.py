@@ -15,6 +15,7 @@ from unet3d.report.page import MAX_BYTES, embed_pictures, render_page
 from unet3d.report.run_report import (
     describe_estimate,
     describe_run,
+    describe_scores,
     write_report,
 )
 from unet3d.text import MIB
@@ -145,6 +146,12 @@ def test_the_largest_evaluation_fits_into_5_mb():
     page = render_result(result)
     assert len(page.encode()) < MAX_BYTES
     assert "400 more cases are in evaluation.csv." in page
+
+
+def test_the_worst_of_many_classes_are_described_and_absent_ones_come_last():
+    scores = {f"class {n}": {"dice": {"mean": n / 30 if n else None}} for n in range(30)}
+    shown = describe_scores({"evaluation": {"per_class": scores}}, "")["scores"]
+    assert [name for name, *_ in shown] == [*(f"class {n}" for n in range(1, 6)), "mean"]
 
 
 def test_an_evaluation_without_a_scored_case_says_so():

@@ -300,6 +300,8 @@ def check_voxels(
         used = sorted({0, *values}.difference(ignore_labels))
         setting = f"[{', '.join(map(str, used))}]" if len(used) == len(classes) <= 20 else "auto"
         advice = f"set data.label_values={setting} to make each of them a class, in this order"
+        if setting == "auto":
+            advice += ", and leave out data.num_classes and data.classes"
         findings.append(Finding(None, None, message, advice, is_hint=True))
     for label, name in zip(known, classes, strict=True):
         if present and known.index(label) not in present:

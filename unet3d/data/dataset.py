@@ -68,7 +68,7 @@ def resolve_dataset(data: DataConfig, layout: DatasetLayout) -> ResolvedDataset:
             if given != len(label_values):
                 raise UsageError(
                     f"data.label_values are {len(label_values)} classes, background included, but "
-                    f"the settings or the dataset name {given}"
+                    f"the settings or the dataset name {given}: correct these, or leave them out"
                 )
         unnamed = tuple(f"class_{v}" if v else "background" for v in label_values)
         if names != tuple(f"class_{n}" for n in range(len(names))):  # they are not only numbered
@@ -126,11 +126,11 @@ def resolve_dataset(data: DataConfig, layout: DatasetLayout) -> ResolvedDataset:
         if regions is not None:
             raise UsageError("data.annotated cannot be combined with regions of the dataset")
         annotations = read_annotations("data.annotated", data.annotated, classes[1:])
+        if min(annotations.unannotated_classes, default=IGNORE_LABEL) < num_classes:
+            raise UsageError(f"data.annotated has no labels left beside {num_classes} classes")
     if any(label in (label_values or range(num_classes)) for label in ignored):
-        raise UsageError(
-            f"data.ignore_label must be outside of the classes 0..{num_classes - 1}, got "
-            f"{list(ignored)}"
-        )
+        known = "data.label_values" if label_values else f"the classes 0..{num_classes - 1}"
+        raise UsageError(f"data.ignore_label must be outside of {known}, got {list(ignored)}")
     return ResolvedDataset(
         channels=tuple(channels),
         classes=classes,

@@ -46,7 +46,7 @@ def read_label_values(
         if len(named) < len(setting):
             raise UsageError(f"{KEY} names a value twice")
     values = list(named)
-    if values[0] != 0 or len(values) < 2 or not 0 <= min(values) <= max(values) <= MAX_LABEL:
+    if values[:1] != [0] or len(values) < 2 or not 0 <= min(values) <= max(values) <= MAX_LABEL:
         raise UsageError(
             f"{KEY} must be two or more values of 0..{MAX_LABEL}, of which 0, the background, is "
             f"first; got {join_first(list(map(str, values)))}"
@@ -62,14 +62,14 @@ def read_table(file: Path) -> dict[int, str]:
     """
     if file.suffix == ".json":
         content = load_json_object(file, f"{KEY}: no file {file.absolute()}")
-        pairs = [(k, v) if str(k).isdigit() else (v, k) for k, v in content.items()]
+        pairs = [(k, v) if str(k).isdecimal() else (v, k) for k, v in content.items()]
     else:
         try:
             lines = file.read_text("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{KEY}: {file.absolute()} cannot be read: {error}") from None
         pairs = list(filter(None, map(split_line, lines)))
-    if not (named := {int(v): str(name) for v, name in pairs[::-1] if str(v).isdigit()}):
+    if not (named := {int(v): str(name) for v, name in pairs[::-1] if str(v).isdecimal()}):
         raise UsageError(f"{KEY}: {file} must name values of labels")
     return named
 
@@ -84,7 +84,7 @@ def split_line(line: str) -> tuple[str, str] | None:
     """
     for pattern in (r"[^,;\t]+", r'"[^"]*"|\S+'):
         first, *rest = [part.strip(' "') for part in re.findall(pattern, line)] or [""]
-        if first.isdigit():
+        if first.isdecimal():
             return first, next((part for part in rest if re.search("[^-+.0-9eE]", part)), first)
     return None
 
@@ -95,18 +95,22 @@ def find_values(cases: Sequence[Case], cache: Path) -> set[int]:
     with suppress(OSError, ValueError):  # where it is missing or damaged, all labels are read
         known = read_json(cache / CACHE)
 
-    def find(case: Case) -> tuple[str, list[int]]:
-        stats = [part.stat() for part in list_files(case.label)]
-        state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
-        key = json.dumps([os.path.realpath(case.label), state])
-        if key in known:
-            return key, known[key]
-        values = collect_values(read_volume(case.label)[0])
+    def find(case: Case) -> tuple[str, list[int]] | None:
+        try:
+            stats = [part.stat() for part in list_files(case.label)]
+            state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
+            key = json.dumps([os.path.realpath(case.label), state])
+            if key in known:
+                return key, known[key]
+            values = collect_values(read_volume(case.label)[0])
+        except (UsageError, OSError):
+            return None  # what checks the cases says why
         return key, [int(v) for v in values.tolist() if float(v).is_integer()]
 
-    found = dict(run_on_cases(find, cases, doing="looking for label values"))
+    found = dict(filter(None, run_on_cases(find, cases, doing="looking for label values")))
     if found.keys() - known.keys():
-        cache.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError), atomic_write(cache / CACHE) as draft:
-            draft.write_text(json.dumps(known | found), "utf-8")
+        with suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+            with atomic_write(cache / CACHE) as draft:
+                draft.write_text(json.dumps(known | found), "utf-8")
     return {value for values in found.values() for value in values}

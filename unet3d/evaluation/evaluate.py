@@ -167,7 +167,10 @@ class Evaluation:
         """Return the labels of a volume; refuse labels that are not classes."""
         labels = set(find_labels(volume)) - {*self.ignore_labels}
         if self.names is None and len(labels) > MAX_LABELS:
-            raise UsageError(f"{file} holds {len(labels)} different values: is it an image?")
+            raise UsageError(
+                f"{file} holds {len(labels)} different values: is it an image? If not, name its "
+                "classes by classes= or checkpoint="
+            )
         known = self.names.known_labels if self.names else None
         unknown = sorted(c for c in labels if c < 0 or (known is not None and c not in known))
         if unknown:

@@ -160,18 +160,17 @@ def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
     references, listed = settings.references, settings.classes
     folder = references if references.is_dir() else references.absolute().parent
     names = find_label_names(folder) if listed is None else name_labels(listed)
-    if settings.checkpoints and (listed is not None or names is None):  # else it is not needed
+    if settings.checkpoints:
         trained = load_run(settings.checkpoints[0])["unet3d"]
         known = tuple(map(str, trained.get("classes", ())))
-        if listed is None:
-            used = trained["preprocessing"]
-            names = name_labels(
-                known,
-                trained.get("regions"),
-                used.get("ignore_labels", ()),
-                used.get("label_values"),
-            )
-        elif {*known} == {*listed} and known != listed:
+        used = trained["preprocessing"]
+        values = used.get("label_values")
+        if values is not None and listed is not None and len(listed) == len(values):
+            names = name_labels(listed, values=values)
+        elif (values is not None or names is None) and listed is None:
+            ignored = used.get("ignore_labels", ())
+            names = name_labels(known, trained.get("regions"), ignored, values)
+        elif listed is not None and {*known} == {*listed} and known != listed:
             raise UsageError(f"classes: the checkpoint has them in the order {', '.join(known)}")
     if settings.regions is None:
         return names

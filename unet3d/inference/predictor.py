@@ -186,7 +186,7 @@ class Predictor:
         ensemble, budget = self.ensemble, self._get_budget(held=scan.image.nbytes)
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
-        held = scan.image.nbytes + self._label_bytes * voxels
+        held = scan.image.nbytes + self.label_bytes * voxels
         held += HEAP_ALLOWANCE * (2 if self.heads else 1)  # blocks of logits are freed, too
         plan = choose_plan(
             VolumeToSegment(
@@ -312,7 +312,7 @@ class Predictor:
             )
 
     @property
-    def _label_bytes(self) -> int:
+    def label_bytes(self) -> int:
         """Return the bytes of a voxel's label, in memory and as it is written."""
         values = self.ensemble.preprocessing.label_values
         return (1 if self.classes <= IGNORE_LABEL else 4) + (2 if values else 0)

@@ -165,6 +165,7 @@ def segment_scans(
                     remove_temporary_files(path)  # after a kill
                 write_text(record, "{}")  # until the labels are written
                 write_labels, nbytes = compute(prepared), prod(prepared.scan.grid.file_shape)
+                nbytes *= predictor.label_bytes
                 del prepared
                 if writing:
                     yield from writing.result()

@@ -324,6 +324,8 @@ class LabelWriter:
         head: SummedHead | None = None,
     ):
         window_grid, self.head = slab.window_grid, head
+        if head is not None:
+            check_finite(head.weight.sum() + head.bias.sum())
         self.order, self.columns = window_grid.order, slab.columns
         box = outputs[0].target.shape[-3:]
         self.axes = [
@@ -339,11 +341,7 @@ class LabelWriter:
 
     def write(self, tile: OutputTile, logits: Tensor) -> None:
         """Write every voxel that can be interpolated now that this tile (K, D, H, W) is known."""
-        if not torch.isfinite(logits.sum()):
-            raise RunError(
-                "the network's output is NaN or infinite; try precision=32; if the error persists, "
-                "the weights are corrupted or training diverged"
-            )
+        check_finite(logits.sum())
         tiled = logits.permute(0, *(axis + 1 for axis in self.order))  # (K, rows, columns, length)
         rows, columns, lengthwise = self.axes
         upper, left = self.last_rows.get(tile.columns), self.last_columns.pop(tile.rows, None)
@@ -373,6 +371,15 @@ class LabelWriter:
             self.last_columns[tile.rows] = torch.cat([*above, tiled[:, :, -1]], 1)
         if not rows.is_identity:
             self.last_rows[tile.columns] = tiled[:, -1].clone()
+
+
+def check_finite(total: Tensor) -> None:
+    """Refuse a sum of logits, or of what they are computed from, that is not finite."""
+    if not torch.isfinite(total):
+        raise RunError(
+            "the network's output is NaN or infinite; try precision=32; if the error persists, "
+            "the weights are corrupted or training diverged"
+        )
 
 
 def segment(

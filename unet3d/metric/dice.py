@@ -26,6 +26,21 @@ def compute_confusion(prediction: Tensor, labels: Tensor, num_classes: int) -> T
     return counts.view(num_classes, num_classes)
 
 
+def count_classes(prediction: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Return (3, K): a volume's voxels of each class in both, in the reference, in the prediction.
+
+    A confusion matrix of thousands of classes would be large.
+    """
+    counts = torch.zeros(3, num_classes, dtype=torch.long, device=labels.device)
+    parts = (volume.flatten().split(CHUNK) for volume in (prediction, labels))
+    for predicted, reference in zip(*parts, strict=True):
+        valid = reference != get_ignore_label(reference)
+        p, r = predicted[valid].long(), reference[valid].long()
+        for total, values in zip(counts, (r[p == r], r, p), strict=True):
+            total += torch.bincount(values, minlength=num_classes)
+    return counts
+
+
 def mask_unannotated(
     prediction: Tensor, labels: Tensor, unannotated_classes: Mapping[int, Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
@@ -48,7 +63,7 @@ class Dice:
     def __init__(
         self, class_names: Sequence[str], regions: Mapping[str, Sequence[int]] | None = None
     ):
-        self.num_classes = len(class_names)
+        self.num_classes, self.regions = len(class_names), regions
         self.scored_classes = {name: [c] for c, name in enumerate(class_names) if c > 0}
         if regions is not None:
             self.scored_classes = {name: list(labels) for name, labels in regions.items()}
@@ -60,6 +75,9 @@ class Dice:
     def update(self, prediction: Tensor, labels: Tensor) -> None:
         """Add predicted and reference labels, both (B, D, H, W)."""
         for p, t in zip(prediction, labels, strict=True):
+            if self.regions is None:
+                self.cases.append(count_classes(p, t, self.num_classes)[:, 1:].cpu())
+                continue
             counts = compute_confusion(p, t, self.num_classes).cpu()
             rows = [
                 torch.stack([counts[c][:, c].sum(), counts[c].sum(), counts[:, c].sum()])

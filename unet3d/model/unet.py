@@ -235,6 +235,8 @@ class UNet3D(nn.Module):
         Both share the weights of this network. The head is None where it is not a plain one.
         """
         head = self.heads[0]
+        if type(self).forward is not UNet3D.forward or self._forward_hooks:
+            return self, None
         if type(head) is not nn.Conv3d or head.kernel_size != (1, 1, 1) or find_hook(head):
             return self, None
         channels, weight = head.in_channels, head.weight

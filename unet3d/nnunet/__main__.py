@@ -3,6 +3,7 @@
 In a terminal, print the command that sets it.
 """
 
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +18,7 @@ def main() -> int:
         found = version("nnunetv2")
     except PackageNotFoundError:
         found = "0.0"
-    if tuple(map(int, found.split(".")[:2])) < FIRST:
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < FIRST:
         have = "it is not installed" if found == "0.0" else f"{found} is installed"
         print(
             f"nnU-Net 2.8 or later is needed, {have}: pip install 'nnunetv2>=2.8'", file=sys.stderr

@@ -19,7 +19,16 @@ from unet3d.report.charts import ACCENT, Line, Points, draw_chart
 from unet3d.report.evaluation import make_score_cards, make_scores
 from unet3d.report.page import format_score, render_page
 from unet3d.report.slices import get_class_colors, get_palette
-from unet3d.text import MIB, format_bytes, format_columns, format_time, pluralize, select_worst
+from unet3d.text import (
+    MANY_CLASSES,
+    MIB,
+    format_bytes,
+    format_columns,
+    format_time,
+    join_first,
+    pluralize,
+    select_worst,
+)
 
 PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy")
 
@@ -282,10 +291,13 @@ def make_model_card(
     reports: Sequence[Mapping[str, Any] | None],
 ) -> str:
     """Return a bundle's model card in Markdown; `reports` are those of its runs, if they exist."""
-    spacing = pipeline["spacing_mm"]
+    spacing, classes = pipeline["spacing_mm"], pipeline["classes"]
+    values = pipeline["labels"] if pipeline["regions"] is None else range(len(classes))
+    labeled = [f"{value} {name}" for value, name in zip(values, classes, strict=True)]
     content = {
         **pipeline,
         "outputs": [name for name in pipeline["outputs"] if name != "background"],
+        "labeled": join_first(labeled, MANY_CLASSES),
         "resampled": f"resampled to {format_mm(spacing)}" if spacing else "at their own spacing",
         "members": map(describe_training, members),
         "runs": [
@@ -315,10 +327,9 @@ def describe_scores(report: Mapping[str, Any], title: str) -> dict[str, Any]:
     """Return the scores of a run's validation cases, and what its steps took."""
     evaluation = report.get("evaluation") or {}
     per_class = evaluation.get("per_class") or {}
-    worst = select_worst(
-        {n: (s.get("dice") or {}).get("mean", math.nan) for n, s in per_class.items()}
-    )
-    scores = {n: per_class[n] for n in worst}
+    means = {name: (own.get("dice") or {}).get("mean") for name, own in per_class.items()}
+    dice = {name: math.nan if mean is None else mean for name, mean in means.items()}
+    scores = {name: per_class[name] for name in select_worst(dice)}
     if per_class:
         scores["mean"] = evaluation.get("mean") or {}
     peak = get_peak_mib(report)

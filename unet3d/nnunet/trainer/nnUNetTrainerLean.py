@@ -17,6 +17,9 @@ from unet3d.memory.any_network import estimate_memory
 from unet3d.nnunet.device_augmentation import DeviceAugmenter
 from unet3d.nnunet.fused_network import use_fused_blocks
 
+USABLE = 0.8
+"""Fraction of the free memory that a step may take; contexts and their augmentation take some."""
+
 
 class nnUNetTrainerLean(nnUNetTrainer):
     """nnU-Net's trainer with a network of fused blocks, which has the same weights.
@@ -99,7 +102,9 @@ class nnUNetTrainerLean(nnUNetTrainer):
         )
         try:
             plain = estimate("none")
-            needed = next((n for name in names if (n := estimate(name)) <= 0.9 * free_bytes), None)
+            needed = next(
+                (n for name in names if (n := estimate(name)) <= USABLE * free_bytes), None
+            )
         except Exception as error:  # a loss that reads its values
             network.checkpointing = names[-1] if len(names) == 1 else "lean"
             self.print_to_log_file(f"memory is not estimated: {summarize_error(error)}")
