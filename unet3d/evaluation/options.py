@@ -163,7 +163,7 @@ def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
     if settings.checkpoints:
         trained = load_run(settings.checkpoints[0])["unet3d"]
         known = tuple(map(str, trained.get("classes", ())))
-        used = trained["preprocessing"]
+        used = trained.get("preprocessing", {})
         values = used.get("label_values")
         if values is not None and listed is not None and len(listed) == len(values):
             names = name_labels(listed, values=values)
