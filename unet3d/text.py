@@ -7,7 +7,7 @@ from typing import Any
 MIB, GIB = 2**20, 2**30
 
 MANY_CLASSES, NUM_WORST = 20, 5
-"""Above as many classes, the scores of so many are shown: the lowest."""
+"""With more than MANY_CLASSES, only the NUM_WORST classes with the lowest scores are shown."""
 
 
 def escape_unprintable(text: str, keep: str = "") -> str:

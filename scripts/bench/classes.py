@@ -118,10 +118,8 @@ def estimate_peak(make: Factory, make_loss: Any, classes: int) -> int:
 
     def make_step() -> TracedStep:
         step = build_cuda_step(make, SIZE, 2, "16")
-        step.loss, step.label_dtype = (
-            make_loss(step.model),
-            getattr(torch, get_label_dtype(classes)),
-        )
+        step.loss = make_loss(step.model)
+        step.label_dtype = getattr(torch, get_label_dtype(classes))
         step.optimizer = SGD([*step.model.parameters(), *step.loss.parameters()])
         enable_foreach(step.optimizer)
         return step

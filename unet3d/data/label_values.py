@@ -1,7 +1,6 @@
 """Values of classes in label files that are not 0, 1, 2, ..., as of FreeSurfer or an atlas."""
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -9,8 +8,9 @@ from pathlib import Path
 
 from unet3d.data.case import Case, run_on_cases
 from unet3d.data.checks import collect_values
-from unet3d.data.formats.volumes import MAX_LABEL, list_files, read_volume
+from unet3d.data.formats.volumes import MAX_LABEL, read_volume
 from unet3d.data.layouts.dataset_json import load_json_object
+from unet3d.data.preprocessing.cache import get_version
 from unet3d.errors import UsageError
 from unet3d.files import atomic_write, read_json
 from unet3d.text import join_first
@@ -38,7 +38,9 @@ def read_label_values(
         names = {} if setting == "auto" else read_table(Path(setting))
         values = sorted({0, *find_values(list_cases(), cache)} - {*ignored})
         if unnamed := [str(value) for value in values if names and value not in {0, *names}]:
-            raise UsageError(f"{KEY}: {setting} lacks {join_first(unnamed)}, which labels hold")
+            raise UsageError(
+                f"{KEY}: {setting} does not name {join_first(unnamed)}, which labels hold"
+            )
         named = {value: names.get(value) for value in values}
     else:
         pairs = setting.items() if isinstance(setting, Mapping) else ((None, v) for v in setting)
@@ -97,9 +99,7 @@ def find_values(cases: Sequence[Case], cache: Path) -> set[int]:
 
     def find(case: Case) -> tuple[str, list[int]] | None:
         try:
-            stats = [part.stat() for part in list_files(case.label)]
-            state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
-            key = json.dumps([os.path.realpath(case.label), state])
+            key = get_version(case.label)
             if key in known:
                 return key, known[key]
             values = collect_values(read_volume(case.label)[0])

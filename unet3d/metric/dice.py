@@ -1,11 +1,11 @@
-"""Compute Dice and IoU per class over whole volumes, from confusion matrices.
+"""Compute Dice and IoU per class over whole volumes, from counts of voxels.
 
 A class's score is its mean over the volumes in which the reference or the prediction has it (NaN if
 none does). A class that only one of them has scores 0. MONAI's DiceMetric gives the same Dice, but
 IoU, regions and numbers of voxels would each take another pass.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,30 +15,35 @@ from unet3d.types import get_ignore_label
 CHUNK = 2**18  # voxels whose pairs of labels are in memory at once, as ints of 8 bytes
 
 
-def compute_confusion(prediction: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Return a volume's confusion matrix (K, K) with the reference in rows."""
-    counts = torch.zeros(num_classes**2, dtype=torch.long, device=labels.device)
-    parts = (volume.flatten().split(CHUNK) for volume in (prediction, labels))
-    for predicted, reference in zip(*parts, strict=True):
-        valid = reference != get_ignore_label(reference)
-        pairs = reference[valid].long() * num_classes + predicted[valid].long()
-        counts += torch.bincount(pairs, minlength=num_classes**2)
-    return counts.view(num_classes, num_classes)
-
-
 def count_classes(prediction: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return (3, K): a volume's voxels of each class in both, in the reference, in the prediction.
 
     A confusion matrix of thousands of classes would be large.
     """
     counts = torch.zeros(3, num_classes, dtype=torch.long, device=labels.device)
-    parts = (volume.flatten().split(CHUNK) for volume in (prediction, labels))
-    for predicted, reference in zip(*parts, strict=True):
-        valid = reference != get_ignore_label(reference)
-        p, r = predicted[valid].long(), reference[valid].long()
+    for p, r in iter_valid(prediction, labels):
         for total, values in zip(counts, (r[p == r], r, p), strict=True):
             total += torch.bincount(values, minlength=num_classes)
     return counts
+
+
+def count_regions(prediction: Tensor, labels: Tensor, regions: Iterable[Sequence[int]]) -> Tensor:
+    """Return (3, R): the same of regions, each of several labels."""
+    sets = [torch.tensor(region, device=labels.device) for region in regions]
+    counts = torch.zeros(3, len(sets), dtype=torch.long, device=labels.device)
+    for p, r in iter_valid(prediction, labels):
+        for n, region in enumerate(sets):
+            in_p, in_r = torch.isin(p, region), torch.isin(r, region)
+            counts[:, n] += torch.stack([(in_p & in_r).sum(), in_r.sum(), in_p.sum()])
+    return counts
+
+
+def iter_valid(prediction: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the predicted and reference labels of voxels that are not ignored, a part at a time."""
+    parts = (volume.flatten().split(CHUNK) for volume in (prediction, labels))
+    for predicted, reference in zip(*parts, strict=True):
+        valid = reference != get_ignore_label(reference)
+        yield predicted[valid].long(), reference[valid].long()
 
 
 def mask_unannotated(
@@ -76,14 +81,10 @@ class Dice:
         """Add predicted and reference labels, both (B, D, H, W)."""
         for p, t in zip(prediction, labels, strict=True):
             if self.regions is None:
-                self.cases.append(count_classes(p, t, self.num_classes)[:, 1:].cpu())
-                continue
-            counts = compute_confusion(p, t, self.num_classes).cpu()
-            rows = [
-                torch.stack([counts[c][:, c].sum(), counts[c].sum(), counts[:, c].sum()])
-                for c in self.scored_classes.values()
-            ]
-            self.cases.append(torch.stack(rows, 1))
+                counts = count_classes(p, t, self.num_classes)[:, 1:]
+            else:
+                counts = count_regions(p, t, self.regions.values())
+            self.cases.append(counts.cpu())
 
     def compute(self) -> dict[str, float]:
         """Return `dice` and `iou` (means over the classes), `dice/<class>` and `iou/<class>`."""

@@ -100,9 +100,9 @@ def draw_case_slices(
     """Return a uint8 image (H, W, 3) with a row per view: the image, then labels over it.
 
     `slices` is the slice to show of each axis; `legend` holds the text and the color, such as
-    #ff0000, of the labels 1, 2, ..., others are not colored. Of many labels, it has some of those
-    that are shown. All views share one scale in mm and
-    one intensity window; `choose_views` skips thin views.
+    #ff0000, of the labels 1, 2, ..., others are not colored. Of many labels, only some of those
+    that are shown are listed. All views share one scale in mm and one intensity window;
+    `choose_views` skips thin views.
     """
     from PIL import Image, ImageDraw
 

@@ -296,10 +296,7 @@ def digest_cases(cases: Sequence[Case], folder: Path) -> dict[Case, tuple[str, .
     new: dict[str, str] = {}
 
     def digest(volume: Path) -> str:
-        parts = list_files(volume)
-        stats = [part.stat() for part in parts]
-        state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
-        version = make_key(os.path.realpath(volume), *map(str, parts), state)
+        version = get_version(volume)
         if version not in known:
             new[version] = digest_volume(volume)
         return known.get(version) or new[version]
@@ -311,6 +308,14 @@ def digest_cases(cases: Sequence[Case], folder: Path) -> dict[Case, tuple[str, .
         with suppress(OSError), atomic_write(folder / "contents.json") as draft:
             draft.write_text(json.dumps(known | new), "utf-8")
     return dict(zip(cases, contents, strict=True))
+
+
+def get_version(volume: Path) -> str:
+    """Return what changes when a file of a volume does, without reading it."""
+    parts = list_files(volume)
+    stats = [part.stat() for part in parts]
+    state = [(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for s in stats]
+    return make_key(os.path.realpath(volume), *map(str, parts), state)
 
 
 def digest_volume(volume: Path) -> str:
