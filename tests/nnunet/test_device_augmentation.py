@@ -9,6 +9,7 @@ import torch
 from unet3d.nnunet.device_augmentation import DeviceAugmenter, MoveToDevice, make_certain
 
 trainer = pytest.importorskip("nnunetv2.training.nnUNetTrainer.nnUNetTrainer")
+context_loader = pytest.importorskip("unet3d.nnunet.context_loader")
 
 PATCH, CONTEXT = (16, 20, 24), (24, 28, 32)
 
@@ -73,6 +74,34 @@ def test_every_change_is_made_certain():
     results = [transforms(image=image.clone(), segmentation=label.clone()) for _ in range(2)]
     assert not torch.equal(results[0]["image"], results[1]["image"])
     assert transforms.transforms[0].p_rotation == transforms.transforms[1].apply_probability == 1
+
+
+def test_less_is_read_around_a_patch_where_its_rotation_and_scale_need_less():
+    context = 34, 37, 42
+    spatial = context_loader.find_spatial(make_transforms())
+    spatial.p_rotation = spatial.p_scaling = 0.5
+    image, label = torch.randn(1, *context), torch.randint(-1, 4, (1, *context)).short()
+    voxels = set()
+    for seed in range(40):
+        unread = context_loader.count_unread(spatial, context, seed)
+        box = tuple(slice(m, n - m) for n, m in zip(context, unread, strict=True))
+        results = []
+        for region in ((), (slice(None), *box)):
+            with context_loader.use_seed(seed):
+                sample = {"image": image[region].clone(), "segmentation": label[region].clone()}
+                results.append(spatial(**sample))
+        torch.testing.assert_close(results[1]["image"], results[0]["image"], rtol=0, atol=1e-4)
+        assert torch.equal(results[1]["segmentation"], results[0]["segmentation"])
+        voxels.add(image[:, *box].numel())
+    assert min(voxels) < 1.2 * 16 * 20 * 24
+    assert max(voxels) > 2 * 16 * 20 * 24
+
+
+def test_whole_contexts_are_read_for_transforms_that_deform_or_move_the_center():
+    for name, value in {"p_elastic_deform": 0.2, "random_crop": True}.items():
+        transforms = make_transforms()
+        setattr(transforms.transforms[0], name, value)
+        assert context_loader.find_spatial(transforms) is None
 
 
 @pytest.mark.gpu

@@ -5,15 +5,19 @@ in its loader. batchgeneratorsv2 0.3.6 writes them for the CPU: what they create
 the device, and what they mix is moved.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from unet3d.nnunet.context_loader import find_spatial, use_seed
 
 CPU = torch.device("cpu")
 
@@ -78,10 +82,12 @@ def make_certain(transform: Any) -> None:
 
 
 class DeviceAugmenter:
-    """Batches of a loader of whole contexts, augmented on a device.
+    """Batches of a loader of contexts, augmented on a device.
 
     All changes are tried on the first batch, so that those that the device cannot do raise early.
     """
+
+    seed: int | None = None  # of the rotation and scale for which a context was read
 
     def __init__(self, loader: Iterator[Mapping[str, Any]], transforms: Any, device: torch.device):
         self.loader, self.transforms, self.device = loader, deepcopy(transforms), device
@@ -89,9 +95,11 @@ class DeviceAugmenter:
         self.prepared: dict[str, Any] | None = None
         make_certain(self.transforms)
         run_on(device, self.transforms)
-        self._augment(next(loader))
-        self.transforms = transforms
+        self._augment({**next(loader), "seeds": []})
+        self.transforms, spatial = transforms, find_spatial(transforms)
         run_on(device, self.transforms)
+        if spatial is not None:
+            vars(spatial)["get_parameters"] = partial(self._draw_again, spatial.get_parameters)
 
     def __iter__(self) -> "DeviceAugmenter":
         return self
@@ -112,17 +120,20 @@ class DeviceAugmenter:
         if self.prepared is None:
             self.prepared = self._augment(next(self.loader))
 
+    def _draw_again(self, draw: Callable[..., Any], **sample: Any) -> Any:
+        with nullcontext() if self.seed is None else use_seed(self.seed):
+            return draw(**sample)
+
     @torch.no_grad()
     def _augment(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         on_stream = nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
         with on_stream, MoveToDevice():
-            images, labels = (
-                raw[key].to(self.device, non_blocking=True) for key in ("data", "target")
-            )
-            samples = [
-                self.transforms(image=image, segmentation=label)
-                for image, label in zip(images, labels, strict=True)
-            ]
+            samples = []
+            for image, label, self.seed in zip_longest(
+                raw["data"], raw["target"], raw.get("seeds", ())
+            ):
+                image, label = (t.to(self.device, non_blocking=True) for t in (image, label))
+                samples.append(self.transforms(image=image, segmentation=label))
             targets = [sample["segmentation"] for sample in samples]
             return {
                 "data": torch.stack([sample["image"] for sample in samples]),

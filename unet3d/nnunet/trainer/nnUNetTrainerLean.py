@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as module_of_trainer
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -14,6 +15,7 @@ from unet3d.cuda_graphs import CudaGraphs, GraphedPass
 from unet3d.errors import summarize_error
 from unet3d.machine import get_free_bytes
 from unet3d.memory.any_network import estimate_memory
+from unet3d.nnunet.context_loader import ContextLoader, Contexts, find_spatial
 from unet3d.nnunet.device_augmentation import DeviceAugmenter
 from unet3d.nnunet.fused_network import use_fused_blocks
 
@@ -125,13 +127,17 @@ class nnUNetTrainerLean(nnUNetTrainer):
         """Return loaders of which that of training augments on a device, if this is possible."""
         made, make = list[Any](), self.get_training_transforms
 
-        def keep(*args: Any, **kwargs: Any) -> None:
+        def keep(*args: Any, **kwargs: Any) -> Contexts:
             made.append(make(*args, **kwargs))
+            return Contexts(find_spatial(made[0]))
 
-        vars(self)["get_training_transforms"] = keep  # the loader has none
+        vars(self)["get_training_transforms"] = keep
+        module: Any = module_of_trainer
+        loader, module.nnUNetDataLoader = module.nnUNetDataLoader, ContextLoader
         try:
             training, validation = super().get_dataloaders()
         finally:
+            module.nnUNetDataLoader = loader
             del vars(self)["get_training_transforms"]
         try:
             self.augmenter = DeviceAugmenter(training, made[0], device)
