@@ -253,11 +253,16 @@ TRACES: dict[str, Any] = {}
 
 @pytest.fixture
 def reader(small, tmp_path, monkeypatch, decathlon_folder, plans, capsys):  # noqa: F811
-    """A reader in a folder with the hippocampus in data/, in two layouts."""
+    """A reader in a folder with the hippocampus in data/, in two layouts, and in brains/."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "Task04_Hippocampus").symlink_to(decathlon_folder)
+    (tmp_path / "brains").mkdir()
+    for part in ("images", "labels"):
+        (tmp_path / "brains" / part).symlink_to(decathlon_folder / f"{part}Tr")
+    table = "0 Unknown 0 0 0 0\n1 Left-Hippocampus 220 216 20 0\n2 Right-Hippocampus 220 216 20 0\n"
+    (tmp_path / "FreeSurferColorLUT.txt").write_text(table)
     planned = "Dataset004_Hippocampus"  # as pages call it
     (tmp_path / "data" / planned).symlink_to(tmp_path / "nnUNet_raw" / NAME)
     (tmp_path / "nnUNet_preprocessed" / planned).symlink_to(plans.parent)
