@@ -10,6 +10,8 @@ from unet3d.inference.window_grid import Span, WindowGrid, compute_window_starts
 from unet3d.types import Triple
 
 FLOAT32_BYTES = 4
+READ_BYTES = 16  # that a voxel takes which is read, normalized, resampled and held
+MANY = 12  # slabs of which each is estimated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,7 @@ class VolumeToSegment:
     features: int = 0  # channels of all networks that are summed in their place
     window_bytes: int  # what a batch of windows takes on its device, from input to logits
     held_bytes: int  # bytes of RAM in use throughout: the image and the outputs
+    stored_label_bytes: int = 0  # of a voxel's label, where image and outputs stay in files
 
     @property
     def summed(self) -> int:
@@ -56,7 +59,7 @@ class InferencePlan:
 
     @property
     def windows(self) -> int:
-        return sum(len(slab.window_grid.windows) for slab in self.slabs)
+        return sum(slab.window_grid.count for slab in self.slabs)
 
     def fits(self, budget: Budget) -> bool:
         return self.ram_bytes <= budget.ram_bytes and self.gpu_bytes <= (budget.gpu_bytes or 0)
@@ -80,13 +83,17 @@ def choose_plan(volume: VolumeToSegment, budget: Budget) -> InferencePlan:
 
 def list_plans(volume: VolumeToSegment, budget: Budget, *, split: bool) -> Iterator[InferencePlan]:
     """Yield a plan for every order of the axes, in one slab or in every larger number of slabs."""
-    whole, held, window = volume.window_grid, volume.held_bytes, volume.window_bytes
+    whole, window = volume.window_grid, volume.window_bytes
     for d, h, w in permutations(range(3)):
         starts = compute_window_starts(whole.size[h], whole.patch[h], whole.overlap)
-        for count in range(2, len(starts) + 1) if split else (1,):
+        for count in list_counts(len(starts)) if split else (1,):
             slabs = tuple(_split_into_slabs(volume, (d, h, w), starts, count))
-            sums = max(_estimate_sums(volume, slab.window_grid) for slab in slabs)
-            temporary = max(_estimate_temporaries(volume, slab.window_grid) for slab in slabs)
+            largest = [
+                slab.window_grid for slab in (slabs if count < MANY else slabs[:: count // MANY])
+            ]
+            sums = max(_estimate_sums(volume, window_grid) for window_grid in largest)
+            temporary = max(_estimate_temporaries(volume, window_grid) for window_grid in largest)
+            held = volume.held_bytes + max(_estimate_stored(volume, grid) for grid in largest)
             peaks = [(True, held + sums + max(temporary, window), 0)]  # sums in RAM, RAM, GPU
             if budget.gpu_bytes is not None:
                 peaks = [(False, held, sums + max(temporary, window))]
@@ -95,6 +102,18 @@ def list_plans(volume: VolumeToSegment, budget: Budget, *, split: bool) -> Itera
                 yield InferencePlan(
                     slabs=slabs, sums_in_ram=sums_in_ram, ram_bytes=ram_bytes, gpu_bytes=gpu_bytes
                 )
+
+
+def list_counts(most: int) -> list[int]:
+    """Return numbers of slabs from 2 on, all of them while they are few.
+
+    >>> list_counts(40)
+    [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 15, 18, 22, 27, 33, 40]
+    """
+    counts = list(range(2, min(most, MANY) + 1))
+    while counts and counts[-1] < most:
+        counts.append(min(most, counts[-1] * 5 // 4))
+    return counts
 
 
 def _split_into_slabs(
@@ -110,6 +129,21 @@ def _split_into_slabs(
     for start, stop in pairwise(edges):
         columns = (max(0, start - resampled), stop)
         yield Slab(replace(volume.window_grid, order=order, columns=columns), (start, stop))
+
+
+def _estimate_stored(volume: VolumeToSegment, window_grid: WindowGrid) -> int:
+    """Return the bytes of a slab's labels, in two orders of axes, and of a row of its windows."""
+    if not volume.stored_label_bytes:
+        return 0
+    a, b, c = window_grid.order
+    size, patch, starts = window_grid.size, window_grid.patch, window_grid.starts[1]
+    first, last = window_grid.column_span
+    columns = (last - first) * volume.box[b] / size[b] + 1
+    labels = 3 * volume.stored_label_bytes * volume.box[a] * columns * volume.box[c]
+    covered = min(starts[-1] + patch[b], size[b]) - max(starts[0], 0)
+    voxels = min(patch[a], size[a]) * covered * size[c]
+    enlarged = max(1.0, prod(volume.box) / prod(size))  # what is read to be resampled
+    return int(labels + READ_BYTES * volume.channels * voxels * enlarged)
 
 
 def _estimate_sums(volume: VolumeToSegment, window_grid: WindowGrid) -> int:

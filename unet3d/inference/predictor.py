@@ -1,9 +1,9 @@
 """Segment scans: preprocess, plan the memory, run the windows, write the labels."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -15,10 +15,15 @@ from torch import nn
 
 from unet3d.data.checks import check_scan_headers
 from unet3d.data.formats.nifti import get_probability_bytes, open_probability_file
-from unet3d.data.formats.volumes import check_target, read_header, write_labels
+from unet3d.data.formats.volumes import check_target, find_format, read_header, write_labels
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
 from unet3d.data.preprocessing.pipeline import PreprocessedScan, check_channels, count_nonfinite
+from unet3d.data.preprocessing.regions import (
+    RegionImage,
+    open_channels,
+    preprocess_stored_scan,
+)
 from unet3d.data.preprocessing.statistics import describe_differences
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
@@ -33,6 +38,11 @@ from unet3d.inference.sliding_window import (
     choose_label_function,
     list_flips,
     segment,
+)
+from unet3d.inference.stored_scans import (
+    LabelStore,
+    get_record_path,
+    segment_stored,
 )
 from unet3d.inference.window_grid import WindowGrid
 from unet3d.machine import Precision, get_available_bytes, get_free_bytes
@@ -72,6 +82,12 @@ class PreparedScan:
     spare_ram: int  # rest of what a case may take
     memory_summary: str  # one line
     differences: list[str]  # how it differs from the training cases of every network
+    origin: Mapping[str, Any] = field(default_factory=dict)  # what its labels are made from
+
+    @property
+    def is_stored(self) -> bool:
+        """Return whether its voxels and labels stay in their files."""
+        return isinstance(self.scan.image, RegionImage)
 
 
 @dataclass(eq=False)
@@ -173,21 +189,42 @@ class Predictor:
         check_target(task.labels, task.scan.files[0])
         ram = self._get_budget().ram_bytes if ram is None else ram
         needed = self.estimate_reading(task)
-        if needed > ram:
+        preprocessing, channels = self.ensemble.preprocessing, self.ensemble.channels
+        if needed <= ram:
+            return preprocessing.preprocess_scan(task.scan.files, channels)
+        stored, advice = open_channels(task.scan.files), self._ram_advice
+        writes_parts = find_format(task.labels).writes_parts
+        if stored is None:
+            advice += ", or convert it to OME-Zarr or another format that is read by parts"
+        elif not writes_parts:
+            advice += ", or set output_format=zarr or npy, which are written by parts"
+        if stored is None or not writes_parts:
             raise DoesNotFitError(
                 f"preprocessing needs {format_bytes(needed)} of RAM, "
-                f"{format_bytes(ram)} are available: {self._ram_advice}"
+                f"{format_bytes(ram)} are available: {advice}"
             )
-        ensemble = self.ensemble
-        return ensemble.preprocessing.preprocess_scan(task.scan.files, ensemble.channels)
+        for option, is_given in {
+            "save_probabilities": task.probabilities is not None,
+            "skip_background": self.skip_background is not None,
+        }.items():
+            if is_given:
+                raise UsageError(
+                    f"{option} needs the whole scan in memory, {format_bytes(needed)} of RAM: "
+                    "leave it out"
+                )
+        return preprocess_stored_scan(stored, preprocessing, channels)
 
     def plan(self, task: ScanTask | None, scan: PreprocessedScan) -> PreparedScan:
         """Plan the segmentation of a preprocessed scan, within the free memory."""
         ensemble, budget = self.ensemble, self._get_budget(held=scan.image.nbytes)
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
-        held = scan.image.nbytes + self.label_bytes * voxels
+        is_stored = isinstance(scan.image, RegionImage)
+        held = scan.image.nbytes + (0 if is_stored else self.label_bytes * voxels)
         held += HEAP_ALLOWANCE * (2 if self.heads else 1)  # blocks of logits are freed, too
+        if is_stored:
+            assert task is not None
+            held += sum(read_header(file).buffer_bytes for file in task.scan.files)
         plan = choose_plan(
             VolumeToSegment(
                 window_grid=WindowGrid(
@@ -202,12 +239,15 @@ class Predictor:
                 features=sum(head.in_channels for head in self.heads),
                 window_bytes=self.window_bytes,
                 held_bytes=held,
+                stored_label_bytes=self.label_bytes if is_stored else 0,
             ),
             budget,
         )
         self._check_budget(plan, budget)
-        max_ram = max(plan.ram_bytes, 0 if task is None else self.estimate_reading(task))
-        if self.largest_component_labels:
+        max_ram = plan.ram_bytes
+        if task is not None and not is_stored:
+            max_ram = max(max_ram, self.estimate_reading(task))
+        if self.largest_component_labels and not is_stored:
             max_ram = max(max_ram, held + postprocess.BYTES_PER_VOXEL * voxels)
         name = "the image" if task is None else task.scan.name
         size, cost = "x".join(map(str, scan.grid.file_shape)), replace(plan, ram_bytes=max_ram)
@@ -241,6 +281,8 @@ class Predictor:
         """Segment a scan; return what writes the labels. `on_windows` gets how many are done."""
         task, regions = prepared.task, self.ensemble.regions
         assert task is not None
+        if prepared.is_stored:
+            return self._segment_stored(prepared, task, on_windows)
         more = []
         with ExitStack() as files:
             if task.probabilities is not None:
@@ -277,14 +319,7 @@ class Predictor:
             background = BackgroundDetector(
                 image, level, outputs=self.classes, overlapping=overlapping
             )
-        runner = WindowRunner(
-            networks=self.networks,
-            device=self.device,
-            flips=self.flips,
-            background=background,
-            on_windows=on_windows,
-            heads=self.heads,
-        )
+        runner = self._make_runner(on_windows, background)
         if num_skipped := segment(image, runner, prepared.plan, outputs):
             log(f"{prepared.name}: skipped {num_skipped} of {prepared.plan.windows} windows")
         removed = postprocess.keep_largest_component(labels, self.largest_component_labels)
@@ -296,6 +331,44 @@ class Predictor:
                     "have several, use keep_largest_component=none"
                 )
         return labels
+
+    def _make_runner(
+        self, on_windows: Callable[[int], None], background: BackgroundDetector | None = None
+    ) -> WindowRunner:
+        return WindowRunner(
+            networks=self.networks,
+            device=self.device,
+            flips=self.flips,
+            background=background,
+            on_windows=on_windows,
+            heads=self.heads,
+        )
+
+    def _segment_stored(
+        self, prepared: PreparedScan, task: ScanTask, on_windows: Callable[[int], None]
+    ) -> Callable[[], None]:
+        """Segment a scan that stays in its files; return what moves the labels to their place."""
+        ensemble, values = self.ensemble, self.ensemble.preprocessing.label_values
+        if self.largest_component_labels:
+            names = join_first([ensemble.classes[n] for n in self.largest_component_labels])
+            logger.warning(
+                f"{prepared.name}: all components of {names} are kept, since the scan is larger "
+                "than memory"
+            )
+        dtype = np.dtype(get_label_dtype(len(ensemble.classes)))
+        labels = LabelStore(
+            task.labels,
+            task.scan.files[0],
+            record=get_record_path(task.labels),
+            origin=prepared.origin,
+            dtype=dtype,
+            values=values,
+        )
+        decide = choose_label_function(ensemble.regions, ensemble.region_labels)
+        segment_stored(
+            prepared.scan.image, self._make_runner(on_windows), prepared.plan, decide, labels, dtype
+        )
+        return labels.finish
 
     def _check_budget(self, plan: InferencePlan, budget: Budget) -> None:
         """Refuse a plan that needs more than there is."""

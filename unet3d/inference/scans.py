@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import prod
 from multiprocessing import active_children, get_context
@@ -27,6 +28,7 @@ from unet3d.data.preprocessing.pipeline import PreprocessedScan
 from unet3d.errors import Interrupted, RunError, UsageError
 from unet3d.files import read_json, remove_temporary_files, write_text
 from unet3d.inference.predictor import USABLE_FRACTION, Predictor, PreparedScan, ScanTask
+from unet3d.inference.stored_scans import get_record_path
 from unet3d.machine import get_available_bytes, resolve_device
 from unet3d.signals import SignalListener
 from unet3d.text import join_first, pluralize
@@ -37,8 +39,6 @@ Failure = tuple[ScanTask, Exception]
 
 Work = Callable[[tuple[int, int], int | None], T]
 """Segments a share (n, count) of the scans, every count-th from the n-th on, within some RAM."""
-
-FOLDER = ".unet3d"
 
 MISSING, OUTDATED, NOT_OURS = "missing", "outdated", "foreign"
 """Why a scan is segmented; foreign labels may be somebody's work."""
@@ -149,7 +149,7 @@ def segment_scans(
             read, reading = reading, None
             try:
                 origin, scan = _read(predictor, task) if read is None else read.result()
-                prepared = predictor.plan(task, scan)
+                prepared = replace(predictor.plan(task, scan), origin=origin)
                 del read, scan  # or they would keep the image of a scan that is done
                 if writing and written_bytes > prepared.spare_ram:
                     yield from writing.result()
@@ -165,7 +165,7 @@ def segment_scans(
                     remove_temporary_files(path)  # after a kill
                 write_text(record, "{}")  # until the labels are written
                 write_labels, nbytes = compute(prepared), prod(prepared.scan.grid.file_shape)
-                nbytes *= predictor.label_bytes
+                nbytes *= 0 if prepared.is_stored else predictor.label_bytes
                 del prepared
                 if writing:
                     yield from writing.result()
@@ -203,11 +203,6 @@ def _write(
     except Exception as error:
         return [(task, error)]
     return []
-
-
-def get_record_path(labels: Path) -> Path:
-    """Return the file of a record."""
-    return labels.parent / FOLDER / f"{labels.name}.json"
 
 
 def count_processes(device: str, devices: int | None) -> int:

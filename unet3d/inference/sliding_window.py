@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import compress, permutations, product
+from typing import Any
 
 import numpy as np
 import torch
@@ -232,7 +233,7 @@ class WindowRunner:
 
     def run(
         self,
-        image: Tensor,
+        image: Any,
         window_grid: WindowGrid,
         on_tile: Callable[[OutputTile, Tensor], None],
         sum_device: torch.device,
@@ -241,8 +242,8 @@ class WindowRunner:
 
         With heads, it gets what `make_head` makes logits of.
 
-        `image` is (C, D, H, W). Return the number of windows that are not computed: a voxel has the
-        mean of the others.
+        `image` is (C, D, H, W): a tensor, or what windows are read from. Return the number of
+        windows that are not computed: a voxel has the mean of the others.
         """
         background = self.background
         sums = Accumulator(window_grid, sum_device, background, self.make_head(sum_device))
@@ -313,7 +314,8 @@ class AxisInterpolator:
 class LabelWriter:
     """Receives the tiles of a slab in their order and writes the outputs.
 
-    Tiles before the slab's columns only serve interpolation.
+    Tiles before the slab's columns only serve interpolation. `box` is the size of the outputs,
+    which hold the slab's columns alone where the first of these is given.
     """
 
     def __init__(
@@ -322,12 +324,15 @@ class LabelWriter:
         slab: Slab,
         device: torch.device,
         head: SummedHead | None = None,
+        *,
+        box: Sequence[int],
+        first_column: int = 0,
     ):
         window_grid, self.head = slab.window_grid, head
         if head is not None:
             check_finite(head.weight.sum() + head.bias.sum())
         self.order, self.columns = window_grid.order, slab.columns
-        box = outputs[0].target.shape[-3:]
+        self.first_column = first_column
         self.axes = [
             AxisInterpolator(window_grid.size[axis], box[axis], device)
             for axis in window_grid.order
@@ -356,6 +361,7 @@ class LabelWriter:
             return torch.cat([left[:, index - first, None], values], 1)
 
         ready = columns.find_ready((max(tile.columns[0], self.columns[0]), tile.columns[1]))
+        written = slice(ready.start - self.first_column, ready.stop - self.first_column)
         for n in rows.find_ready(tile.rows) if ready else ():
             row = get_row(int(rows.below[n]))
             if rows.fraction[n] > 0:
@@ -364,7 +370,7 @@ class LabelWriter:
             row = lengthwise.interpolate(row, 2, range(len(lengthwise.above)), 0)
             for part, values in iter_logits(row, self.head):
                 for output in self.outputs:
-                    target = output.target[..., n, ready.start : ready.stop, :]
+                    target = output.target[..., n, written, :]
                     target[(..., *part)] = output.decide(values).cpu().numpy()
         if not columns.is_identity and tile.columns[1] < self.columns[1]:
             above = [] if upper is None else [upper[:, None, -1]]
@@ -389,6 +395,7 @@ def segment(
     num_skipped = 0
     sum_device = torch.device("cpu") if plan.sums_in_ram else runner.device
     for slab in plan.slabs:
-        writer = LabelWriter(outputs, slab, sum_device, runner.make_head(sum_device))
+        head, box = runner.make_head(sum_device), outputs[0].target.shape[-3:]
+        writer = LabelWriter(outputs, slab, sum_device, head, box=box)
         num_skipped += runner.run(image, slab.window_grid, writer.write, sum_device)
     return num_skipped

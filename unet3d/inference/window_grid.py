@@ -59,6 +59,11 @@ class WindowGrid:
         width = self.patch[self.order[1]]
         return [rows, [s for s in columns if s < end and s + width > begin], lengthwise]
 
+    @property
+    def count(self) -> int:
+        """Return the number of windows."""
+        return prod(map(len, self.starts))
+
     @cached_property
     def windows(self) -> list[Triple]:
         """Return where windows start (D, H, W); below 0 along axes shorter than a patch."""
@@ -78,11 +83,14 @@ class WindowGrid:
         """Return the tiles as they are completed, after those above them and to their left."""
         a, b, c = self.order
         row_starts, column_starts, lengthwise = self.starts
-        tiles = []
-        for rows, columns in product(*self.tile_spans):
+        tiles, (row_spans, column_spans) = [], self.tile_spans
+        over_rows = [find_windows_over(row_starts, self.patch[a], span) for span in row_spans]
+        over_columns = [find_windows_over(column_starts, self.patch[b], s) for s in column_spans]
+        for (rows, over_row), (columns, over_column) in product(
+            zip(row_spans, over_rows, strict=True), zip(column_spans, over_columns, strict=True)
+        ):
             spans = {a: rows, b: columns, c: (0, self.size[c])}
-            first_row, last_row = find_windows_over(row_starts, self.patch[a], rows)
-            first_column, last_column = find_windows_over(column_starts, self.patch[b], columns)
+            (first_row, last_row), (first_column, last_column) = over_row, over_column
             first = (first_row * len(column_starts) + first_column) * len(lengthwise)
             last = (last_row * len(column_starts) + last_column + 1) * len(lengthwise) - 1
             tiles.append(OutputTile(rows, columns, (spans[0], spans[1], spans[2]), first, last))
@@ -91,7 +99,7 @@ class WindowGrid:
     @cached_property
     def max_active_voxels(self) -> int:
         """Return the largest number of voxels in active tiles at any time."""
-        change = [0] * (len(self.windows) // self.batch_size + 2)
+        change = [0] * (self.count // self.batch_size + 2)
         for tile in self.tiles:
             voxels = prod(stop - start for start, stop in tile.box)
             change[tile.first // self.batch_size] += voxels

@@ -6,6 +6,7 @@ from unet3d.data.case import Case
 from unet3d.data.preprocessing.channels import (
     find_background,
     find_border_value,
+    list_faces,
     normalize_in_place,
 )
 from unet3d.data.preprocessing.pipeline import (
@@ -90,13 +91,13 @@ def test_each_channel_of_each_case_has_its_own_background(tmp_path):
 
 
 def test_a_border_that_varies_is_not_background():
-    assert find_border_value(noise(8, 8, 8)) is None
+    assert find_border_value(list_faces(noise(8, 8, 8))) is None
     volume = zero_padded_noise() - 4
     volume[:, :, 0] = noise(12, 12)
-    assert find_border_value(volume) is None  # the corners differ
+    assert find_border_value(list_faces(volume)) is None  # the corners differ
     volume[:, :, 0] = -4
     volume[2:10, 2:10, 0] = noise(8, 8)
-    assert find_border_value(volume) == -4
+    assert find_border_value(list_faces(volume)) == -4
     assert find_background(noise(1, 8, 8, 8), AUTO) == [0]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.formats.volume_format import VolumeFormat, VolumeHeader
+from unet3d.data.formats.volume_format import StoredVoxels, VolumeFormat, VolumeHeader
 from unet3d.data.preprocessing.channels import convert_to_mm
 from unet3d.files import atomic_write
 
@@ -50,6 +50,11 @@ class Nifti(VolumeFormat):
                 while stream.read(2**16):  # to the end, where a compressed file has its checksum
                     pass
         return np.moveaxis(array, -1, 0) if array.ndim == 4 else array[None]
+
+    def open_voxels(self, file: Path, header: VolumeHeader) -> StoredVoxels | None:
+        if file.suffix == ".gz" or is_scaled(open_image(file)):
+            return None
+        return StoredVoxels(self.read_voxels(file, header))
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from unet3d.data.formats.volume_format import (
     NO_SPACING,
+    StoredVoxels,
     VolumeFormat,
     VolumeHeader,
     get_number_type,
@@ -18,6 +20,7 @@ class NumPy(VolumeFormat):
 
     name = "NumPy"
     suffixes = (".npy",)
+    writes_parts = True
 
     def read_header(self, file: Path) -> VolumeHeader:
         array = np.load(file, mmap_mode="c", allow_pickle=False)
@@ -31,6 +34,15 @@ class NumPy(VolumeFormat):
     def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
         array = np.load(file, mmap_mode="c", allow_pickle=False).view(header.dtype)
         return array[None] if array.ndim == 3 else array
+
+    def open_voxels(self, file: Path, header: VolumeHeader) -> StoredVoxels:
+        return StoredVoxels(self.read_voxels(file, header))
+
+    def create_labels(self, path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
+        return np.lib.format.open_memmap(path, "w+", dtype, grid.shape[:3])
+
+    def open_labels(self, path: Path) -> Any:
+        return np.lib.format.open_memmap(path, "r+")
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]

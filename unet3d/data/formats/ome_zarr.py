@@ -12,6 +12,7 @@ import numpy as np
 from unet3d.data.formats.volume_format import (
     MM_PER_UNIT,
     NO_SPACING,
+    StoredVoxels,
     UnreadableFileError,
     VolumeFormat,
     VolumeHeader,
@@ -43,7 +44,7 @@ class OmeZarr(VolumeFormat):
     suffixes = (".ome.zarr", ".zarr")
     packages = ("zarr", "numcodecs")
     cannot_hold = ("orientation",)
-    is_folder = True
+    is_folder = writes_parts = True
 
     def list_files(self, file: Path) -> list[Path]:
         """Return all files of the folder, and of folders that it links to."""
@@ -67,44 +68,64 @@ class OmeZarr(VolumeFormat):
         )
 
     def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
+        return self.open_voxels(file, header).read([slice(None)] * 3).view(header.dtype)
+
+    def open_voxels(self, file: Path, header: VolumeHeader) -> StoredVoxels:
         level = open_level(file)
-        array = level.array[tuple(0 if a == "t" else slice(None) for a in level.axes)]
-        axes = level.axes.replace("t", "")
-        if "c" not in axes:
-            axes, array = "c" + axes, array[None]
-        return array.transpose([axes.index(axis) for axis in "cxyz"]).view(header.dtype)
+        return StoredVoxels(level.array, level.axes)
+
+    def create_labels(self, path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
+        return TransposedArray(create_array(path, dtype, like, grid))
+
+    def open_labels(self, path: Path) -> Any:
+        import zarr
+
+        return TransposedArray(zarr.open_group(path, mode="r+")["0"])
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
-        """Write labels in the version of the image, or 0.5."""
-        import zarr
+        self.create_labels(path, labels.dtype, like, grid)[(slice(None),) * 3] = labels
 
-        if like.name.endswith(self.suffixes):  # as it is: viewers compare the numbers
-            level = open_level(like)
-            scale, translation, units = level.scale, level.translation, level.units
-            version = zarr.open_group(like, mode="r").metadata.zarr_format
-        else:
-            scale = grid.spacing_mm[::-1]
-            translation = tuple(grid.affine[2::-1, 3].tolist())
-            units, version = (None if grid.assumption else "millimeter",) * 3, 3
-        axes: list[dict[str, str]] = [
-            {"name": name, "type": "space"} | ({"unit": unit} if unit else {})
-            for name, unit in zip("zyx", units, strict=True)
-        ]
-        transforms: list[dict[str, Any]] = [{"type": "scale", "scale": list(scale)}]
-        if any(translation):
-            transforms.append({"type": "translation", "translation": list(translation)})
-        image = {"axes": axes, "datasets": [{"path": "0", TRANSFORMS: transforms}]}
-        group = zarr.open_group(path, mode="w", zarr_format=version)
-        if version == 3:
-            group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
-        else:
-            group.attrs["multiscales"] = [{"version": "0.4", **image}]
-        shape = labels.T.shape
-        chunks = tuple(min(CHUNK, n) for n in shape)
-        array = group.create_array("0", shape=shape, chunks=chunks, dtype=labels.dtype)
-        array[:] = labels.T
+
+@dataclass(frozen=True)
+class TransposedArray:
+    """An array (z, y, x), written by slices (x, y, z)."""
+
+    array: Any
+
+    def __setitem__(self, box: tuple[slice, ...], labels: np.ndarray) -> None:
+        self.array[box[::-1]] = labels.T
+
+
+def create_array(path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
+    """Create an image of zeros in the version of the image `like`, or 0.5."""
+    import zarr
+
+    if like.name.endswith(OmeZarr.suffixes):  # as it is: viewers compare the numbers
+        level = open_level(like)
+        scale, translation, units = level.scale, level.translation, level.units
+        version = zarr.open_group(like, mode="r").metadata.zarr_format
+    else:
+        scale = grid.spacing_mm[::-1]
+        translation = tuple(grid.affine[2::-1, 3].tolist())
+        units, version = (None if grid.assumption else "millimeter",) * 3, 3
+    axes: list[dict[str, str]] = [
+        {"name": name, "type": "space"} | ({"unit": unit} if unit else {})
+        for name, unit in zip("zyx", units, strict=True)
+    ]
+    transforms: list[dict[str, Any]] = [{"type": "scale", "scale": list(scale)}]
+    if any(translation):
+        transforms.append({"type": "translation", "translation": list(translation)})
+    image = {"axes": axes, "datasets": [{"path": "0", TRANSFORMS: transforms}]}
+    group = zarr.open_group(path, mode="w", zarr_format=version)
+    if version == 3:
+        group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
+    else:
+        group.attrs["multiscales"] = [{"version": "0.4", **image}]
+    shape = grid.shape[2::-1]
+    chunks = tuple(min(CHUNK, n) for n in shape)
+    return group.create_array("0", shape=shape, chunks=chunks, dtype=dtype, fill_value=0)
 
 
 def open_level(file: Path) -> Level:

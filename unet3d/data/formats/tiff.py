@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +14,7 @@ import numpy as np
 from unet3d.data.formats.volume_format import (
     MM_PER_UNIT,
     NO_SPACING,
+    StoredVoxels,
     UnreadableFileError,
     VolumeFormat,
     VolumeHeader,
@@ -57,6 +59,22 @@ class Tiff(VolumeFormat):
         others = "".join(axis for axis in sizes if axis not in "CSXYZ")  # of one plane each
         array = tifffile.transpose_axes(array, "".join(sizes), f"{others}CSXYZ")
         return array.view(get_number_type(array.dtype)).reshape(-1, *header.shape[:3])
+
+    def open_voxels(self, file: Path, header: VolumeHeader) -> StoredVoxels | None:
+        """Map voxels that follow one another, or open the tiles of one series by zarr."""
+        with open_tiff(file) as (_, stack, sizes):
+            if len(stack) > 1 or stack[0].dtype.kind == "b":
+                return None
+            is_mapped, axes = stack[0].dataoffset is not None, "".join(sizes).lower()
+        if is_mapped:
+            return StoredVoxels(self.read_voxels(file, header))
+        if "s" in axes or find_spec("zarr") is None:
+            return None
+        import tifffile
+        import zarr
+
+        store: Any = tifffile.imread(file, aszarr=True, series=0, level=0)
+        return StoredVoxels(zarr.open_array(store, mode="r"), axes)
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -85,6 +86,39 @@ class VolumeHeader(Grid):
         return prod(self.shape) * self.dtype.itemsize + self.buffer_bytes
 
 
+@dataclass(frozen=True)
+class StoredVoxels:
+    """Voxels (C, D, H, W) that stay in their file; `array` has its axes in another order."""
+
+    array: Any  # is sliced, as those of numpy and zarr are
+    axes: str = "cxyz"  # of the array; those that are not c, x, y or z have one plane
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        size = dict(zip(self.axes, self.array.shape, strict=True))
+        return tuple(size.get(axis, 1) for axis in "cxyz")
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Return the shape of the parts that are stored together."""
+        chunks = getattr(self.array, "shards", None) or getattr(self.array, "chunks", None)
+        if chunks is None:  # the slowest axis that is not c, of a memory map
+            order = np.argsort(self.array.strides)[::-1]
+            slowest = next(n for n in order if self.axes[n] != "c")
+            chunks = [1 if n == slowest else size for n, size in enumerate(self.array.shape)]
+        size = dict(zip(self.axes, chunks, strict=True))
+        return tuple(size.get(axis, 1) for axis in "cxyz")
+
+    def read(self, box: Sequence[slice]) -> np.ndarray:
+        """Return the channels (C, d, h, w) of a box."""
+        spans = dict(zip("cxyz", (slice(None), *box), strict=True))
+        part = np.asarray(self.array[tuple(spans.get(axis, 0) for axis in self.axes)])
+        axes = "".join(axis for axis in self.axes if axis in spans)
+        if "c" not in axes:
+            axes, part = "c" + axes, part[None]
+        return part.transpose([axes.index(axis) for axis in "cxyz"])
+
+
 class VolumeFormat(Protocol):
     """Files of one format, by one library, which is imported when it is needed."""
 
@@ -93,6 +127,7 @@ class VolumeFormat(Protocol):
     packages: tuple[str, ...] = ()  # optional ones, as pip calls them; the first is imported
     cannot_hold: tuple[str, ...] = ()  # what labels on some grids would lose
     is_folder: bool = False  # whether labels are written to a folder
+    writes_parts: bool = False  # whether labels need not be written at once
 
     def list_files(self, file: Path) -> list[Path]:
         """Return the files that hold the volume; all but the first may be missing."""
@@ -105,6 +140,18 @@ class VolumeFormat(Protocol):
     def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
         """Return (C, D, H, W) on the grid of the header; any error may rise."""
         ...
+
+    def open_voxels(self, file: Path, header: VolumeHeader) -> "StoredVoxels | None":
+        """Return voxels of which only what is indexed is read; None: the file is read whole."""
+        return None
+
+    def create_labels(self, path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
+        """Create labels of zeros; what is assigned to boxes (D, H, W) of the result is written."""
+        return None  # unless it writes parts
+
+    def open_labels(self, path: Path) -> Any:
+        """Open labels that `create_labels` has created, to write more."""
+        return None
 
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
@@ -124,6 +171,26 @@ def iter_slabs(channels: np.ndarray) -> Iterator[np.ndarray]:
         for start in range(0, len(planes), step):
             with np.errstate(over="ignore"):  # values beyond float32 become infinite
                 yield planes[start : start + step].astype(np.float32).ravel()
+
+
+def iter_boxes(
+    shape: Sequence[int], chunks: Sequence[int], voxels: int
+) -> Iterator[tuple[slice, ...]]:
+    """Yield boxes of a volume (D, H, W), of whole chunks and about so many voxels.
+
+    >>> [[(s.start, s.stop) for s in box] for box in iter_boxes((2, 4, 5), (2, 4, 2), 16)]
+    [[(0, 2), (0, 4), (0, 2)], [(0, 2), (0, 4), (2, 4)], [(0, 2), (0, 4), (4, 5)]]
+    """
+    sides = [min(size, chunk) for size, chunk in zip(shape, chunks, strict=True)]
+    for axis in reversed(range(3)):
+        count = max(1, voxels // prod(sides))
+        sides[axis] = min(shape[axis], sides[axis] * count)
+    starts = (range(0, size, side) for size, side in zip(shape, sides, strict=True))
+    for corner in product(*starts):
+        yield tuple(
+            slice(start, min(start + side, size))
+            for start, side, size in zip(corner, sides, shape, strict=True)
+        )
 
 
 def get_number_type(dtype: np.dtype) -> np.dtype:

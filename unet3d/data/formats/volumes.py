@@ -15,7 +15,13 @@ from unet3d.data.formats.nifti import Nifti
 from unet3d.data.formats.numpy_file import NumPy
 from unet3d.data.formats.ome_zarr import OmeZarr
 from unet3d.data.formats.tiff import Tiff
-from unet3d.data.formats.volume_format import Grid, UnreadableFileError, VolumeFormat, VolumeHeader
+from unet3d.data.formats.volume_format import (
+    Grid,
+    StoredVoxels,
+    UnreadableFileError,
+    VolumeFormat,
+    VolumeHeader,
+)
 from unet3d.errors import UsageError, describe_os_error, explain_missing_packages
 from unet3d.files import atomic_write, create_folder
 from unet3d.text import join_first, pluralize
@@ -196,6 +202,13 @@ def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
     spans = zip(offset, channels.shape[1:], strict=True)
     result[(slice(None), *(slice(start, start + n) for start, n in spans))] = channels
     return result, grid.affine
+
+
+def open_voxels(path: Path) -> StoredVoxels | None:
+    """Return voxels of which only what is indexed is read; None: the file is read whole."""
+    header = read_header(path)
+    with open_format(path) as format:
+        return format.open_voxels(path, header)
 
 
 def find_offset(part: Grid, grid: Grid) -> Triple | None:

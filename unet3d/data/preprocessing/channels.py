@@ -47,6 +47,17 @@ class FileGrid:
         volume = reorient(volume, self.axes, self.flips)
         return volume[(..., *(slice(start, stop) for start, stop in self.box))]
 
+    def locate(self, spans: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+        """Return the box of the file that holds spans (start, stop) of the cropped volume."""
+        located = [slice(0)] * 3
+        for axis, flip, (first, _), span in zip(
+            self.axes, self.flips, self.box, spans, strict=True
+        ):
+            start, stop = first + span[0], first + span[1]
+            size = self.file_shape[axis]
+            located[axis] = slice(size - stop, size - start) if flip else slice(start, stop)
+        return tuple(located)
+
 
 def preprocess_channels(
     channels: np.ndarray,
@@ -79,7 +90,7 @@ def preprocess_channels(
     image = np.empty((len(channels), *shape), np.float32)
     for c, method in enumerate(normalize):
         channel = grid.crop(channels[c]).astype(np.float32)
-        known = intensities[c] if intensities else None
+        known = intensities[c] if intensities and method == "ct" else None
         normalize_in_place(channel, method, np.float32(values[c]), known)
         image[c] = resample(channel, shape, orders)
     return image, grid
@@ -88,7 +99,11 @@ def preprocess_channels(
 def normalize_in_place(
     channel: np.ndarray, method: str, background: np.float32, known: Intensity | None
 ) -> None:
-    """Normalize a channel (D, H, W), float32; `known` are the dataset's intensities, for ct."""
+    """Normalize a channel (D, H, W), float32.
+
+    `known` are the dataset's intensities, for ct; or those of the volume (its mean, its standard
+    deviation, its minimum and its maximum) of which this is a region.
+    """
     if method == "none":
         if background:
             channel[channel == background] = 0
@@ -97,21 +112,23 @@ def normalize_in_place(
         channel /= 255
         return
     if method == "rescale_to_0_1":
-        channel -= channel.min()
-        channel /= max(channel.max(), 1e-8)
+        low, high = known[2:] if known else (channel.min(), channel.max())
+        channel -= np.float32(low)
+        channel /= max(np.float32(high) - np.float32(low), 1e-8)
         return
     selected = ...  # voxels that are normalized: all, unless zscore_nonzero
     if method == "ct":
         assert known is not None, "the config provides them if a channel is ct"
-        mean, std, low, high = known
-        np.clip(channel, low, high, out=channel)
+        np.clip(channel, *known[2:], out=channel)
+    elif method == "zscore_nonzero":
+        foreground = channel != background
+        if known or foreground.any():
+            selected = foreground
+            if background:
+                channel[~foreground] = 0
+    if known:
+        mean, std = known[:2]
     else:
-        if method == "zscore_nonzero":
-            foreground = channel != background
-            if foreground.any():
-                selected = foreground
-                if background:
-                    channel[~foreground] = 0
         mean, std = channel[selected].mean(dtype=float), channel[selected].std(dtype=float)
     channel[selected] -= mean
     channel[selected] /= max(std, 1e-8)
@@ -121,18 +138,22 @@ def find_background(channels: np.ndarray, background: Sequence[float | str]) -> 
     """Return the value of each channel (C, D, H, W); AUTO gives 0 if the border is not constant."""
     values = background if len(background) > 1 else [background[0]] * len(channels)
     return [
-        (find_border_value(channel) or 0.0) if value == AUTO else float(value)
+        (find_border_value(list_faces(channel)) or 0.0) if value == AUTO else float(value)
         for channel, value in zip(channels, values, strict=True)
     ]
 
 
-def find_border_value(channel: np.ndarray) -> float | None:
-    """Return the value of all eight corners if most of the faces of (D, H, W) have it too."""
-    corners = {channel[corner].item() for corner in product((0, -1), repeat=3)}
+def list_faces(channel: np.ndarray) -> list[np.ndarray]:
+    """Return the first and the last plane of (D, H, W) along each axis."""
+    return [np.moveaxis(channel, axis, 0)[end] for axis in range(3) for end in (0, -1)]
+
+
+def find_border_value(faces: Sequence[np.ndarray]) -> float | None:
+    """Return the value of all eight corners if most of the faces of a volume have it too."""
+    corners = {face[corner].item() for face in faces[:2] for corner in product((0, -1), repeat=2)}
     if len(corners) > 1:
         return None
     value = corners.pop()
-    faces = [np.moveaxis(channel, axis, 0)[end] for axis in range(3) for end in (0, -1)]
     equal = sum(np.count_nonzero(face == value) for face in faces)
     return float(value) if equal >= MIN_FRACTION * sum(face.size for face in faces) else None
 

@@ -39,7 +39,7 @@ Background = tuple[float | str, ...]
 class PreprocessedScan:
     """A preprocessed image and its position in its file."""
 
-    image: np.ndarray  # (C, D, H, W), float32
+    image: Any  # (C, D, H, W), float32: an array, or a RegionImage
     grid: FileGrid
     spacing_mm: FloatTriple  # after resampling
     affine: np.ndarray  # of the file

@@ -1,0 +1,275 @@
+"""Preprocess a scan that is larger than memory: its files are read by regions.
+
+A region has the values that it has in the preprocessed scan, but for rounding: what normalization
+and cropping have to know of the whole scan is measured block by block first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unet3d.data.formats.volume_format import StoredVoxels, iter_boxes
+from unet3d.data.formats.volumes import open_voxels, read_header
+from unet3d.data.preprocessing.channels import (
+    AUTO,
+    FileGrid,
+    Intensity,
+    choose_interpolation_orders,
+    compute_resampled_shape,
+    find_border_value,
+    find_orientation,
+    get_spacing,
+    make_interpolation_matrices,
+    multiply_axes,
+    normalize_in_place,
+    reorient,
+)
+from unet3d.data.preprocessing.pipeline import PreprocessedScan, Preprocessing, check_channels
+from unet3d.data.preprocessing.statistics import (
+    MAX_VOXELS,
+    Statistics,
+    measure_percentiles,
+    to_tuples,
+)
+from unet3d.errors import UsageError
+
+BLOCK = 2**22
+"""Voxels that are measured at a time, about."""
+
+NEGLIGIBLE = 1e-6
+"""Weight below which a voxel is not read to interpolate another: a cubic spline has no end."""
+
+Spans = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class StoredChannels:
+    """The channels (C, D, H, W) of a scan, in one file or one file each."""
+
+    files: Sequence[Path]
+    parts: Sequence[StoredVoxels]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+
+    def read(self, box: Sequence[slice]) -> np.ndarray:
+        parts = [part.read(box) for part in self.parts]
+        for file, part in zip(self.files, parts, strict=True):
+            if part.dtype.kind == "f" and not np.isfinite(part).all():
+                raise UsageError(f"{file} holds NaN or infinite values")
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def list_blocks(self) -> list[tuple[slice, ...]]:
+        """Return boxes that hold all voxels, each in whole chunks of the first file."""
+        shape = self.shape
+        return [*iter_boxes(shape[1:], self.parts[0].chunks[1:], BLOCK // shape[0])]
+
+
+def open_channels(files: Sequence[Path]) -> StoredChannels | None:
+    """Open the files of a scan; None: one of them is compressed as a whole."""
+    parts = [open_voxels(file) for file in files]
+    opened = [part for part in parts if part is not None]
+    return StoredChannels(files, opened) if len(opened) == len(files) else None
+
+
+@dataclass(eq=False)
+class Moments:
+    """Mean, variance and range of values that are added in parts."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared differences from the mean
+    low: float = np.inf
+    high: float = -np.inf
+
+    def add(self, values: np.ndarray) -> None:
+        if not values.size:
+            return
+        total, shift = self.count + values.size, float(values.mean(dtype=float)) - self.mean
+        self.squares += float(values.var(dtype=float)) * values.size
+        self.squares += shift**2 * self.count * values.size / total
+        self.mean += shift * values.size / total
+        self.count = total
+        self.low, self.high = (
+            min(self.low, float(values.min())),
+            max(self.high, float(values.max())),
+        )
+
+    @property
+    def intensity(self) -> Intensity:
+        return self.mean, (self.squares / max(1, self.count)) ** 0.5, self.low, self.high
+
+
+@dataclass(eq=False, kw_only=True)
+class RegionImage:
+    """A preprocessed image (C, D, H, W) of which regions are read from its files."""
+
+    channels: StoredChannels
+    grid: FileGrid
+    orders: Sequence[int]  # of the interpolation along each axis
+    normalize: Sequence[str]
+    background: Sequence[float]
+    intensities: Sequence[Intensity]
+    nbytes: int = field(default=0, init=False)  # held in memory
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels.shape[0], *self.grid.shape)
+
+    @cached_property
+    def matrices(self) -> dict[int, np.ndarray]:
+        cropped = [stop - start for start, stop in self.grid.box]
+        return make_interpolation_matrices(cropped, self.grid.shape, self.orders)
+
+    def read(self, spans: Spans) -> np.ndarray:
+        """Return a region (C, d, h, w), float32."""
+        spans, parts = list(spans), {}
+        for axis, matrix in self.matrices.items():
+            part = matrix[slice(*spans[axis])]
+            needed = np.flatnonzero(np.abs(part).max(0) > NEGLIGIBLE)
+            spans[axis] = int(needed[0]), int(needed[-1]) + 1
+            parts[axis] = part[:, slice(*spans[axis])]
+        stored = self.channels.read(self.grid.locate(spans))
+        channels = []
+        for c, method in enumerate(self.normalize):
+            channel = reorient(stored[c], self.grid.axes, self.grid.flips).astype(np.float32)
+            background = np.float32(self.background[c])
+            normalize_in_place(channel, method, background, self.intensities[c])
+            channels.append(multiply_axes(channel, parts))
+        return np.stack(channels)
+
+
+def preprocess_stored_scan(
+    channels: StoredChannels, preprocessing: Preprocessing, names: Sequence[str]
+) -> PreprocessedScan:
+    """Preprocess a scan as `Preprocessing.preprocess_scan` does, without holding it."""
+    shape, affine = channels.shape, read_header(channels.files[0]).affine
+    check_channels(", ".join(file.name for file in channels.files), shape[0], names)
+    count, blocks = shape[0], channels.list_blocks()
+    axes, flips = find_orientation(affine, preprocessing.orientation)
+    background = find_stored_background(channels, preprocessing.background)
+    found = [(0, size) for size in shape[1:]]
+    if preprocessing.crop == "nonzero":
+        found = find_stored_foreground(channels, blocks, background)
+    box: Any = tuple(
+        (shape[1 + axis] - found[axis][1], shape[1 + axis] - found[axis][0])
+        if flip
+        else found[axis]
+        for axis, flip in zip(axes, flips, strict=True)
+    )
+    file_shape: Any = shape[1:]
+    old_mm, cropped = get_spacing(affine, axes), [stop - start for start, stop in box]
+    new_mm = preprocessing.spacing_mm or old_mm
+    grid = FileGrid(
+        file_shape=file_shape,
+        axes=axes,
+        flips=flips,
+        box=box,
+        shape=compute_resampled_shape(cropped, old_mm, new_mm),
+    )
+    normalize = preprocessing.normalize * (count if len(preprocessing.normalize) == 1 else 1)
+    measured, percentiles = measure_stored(channels, blocks, grid, normalize, background)
+    for c, method in enumerate(normalize):
+        if method == "ct":
+            assert preprocessing.intensities is not None
+            measured[c] = preprocessing.intensities[c]
+    extent_mm = np.multiply(old_mm, cropped)
+    return PreprocessedScan(
+        image=RegionImage(
+            channels=channels,
+            grid=grid,
+            orders=choose_interpolation_orders(old_mm, new_mm, 3),
+            normalize=normalize,
+            background=background,
+            intensities=measured,
+        ),
+        grid=grid,
+        spacing_mm=to_tuples((extent_mm / grid.shape).tolist()),
+        affine=affine,
+        statistics=Statistics(
+            spacing_mm=old_mm, extent_mm=to_tuples(extent_mm.tolist()), percentiles=percentiles
+        ),
+    )
+
+
+def find_stored_background(
+    channels: StoredChannels, background: Sequence[float | str]
+) -> list[float]:
+    """Return the value of each channel; AUTO gives 0 if the border is not constant."""
+    count, *shape = channels.shape
+    values = background if len(background) > 1 else [background[0]] * count
+    if AUTO not in values:
+        return [float(value) for value in values]
+    faces = []
+    for axis, size in enumerate(shape):
+        for start in (0, size - 1):
+            box = [slice(None)] * 3
+            box[axis] = slice(start, start + 1)
+            faces.append(channels.read(box).squeeze(1 + axis))
+    return [
+        (find_border_value([face[c] for face in faces]) or 0.0) if value == AUTO else float(value)
+        for c, value in enumerate(values)
+    ]
+
+
+def find_stored_foreground(
+    channels: StoredChannels, blocks: Sequence[Sequence[slice]], background: Sequence[float]
+) -> list[tuple[int, int]]:
+    """Return the span of the foreground along each axis of the file; without one, all."""
+    occupied = [np.zeros(size, bool) for size in channels.shape[1:]]
+    for block in blocks:
+        part = channels.read(block)
+        foreground = np.zeros(part.shape[1:], bool)
+        for channel, value in zip(part, background, strict=True):
+            foreground |= channel != value
+        for axis, side in enumerate(block):
+            others = tuple(a for a in range(3) if a != axis)
+            occupied[axis][side] |= foreground.any(others)
+    rows = [np.flatnonzero(found) for found in occupied]
+    return [
+        (int(found[0]), int(found[-1]) + 1) if len(found) else (0, size)
+        for found, size in zip(rows, channels.shape[1:], strict=True)
+    ]
+
+
+def measure_stored(
+    channels: StoredChannels,
+    blocks: Sequence[Sequence[slice]],
+    grid: FileGrid,
+    normalize: Sequence[str],
+    background: Sequence[float],
+) -> tuple[list[Intensity], tuple[tuple[float, ...], ...]]:
+    """Return each channel's intensities within the box, and percentiles of a sample."""
+    cropped = [stop - start for start, stop in grid.box]
+    inside = grid.locate([(0, size) for size in cropped])
+    step = ceil((np.prod(cropped, dtype=float) / MAX_VOXELS) ** (1 / 3))
+    sampled = [np.zeros(size, bool) for size in channels.shape[1:]]
+    for axis, flip in zip(grid.axes, grid.flips, strict=True):
+        sampled[axis][inside[axis]][:: -step if flip else step] = True
+    moments = [(Moments(), Moments()) for _ in normalize]  # of all voxels, and of the foreground
+    samples: list[list[np.ndarray]] = [[] for _ in normalize]
+    for block in blocks:
+        sides = [
+            slice(max(a.start, b.start), min(a.stop, b.stop))
+            for a, b in zip(block, inside, strict=True)
+        ]
+        if any(side.start >= side.stop for side in sides):
+            continue
+        chosen = np.ix_(*(marks[side] for marks, side in zip(sampled, sides, strict=True)))
+        for c, channel in enumerate(channels.read(sides)):
+            samples[c].append(channel[chosen].ravel())
+            if normalize[c] in ("zscore", "zscore_nonzero", "rescale_to_0_1"):
+                values = channel.astype(np.float32)
+                moments[c][0].add(values)
+                if normalize[c] == "zscore_nonzero":
+                    moments[c][1].add(values[values != np.float32(background[c])])
+    percentiles = [measure_percentiles(np.concatenate(s)[:, None, None]) for s in samples]
+    return [(nonzero if nonzero.count else whole).intensity for whole, nonzero in moments], tuple(
+        percentiles
+    )
