@@ -1,0 +1,169 @@
+"""A scan that is larger than memory gets the labels that it has in memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.contract.helpers.datasets import save
+from tests.inference.conftest import build_predictor
+from unet3d.data.formats.volumes import read_labels, write_labels
+from unet3d.data.preprocessing import regions
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.inference import memory_plan, stored_scans
+from unet3d.inference.predictor import Predictor
+from unet3d.inference.scans import segment_scans
+
+PERMUTED = np.array([[0, -1.0, 0, 3], [0, 0, 2.0, 0], [1.5, 0, 0, 0], [0, 0, 0, 1]])
+AFFINES = {"axes as they are": np.eye(4), "axes permuted and flipped": PERMUTED}
+
+
+@pytest.fixture
+def tasks(write_scans, tmp_path):
+    """Return a function that writes a scan and names its labels, as they are read and stored."""
+
+    def make(affine=AFFINES["axes as they are"], suffix=".npy", shape=(30, 22, 26)):
+        voxels = np.random.default_rng(0).normal(100, 20, shape).astype(np.float32)
+        voxels[:3] = 0
+        voxels[:, -4:] = 0
+        [task] = write_scans()
+        save(task.scan.files[0], voxels, affine)
+        return [replace(task, labels=tmp_path / f"{name}{suffix}") for name in ("whole", "stored")]
+
+    return make
+
+
+def store(predictor, monkeypatch, *, slabs=3):
+    """Let the predictor read scans by parts, in so many slabs, of blocks of 500 voxels."""
+    monkeypatch.setattr(Predictor, "estimate_reading", lambda self, task: 2**62)
+    monkeypatch.setattr(regions, "BLOCK", 500)
+
+    def choose_slabs(volume, budget):
+        plans = memory_plan.list_plans(volume, budget, split=slabs > 1)
+        return next(plan for plan in plans if len(plan.slabs) == slabs)
+
+    monkeypatch.setattr("unet3d.inference.predictor.choose_plan", choose_slabs)
+    return predictor
+
+
+def predict(predictor, task):
+    """Segment a scan; raise what it failed with."""
+    for _, error in segment_scans(predictor, [task], prefetch=False):
+        raise error
+    return task.labels
+
+
+@pytest.mark.parametrize("affine", AFFINES.values(), ids=AFFINES)
+@pytest.mark.parametrize("spacing", [None, (1.3, 0.8, 1.9)], ids=["spacing kept", "resampled"])
+@pytest.mark.parametrize("method", ["zscore_nonzero", "rescale_to_0_1"])
+def test_labels_are_those_of_the_scan_in_memory(
+    ensemble, tasks, monkeypatch, affine, spacing, method
+):
+    preprocessing = Preprocessing(num_classes=3, spacing_mm=spacing, normalize=(method,))
+    predictor = build_predictor(replace(ensemble, preprocessing=preprocessing), flip_axes=(0,))
+    whole, stored = tasks(affine)
+    expected = np.load(predict(predictor, whole))
+    store(predictor, monkeypatch)
+    prepared = predictor.prepare(stored)
+    assert prepared.is_stored
+    assert len(prepared.plan.slabs) == 3
+    assert len(np.unique(expected)) == 3
+    np.testing.assert_array_equal(np.load(predict(predictor, stored)), expected)
+
+
+def test_labels_are_written_in_the_values_and_the_format_of_the_output(
+    ensemble, tasks, monkeypatch
+):
+    pytest.importorskip("zarr")
+    values = Preprocessing(num_classes=3, label_values=(0, 17, 1035))
+    predictor = build_predictor(replace(ensemble, preprocessing=values))
+    whole, stored = tasks(suffix=".ome.zarr")
+    predict(predictor, whole)
+    predict(store(predictor, monkeypatch), stored)
+    (expected, affine), (labels, own) = map(read_labels, (whole.labels, stored.labels))
+    np.testing.assert_array_equal(labels, expected)
+    np.testing.assert_array_equal(own, affine)
+    assert set(np.unique(labels)) == {0, 17, 1035}
+
+
+def test_a_prediction_that_was_ended_goes_on_after_the_last_slab(predictor, tasks, monkeypatch):
+    pytest.importorskip("zarr")
+    whole, stored = tasks(suffix=".ome.zarr")
+    predict(predictor, whole)
+    store(predictor, monkeypatch, slabs=4)
+    write, written = stored_scans.LabelStore.write, []
+
+    def end_after_two(self, order, columns, box, labels):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(columns)
+        write(self, order, columns, box, labels)
+
+    monkeypatch.setattr(stored_scans.LabelStore, "write", end_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        predict(predictor, stored)
+    assert not stored.labels.exists()
+
+    def keep(self, order, columns, box, labels):
+        written.append(columns)
+        write(self, order, columns, box, labels)
+
+    monkeypatch.setattr(stored_scans.LabelStore, "write", keep)
+    predict(predictor, stored)
+    assert len(written) == len(set(written)) == 4
+    np.testing.assert_array_equal(read_labels(stored.labels)[0], read_labels(whole.labels)[0])
+    assert {path.name for path in stored.labels.parent.glob(".part*")} == set()
+
+
+def test_what_was_written_with_other_options_is_not_kept(ensemble, tasks, monkeypatch):
+    _, stored = tasks()
+    predictor = store(build_predictor(ensemble), monkeypatch)
+    finish = stored_scans.LabelStore.finish
+    monkeypatch.setattr(stored_scans.LabelStore, "finish", fail)
+    with pytest.raises(RuntimeError, match="ended"):
+        predict(predictor, stored)
+    monkeypatch.setattr(stored_scans.LabelStore, "finish", finish)
+    other = store(build_predictor(ensemble, overlap=0.25), monkeypatch)
+    batches = []
+    prepared = replace(other.prepare(stored), origin=other.describe_settings())
+    other.compute(prepared, on_windows=batches.append)()
+    assert set(batches) == {1}  # no slab was skipped
+
+
+def fail(self):
+    raise RuntimeError("ended")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options", "message"),
+    [
+        (".nii", {}, "or set output_format=zarr or npy, which are written by parts"),
+        (".npy", {"skip_background": 0.1}, "skip_background needs the whole scan in memory"),
+    ],
+)
+def test_what_needs_the_whole_scan_is_refused(
+    ensemble, tasks, monkeypatch, suffix, options, message
+):
+    _, stored = tasks(suffix=suffix)
+    predictor = store(build_predictor(ensemble, **options), monkeypatch)
+    with pytest.raises((UsageError, DoesNotFitError), match=message):
+        predictor.prepare(stored)
+
+
+def test_a_file_that_is_compressed_as_a_whole_is_named(predictor, tasks, monkeypatch, tmp_path):
+    _, stored = tasks()
+    labels = np.zeros((30, 22, 26), np.uint8)
+    compressed = tmp_path / "scan.nii.gz"
+    write_labels(compressed, labels, stored.scan.files[0])
+    scan = replace(stored.scan, files=(compressed,))
+    store(predictor, monkeypatch)
+    with pytest.raises(DoesNotFitError, match="convert it to OME-Zarr"):
+        predictor.prepare(replace(stored, scan=scan))
+
+
+def test_components_are_said_to_be_kept(ensemble, tasks, monkeypatch, caplog):
+    _, stored = tasks()
+    predictor = build_predictor(ensemble, keep_largest_component=["a"])
+    predict(store(predictor, monkeypatch), stored)
+    assert "all components of a are kept, since the scan is larger than memory" in caplog.text
