@@ -16,6 +16,7 @@ from unet3d.signals import SignalListener
 
 COMMANDS = {
     "download": "download a task of the Medical Segmentation Decathlon",
+    "cut": "cut annotated blocks out of a volume that is larger than memory, as cases",
     "check": "find every error in a dataset before training",
     "plan": "choose settings for a dataset and a memory budget, and write them as an experiment "
     "file to edit",

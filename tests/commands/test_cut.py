@@ -1,0 +1,89 @@
+"""Blocks are cut out of a volume where it is annotated, and stay at their place in space."""
+
+import csv
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+
+from unet3d.__main__ import main
+
+AFFINE = np.array([[0, -2.0, 0, 5], [1.0, 0, 0, -3], [0, 0, 0.5, 7], [0, 0, 0, 1]])
+
+
+@pytest.fixture
+def volume(tmp_path, monkeypatch):
+    """A volume of two channels, annotated in two of 27 blocks."""
+    monkeypatch.chdir(tmp_path)
+    image = np.random.default_rng(0).normal(size=(36, 30, 24, 2)).astype(np.float32)
+    label = np.full(image.shape[:3], 255, np.uint8)
+    label[2:4, 3:5, 4:6] = 1
+    label[25:30, 21:29, 17:20] = 0
+    nibabel.save(nibabel.Nifti1Image(image, AFFINE), "volume.nii")
+    nibabel.save(nibabel.Nifti1Image(label, AFFINE), "label.nii")
+    return image, label
+
+
+def cut(*options):
+    return main(["cut", "image=volume.nii", "label=label.nii", "output=cases", *options])
+
+
+def test_annotated_blocks_are_cases_with_their_place_in_space(volume, capsys):
+    assert cut("size=[12,10,8]", "gap=0", "ignore_label=255") == 0
+    assert "next: unet3d check data=pairs data.root=cases" in capsys.readouterr().out
+    with Path("cases/boxes.csv").open() as file:
+        rows = {
+            row.pop("case"): {k: int(v) for k, v in row.items()} for row in csv.DictReader(file)
+        }
+    assert set(rows) == {"volume_000", "volume_001"}
+    for name, row in rows.items():
+        box = tuple(slice(row[f"{axis}0"], row[f"{axis}1"]) for axis in "xyz")
+        for folder, whole in zip(("images", "labels"), volume, strict=True):
+            part = nibabel.load(f"cases/{folder}/{name}.nii.gz")
+            np.testing.assert_array_equal(np.asarray(part.dataobj), whole[box])
+            corner = AFFINE @ [row["x0"], row["y0"], row["z0"], 1]
+            np.testing.assert_allclose(part.affine[:, 3], corner)
+            np.testing.assert_allclose(part.affine[:3, :3], AFFINE[:3, :3])
+
+
+def test_blocks_are_apart_and_as_many_as_wanted(volume):
+    assert cut("size=[8,8,8]", "gap=4", "count=1", "ignore_label=255") == 0
+    with Path("cases/boxes.csv").open() as file:
+        [row] = csv.DictReader(file)
+    assert [int(row[f"{axis}0"]) % 12 for axis in "xyz"] == [0, 0, 0]
+
+
+def test_a_table_names_the_blocks(volume, tmp_path):
+    (tmp_path / "mine.csv").write_text("z0,z1,x0,x1,y0,y1\n0,8,1,30,2,9\n")
+    assert cut("boxes=mine.csv") == 0
+    assert nibabel.load("cases/labels/volume_000.nii.gz").shape == (29, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["size=[12,10,8]", "gap=0"], "no block of label.nii"),
+        (["boxes=mine.csv"], "[0, 9, 0, 9, 0, 25] is not within (36, 30, 24) voxels"),
+        (["boxes=other.csv"], "must be a CSV file with the columns x0, x1, y0, y1, z0, z1"),
+        (["label=shifted.nii"], "is not on the grid of volume.nii"),
+        (["label=small.nii.gz"], "small.nii.gz is compressed as a whole"),
+    ],
+)
+def test_what_cannot_be_cut_is_one_line(volume, tmp_path, capsys, options, message):
+    (tmp_path / "mine.csv").write_text("x0,x1,y0,y1,z0,z1\n0,9,0,9,0,25\n")
+    label = np.zeros((36, 30, 24), np.uint8)
+    nibabel.save(nibabel.Nifti1Image(label, AFFINE), "small.nii.gz")
+    nibabel.save(nibabel.Nifti1Image(label, AFFINE + np.eye(4, k=3)), "shifted.nii")
+    if "gap=0" in options:
+        nibabel.save(nibabel.Nifti1Image(label, AFFINE), "label.nii")
+    assert cut(*options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_blocks_of_a_volume_are_not_mixed_with_earlier_ones(volume, capsys):
+    assert cut("size=[12,10,8]", "ignore_label=255") == 0
+    assert cut("size=[12,10,8]", "ignore_label=255") == 2
+    assert "cases/images/volume_000.nii.gz exists" in capsys.readouterr().err

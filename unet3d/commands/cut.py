@@ -1,0 +1,142 @@
+"""`unet3d cut image=... label=... output=...`: cut annotated blocks out of a volume, as cases."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from unet3d.config.compose import ComposedConfig
+from unet3d.config.fields import integer, list_of, read_settings
+from unet3d.data.formats.volume_format import StoredVoxels, VolumeHeader
+from unet3d.data.formats.volumes import find_offset, open_voxels, read_header, split_suffix
+from unet3d.errors import UsageError
+from unet3d.files import atomic_write, write_text
+from unet3d.text import pluralize
+from unet3d.types import Triple
+
+Block = tuple[slice, slice, slice]
+
+COLUMNS = ("x0", "x1", "y0", "y1", "z0", "z1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutConfig:
+    """What to cut blocks out of, and which."""
+
+    image: Path
+    label: Path
+    output: Path
+    boxes: Path | None
+    size: Annotated[Triple, list_of(integer(">= 8"), "three ints of at least 8", length=3)]
+    count: Annotated[int | None, integer(">= 1")]  # None: all blocks that are annotated
+    gap: Annotated[int, integer(">= 0")]
+    ignore_label: Annotated[int | None, integer(">= 0")]
+    seed: Annotated[int, integer(">= 0")]
+
+
+def main(composed: ComposedConfig, folder: Path) -> int:
+    """Write each block's image and labels as NIfTI, and a table of where they are."""
+    settings = read_settings(CutConfig, composed.config)
+    name, header = split_suffix(settings.image)[0], read_header(settings.image)
+    image, label = open_parts(settings.image), open_parts(settings.label)
+    other = read_header(settings.label)
+    if other.shape[:3] != header.shape[:3] or find_offset(other, header) != (0, 0, 0):
+        raise UsageError(
+            f"{settings.label} ({other.shape[:3]} voxels) is not on the grid of {settings.image} "
+            f"({header.shape[:3]})"
+        )
+    if existing := sorted(settings.output.glob(f"*/{name}_*.nii.gz")):
+        raise UsageError(f"{existing[0]} exists: name another output, or remove {name}'s blocks")
+    rows = []
+    for block in find_blocks(settings, label):
+        case = f"{name}_{len(rows):03d}"
+        write_part(settings.output / "images" / f"{case}.nii.gz", image, header, block)
+        write_part(settings.output / "labels" / f"{case}.nii.gz", label, other, block)
+        rows.append([case, *(end for side in block for end in (side.start, side.stop))])
+    if not rows:
+        raise UsageError(
+            f"no block of {settings.label} is annotated: choose another size, or ignore_label="
+        )
+    table = settings.output / "boxes.csv"
+    lines = (
+        table.read_text("utf-8").splitlines() if table.exists() else [",".join(["case", *COLUMNS])]
+    )
+    write_text(table, "\n".join([*lines, *(",".join(map(str, row)) for row in rows), ""]))
+    print(f"{pluralize(len(rows), 'block')} of {settings.image} in {settings.output}")
+    print(f"next: unet3d check data=pairs data.root={settings.output}")
+    return 0
+
+
+def open_parts(file: Path) -> StoredVoxels:
+    """Open a file whose parts can be read."""
+    if (voxels := open_voxels(file)) is None:
+        raise UsageError(
+            f"{file} is compressed as a whole: convert it to OME-Zarr, or decompress it"
+        )
+    return voxels
+
+
+def find_blocks(settings: CutConfig, label: StoredVoxels) -> Iterator[Block]:
+    """Yield the boxes of the file, or annotated blocks in random order."""
+    shape = label.shape[1:]
+    if settings.boxes is not None:
+        yield from read_boxes(settings.boxes, shape)
+        return
+    sides = [min(side, size) for side, size in zip(settings.size, shape, strict=True)]
+    starts = [
+        range(0, size - side + 1, side + settings.gap)
+        for side, size in zip(sides, shape, strict=True)
+    ]
+    corners, found = list(product(*starts)), 0
+    for n in np.random.default_rng(settings.seed).permutation(len(corners)):
+        x, y, z = (
+            slice(start, start + side) for start, side in zip(corners[n], sides, strict=True)
+        )
+        values = label.read((x, y, z))
+        unlabeled = 0 if settings.ignore_label is None else settings.ignore_label
+        if (values != unlabeled).any():
+            found += 1
+            yield x, y, z
+        if found == settings.count:
+            return
+
+
+def read_boxes(file: Path, shape: Sequence[int]) -> Iterator[Block]:
+    """Yield the boxes of a table with the columns x0, x1, y0, y1, z0 and z1."""
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+        table = [[int(row[column]) for column in COLUMNS] for row in csv.DictReader(lines)]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"boxes={file} must be a CSV file with the columns {', '.join(COLUMNS)}, in voxels: "
+            f"{error!r}"
+        ) from None
+    for row in table:
+        pairs = [*zip(row[::2], row[1::2], strict=True)]
+        if any(not 0 <= first < end <= n for (first, end), n in zip(pairs, shape, strict=True)):
+            raise UsageError(f"{file}: {row} is not within {tuple(shape)} voxels")
+        x, y, z = (slice(*pair) for pair in pairs)
+        yield x, y, z
+
+
+def write_part(path: Path, voxels: StoredVoxels, header: VolumeHeader, block: Block) -> None:
+    """Write a block (C, D, H, W) at its place in space."""
+    import nibabel
+
+    part: Any = voxels.read(block)
+    part = part[0] if len(part) == 1 else np.moveaxis(part, 0, -1)
+    if part.dtype.kind == "b":
+        part = part.astype(np.uint8)
+    elif part.dtype.itemsize == 8 or part.dtype == np.float16:  # which few readers of NIfTI know
+        part = part.astype(np.float32 if part.dtype.kind == "f" else np.int32)
+    affine = header.affine.copy()
+    affine[:3, 3] += affine[:3, :3] @ [side.start for side in block]
+    scan = nibabel.Nifti1Image(part, affine)
+    scan.header.set_xyzt_units("mm")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as draft:
+        nibabel.save(scan, draft)
