@@ -5,16 +5,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, list_of, read_settings
-from unet3d.data.formats.volume_format import StoredVoxels, VolumeHeader
+from unet3d.data.formats.nifti import write_part
+from unet3d.data.formats.volume_format import StoredVoxels
 from unet3d.data.formats.volumes import find_offset, open_voxels, read_header, split_suffix
 from unet3d.errors import UsageError
-from unet3d.files import atomic_write, write_text
+from unet3d.files import write_text
 from unet3d.text import pluralize
 from unet3d.types import Triple
 
@@ -121,22 +122,3 @@ def read_boxes(file: Path, shape: Sequence[int]) -> Iterator[Block]:
             raise UsageError(f"{file}: {row} is not within {tuple(shape)} voxels")
         x, y, z = (slice(*pair) for pair in pairs)
         yield x, y, z
-
-
-def write_part(path: Path, voxels: StoredVoxels, header: VolumeHeader, block: Block) -> None:
-    """Write a block (C, D, H, W) at its place in space."""
-    import nibabel
-
-    part: Any = voxels.read(block)
-    part = part[0] if len(part) == 1 else np.moveaxis(part, 0, -1)
-    if part.dtype.kind == "b":
-        part = part.astype(np.uint8)
-    elif part.dtype.itemsize == 8 or part.dtype == np.float16:  # which few readers of NIfTI know
-        part = part.astype(np.float32 if part.dtype.kind == "f" else np.int32)
-    affine = header.affine.copy()
-    affine[:3, 3] += affine[:3, :3] @ [side.start for side in block]
-    scan = nibabel.Nifti1Image(part, affine)
-    scan.header.set_xyzt_units("mm")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as draft:
-        nibabel.save(scan, draft)

@@ -67,6 +67,27 @@ class Nifti(VolumeFormat):
         nibabel.save(type(template)(labels, None, header), path)  # Nifti1Image or Nifti2Image
 
 
+def write_part(
+    path: Path, voxels: StoredVoxels, header: VolumeHeader, box: Sequence[slice]
+) -> None:
+    """Write a box of a volume at its place in space."""
+    import nibabel
+
+    part: Any = voxels.read(box)
+    part = part[0] if len(part) == 1 else np.moveaxis(part, 0, -1)
+    if part.dtype.kind == "b":
+        part = part.astype(np.uint8)
+    elif part.dtype.itemsize == 8 or part.dtype == np.float16:  # which few readers know
+        part = part.astype(np.float32 if part.dtype.kind == "f" else np.int32)
+    affine = header.affine.copy()
+    affine[:3, 3] += affine[:3, :3] @ [side.start for side in box]
+    image = nibabel.Nifti1Image(part, affine)
+    image.header.set_xyzt_units("mm")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as draft:
+        nibabel.save(image, draft)
+
+
 def open_image(file: Path) -> Any:
     """Open an image: its header is read, its voxels are not."""
     import nibabel
