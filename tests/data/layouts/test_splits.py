@@ -127,11 +127,11 @@ def make_names(pattern, patients, scans):
     ("names", "pattern"),
     [
         (make_names("patient{:03d}_frame{:02d}", range(2), range(30)), r"(.+)_frame\d+"),
-        (["p1_baseline", "p1_followup2", "p2_baseline"], r"(.+)(?:_baseline|_followup\d+)"),
+        (["p1_baseline", "p1_followup2", "p2_baseline"], r"(.+?)(?:_baseline|_followup\d+)$"),
         (make_names("training{:02d}_{:02d}", range(1, 6), range(1, 5)), r"(.+)_\d+"),
-        (make_names("hip{:02d}_{}", range(5), "LR"), "(.+)(?:_L|_R)"),
-        (make_names("p{}-{}", range(5), ("pre", "post")), "(.+)(?:-post|-pre)"),
-        (make_names("knee{}{}", range(5), "ab"), "(.+)(?:a|b)"),
+        (make_names("hip{:02d}_{}", range(5), "LR"), "(.+?)(?:_L|_R)$"),
+        (make_names("p{}-{}", range(5), ("pre", "post")), "(.+?)(?:-post|-pre)$"),
+        (make_names("knee{}{}", range(5), "ab"), "(.+?)(?:a|b)$"),
         (make_names("s{}_{:02d}", (1, 2), range(1, 7)), None),  # two scanners
         (make_names("center{}_{:03d}", range(4), range(50)), None),
         (make_names("patient{:03d}_frame01", range(9), [0]), None),
@@ -142,3 +142,30 @@ def test_names_with_several_scans_per_patient_alone_get_a_pattern_that_works(nam
     hint = find_likely_groups(names)
     assert (hint and hint.option) == (pattern and f"data.group_by='{pattern}'")
     assert not pattern or 1 < len(set(read_groups(pattern, names).values())) < len(names)
+
+
+DAYS = "2021-03-01 2021-03-15 2021-04-02 2022-01-09".split()
+
+
+@pytest.mark.parametrize(
+    ("names", "num_patients"),
+    [
+        (make_names("sub-{:02d}_ses-{}", (1, 2, 3), ["1_run-1", "1_run-2", "2_run-1"]), 3),
+        (make_names("s{:02d}_ses-{}", (1, 2), ["1_run-1", "2_run-1", "2_run-2", "pre"]), 2),
+        (["sub-01_ses-1", "sub-01_ses-2_run-1", "sub-02", "sub-02_ses-M12"], 2),
+        (make_names("pat{:02d}_{}", (1, 2), DAYS), 2),
+        (make_names("pat{:02d}_{}", (1, 2), [day.replace("-", "_") for day in DAYS]), 2),
+        (make_names("MS{:02d}-{}", (1, 2), [day.replace("-", "") for day in DAYS]), 2),
+        (make_names("p{}_t{}", range(5), range(2)), 5),
+        (make_names("P{}_T{}", range(5), range(7)), 5),
+        (make_names("subj{:02d}{}", (1, 2), ["bl1", "bl2", "tp3"]), 2),
+        (make_names("{}_{}", "ABC", ["pre", "post"]), 3),
+        (make_names("OAS{}_MR_d{:04d}", range(30001, 30004), [129, 757]), 3),
+        (make_names("s1_{:02d}_ses{}", range(9), (1, 2)), 9),  # of one scanner
+        (make_names("center{}_{}", (1, 2), ["01_t1", "01_t2", "02_t1", "03_t1"]), 6),
+    ],
+)
+def test_all_scans_of_a_patient_are_in_one_group(names, num_patients):
+    hint = find_likely_groups(names)
+    assert f"scans of {num_patients} patients" in hint.message
+    assert len(set(read_groups(hint.pattern, names).values())) == num_patients

@@ -19,14 +19,27 @@ SEED = 12345
 
 Fold = tuple[set[str], set[str]]  # the names of the training and the validation cases
 
-SCAN_WORDS = (
-    "frame|phase|visit|timepoint|time|tp|scan|session|ses|exam|study|acq|run|baseline|followup|fu|"
-    "day|week|month|year|pre|post|left|right|l|r|a|b"
+VISIT_WORDS = (
+    "visit|v|timepoint|time|tp|t|session|ses|baseline|bl|followup|fu|"
+    "day|d|week|month|m|year|pre|post"
 )
-"""Words for one of several scans of a patient, at the end of a case's name."""
+SCAN_WORDS = "frame|phase|scan|mri|mr|ct|exam|study|acq|run|left|right|l|r|a|b"
+"""Words for one of several scans of a patient, in a case's name; scan may be one of a scanner."""
+
+DATE = r"(?:19|20)\d\d(?:[-_](?:0[1-9]|1[0-2])(?:[-_][0-3]\d)?|(?:0[1-9]|1[0-2])[0-3]\d)"
 
 PATIENT_WORDS = "patient|pat|subject|subj|sub|case|person|id|p"
 """Words for a patient in a case's name, before the number; s may be a scanner or a site."""
+
+PATIENT = re.compile(rf"(?:.*[-_])?(?:{PATIENT_WORDS})[-_]?\d+", re.IGNORECASE)
+
+START = r"(?:[-_]|(?<=\d))"
+LAST_PART = re.compile(
+    rf"(.+?)(?:{START}(?:{VISIT_WORDS})(?:[-_]?\d+)?|[-_]{DATE}|"
+    rf"({START}(?:{SCAN_WORDS})(?:[-_]?\d+)?|(?<=\d)[-_]\d{{1,3}}))",
+    re.IGNORECASE,
+)
+"""What a name is without its last part, and that part if it may also number a site's patients."""
 
 
 def split_cases(
@@ -184,23 +197,24 @@ def find_likely_groups(names: Sequence[str]) -> LikelyGroups | None:
     >>> find_likely_groups([f"patient00{p}_frame0{f}" for p in (1, 2) for f in (1, 7)]).option
     "data.group_by='(.+)_frame\\d+'"
     """
-    for suffix in (rf"[-_]?(?:{SCAN_WORDS})[-_]?\d*", r"[-_]\d{1,3}"):
-        all_matches = [re.fullmatch(rf"(.*\d)({suffix})", name, re.IGNORECASE) for name in names]
-        matches = [match for match in all_matches if match]
-        scans = Counter(match[1] for match in matches)
-        max_scans = max(scans.values(), default=0)
+    parts, patients = list(names), []
+    while any(matches := [LAST_PART.fullmatch(part) for part in parts]):
+        stems = [m[1] if m else part for m, part in zip(matches, parts, strict=True)]
+        scans = Counter(stem for stem, _ in set(zip(stems, parts, strict=True)))
+        are_visits = not any(m and m[2] for m in matches)
         # A center or a year has many cases. A patient has few scans, or is named as a patient.
-        patient = re.compile(rf"(?:^|.*[-_])(?:{PATIENT_WORDS})[-_]?\d+", re.IGNORECASE)
-        are_patients = all(map(patient.fullmatch, scans)) or len(scans) >= max_scans
-        if len(matches) < len(names) or len(scans) < 2 or max_scans < 2 or not are_patients:
-            continue
-        most = scans.most_common(1)[0][0]
-        one, other = [escape_unprintable(m[0]) for m in matches if m[1] == most][:2]
-        suffixes = sorted({re.sub(r"\d+", r"\\d+", match[2]) for match in matches})
-        pattern = suffixes[0] if len(suffixes) == 1 else f"(?:{'|'.join(suffixes)})"
-        return LikelyGroups(
-            pattern=f"(.+){pattern}",
-            message=f"{len(names)} cases look like scans of {len(scans)} patients, "
-            f"for example {one} and {other}",
-        )
-    return None
+        are_few = all(matches) and len(scans) >= max(scans.values())
+        if are_visits or are_few or all(map(PATIENT.fullmatch, scans)):
+            patients = stems if 1 < len(scans) < len(names) else patients
+        parts = stems
+    if not patients:
+        return None
+    most = Counter(patients).most_common(1)[0][0]
+    pairs = list(zip(names, patients, strict=True))
+    one, other = [escape_unprintable(name) for name, patient in pairs if patient == most][:2]
+    ends = sorted({re.sub(r"\d+", r"\\d+", name[len(patient) :]) for name, patient in pairs})
+    return LikelyGroups(
+        pattern=f"(.+){ends[0]}" if len(ends) == 1 else f"(.+?)(?:{'|'.join(ends)})$",
+        message=f"{len(names)} cases look like scans of {len(set(patients))} patients, "
+        f"for example {one} and {other}",
+    )
