@@ -30,6 +30,15 @@ def test_a_patch_that_is_thin_along_another_axis_than_the_volumes_is_a_warning(
     assert not any("is thin along" in note for note in run.notes)
 
 
+def test_flips_that_mix_up_sides_are_a_warning(composed, tmp_path):
+    regions = "data.regions={kidney_right:[1,2],kidney_left:[2]}"
+    message = "training has flips along x (left-right), which make kidney_right look like "
+    message += "kidney_left: set augmentation.flip_axes=[1,2]"
+    assert build_training(composed(regions), tmp_path).data.data_warnings == [message]
+    for without in ("augmentation.flip_axes=[1,2]", "augmentation=none"):
+        assert build_training(composed(regions, without), tmp_path).data.data_warnings == []
+
+
 def test_a_check_names_such_a_patch_for_files_of_any_orientation(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     affine = np.array([[0, 0, 1.0, 0], [0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]])  # SAR

@@ -1,3 +1,5 @@
+import json
+import shutil
 from math import prod
 
 import numpy as np
@@ -63,6 +65,24 @@ def test_axes_along_which_classes_are_ordered_are_not_flipped(tmp_path, monkeypa
     assert experiment(tmp_path)["augmentation"] == {"flip_axes": [1]}
     assert main(["plan", *words, "augmentation.flip_axes=[0]"]) == 0
     assert experiment(tmp_path)["augmentation"] == {"flip_axes": [0]}
+
+
+def test_classes_that_differ_by_side_are_planned_without_flips_that_mix_them(
+    decathlon_folder, tmp_path, monkeypatch, capsys
+):
+    described = json.loads((decathlon_folder / "dataset.json").read_text())
+    numbers = sorted(described["labels"])
+    shutil.copytree(decathlon_folder, tmp_path / "data")
+    described["labels"] = dict(zip(numbers, ["background", "Left-Ball", "Right-Ball"], strict=True))
+    (tmp_path / "data" / "dataset.json").write_text(json.dumps(described))
+    monkeypatch.chdir(tmp_path)
+    words = ["data=decathlon", "data.root=data", "data.orientation=SAR"]
+    assert main(["check", *words]) == 0
+    assert "augmentation.flip_axes=[0,1], as unet3d plan does" in capsys.readouterr().out
+    assert main(["plan", *words, "budget_gib=4", *SMALL]) == 0
+    reason = "no flips along z (left-right), which make Left-Ball look like Right-Ball"
+    assert reason in capsys.readouterr().out
+    assert experiment(tmp_path)["augmentation"] == {"flip_axes": [0, 1]}
 
 
 def test_a_plan_is_estimated_to_fit_the_budget(plan, tmp_path):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import torch
 
 from unet3d.app import show_progress
-from unet3d.config.compose import ComposedConfig
+from unet3d.config.compose import ComposedConfig, format_overrides
 from unet3d.config.fields import integer, read_settings, word_or
 from unet3d.data.case import Case, Finding, count_findings
 from unet3d.data.checks import (
@@ -31,6 +31,7 @@ from unet3d.data.preprocessing.channels import (
     explain_swapped_axes,
     find_orientation,
 )
+from unet3d.data.sides import find_mixing_flips
 from unet3d.files import write_output
 from unet3d.machine import get_available_bytes
 from unet3d.text import describe_classes, escape_unprintable, join_first, pluralize
@@ -149,6 +150,11 @@ def check_dataset(
     if likely := rule.likely_groups:
         advice = f"set {likely.option} to keep the scans of a patient in one fold"
         findings.append(Finding(None, None, likely.message, advice, is_hint=True))
+    outputs = dataset.regions or dataset.classes
+    if mixing := find_mixing_flips(outputs, data.orientation, [0, 1, 2]):
+        option = format_overrides({"augmentation.flip_axes": mixing[1]})
+        message, advice = f"training has {mixing[0]}", f"set {option}, as unet3d plan does"
+        findings.append(Finding(None, None, message, advice, is_hint=True))
     if dataset.annotations is not None:
         findings += dataset.annotations.find_unmatched_patterns(case.name for case in cases)
     if read_voxels:

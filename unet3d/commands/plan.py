@@ -19,6 +19,7 @@ from unet3d.config.fields import (
     read_settings,
 )
 from unet3d.data.preprocessing.channels import describe_axes
+from unet3d.data.sides import find_mixing_flips
 from unet3d.errors import UsageError
 from unet3d.files import write_text
 from unet3d.memory.fit import BUDGET, get_budget_bytes
@@ -180,6 +181,8 @@ def choose_flip_axes(
         return axes, []
     ordered = find_ordered_axes(dataset.fingerprints, dataset.classes)
     reasons = []
+    if mixing := find_mixing_flips(dataset.outputs, training.data.orientation, axes):
+        reasons, axes = [f"no {mixing[0]}"], mixing[1]
     for axis in filter(ordered.__contains__, axes):
         first, second = ordered[axis]
         reasons.append(f"no flips along {'xyz'[axis]}, where {first} comes before {second}")

@@ -1,7 +1,7 @@
 """Plan spacing, patch, levels, checkpointing and batch for a dataset and a memory budget."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import prod
@@ -67,6 +67,7 @@ class DatasetFingerprint:
 
     fingerprints: list[CaseFingerprint]
     classes: tuple[str, ...]
+    outputs: Collection[str]  # the regions, or else the classes
     channels: tuple[str, ...]
     skipped: list[str]  # cases that data.invalid_cases=skip skips, and why
     group_by: str | None  # what the plan sets data.group_by to, if anything
@@ -116,6 +117,7 @@ def inspect_dataset(
     return DatasetFingerprint(
         fingerprints=fingerprints,
         classes=facts.classes,
+        outputs=facts.regions or facts.classes,
         channels=facts.channels,
         skipped=[finding.describe() for finding in usable.skipped],
         group_by=group_by,

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader
 
+from unet3d.config.compose import format_overrides
 from unet3d.data.annotated import Annotations
 from unet3d.data.augmentation.pipeline import Augment
 from unet3d.data.case import DatasetLayout, Finding
@@ -26,6 +27,7 @@ from unet3d.data.loading.worker_errors import WorkerCaseTracker
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.channels import explain_swapped_axes
 from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.data.sides import find_mixing_flips
 from unet3d.data.split_checks import find_absent_classes, find_shared_images, find_shared_patients
 from unet3d.errors import UsageError
 from unet3d.inference.window_grid import compute_window_starts
@@ -109,6 +111,11 @@ class VolumeDataModule(pl.LightningDataModule):
         constant = sorted(v.name for part in volumes for v in part if v.is_constant)
         named = f"images with one value everywhere: {join_first(constant)}: check these files"
         found = [shared, find_shared_images(*volumes), named if constant else None]
+        flip_axes = getattr(self.augment, "mirroring_axes", None) or []
+        outputs, orientation = dataset.regions or dataset.classes, settings.data.orientation
+        if mixing := find_mixing_flips(outputs, orientation, flip_axes):
+            option = format_overrides({"augmentation.flip_axes": mixing[1]})
+            found.append(f"training has {mixing[0]}: set {option}")
         scored = Dice(dataset.classes, dataset.regions).scored_classes
         present = ([v.classes for v in part] for part in volumes)
         self.data_warnings = [*filter(None, found), *find_absent_classes(scored, *present)]
