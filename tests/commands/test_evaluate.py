@@ -63,6 +63,26 @@ def test_classes_in_another_order_than_those_of_the_checkpoint_are_refused(
     assert evaluate("checkpoint=run", "classes=[background,Kopf,Ende]", "draw_worst=0") == 0
 
 
+def test_regions_and_partial_labels_are_those_of_the_checkpoint(folder, monkeypatch):
+    labels = {"background": 0, "head": 1, "tail": 2}
+    (folder / "dataset.json").write_text(json.dumps({"labels": labels}))
+    trained = {"classes": list(labels), "regions": {"all": [1, 2], "end": [2]}}
+    monkeypatch.setattr(options, "load_run", lambda path: {"unet3d": trained})
+    monkeypatch.setattr(options, "group_cases_by_use", lambda *_: None)
+    words = ["checkpoint=run", "draw_worst=0"]
+    assert evaluate(*words) == 0
+    assert read_result()["classes"] == trained["regions"]
+    assert evaluate(*words, "regions={whole:[1,2]}") == 0
+    assert read_result()["classes"] == {"whole": [1, 2]}
+    trained["regions"] = None
+    trained["config"] = {"data": {"annotated": {"b": ["head"], "of_another_dataset": ["tail"]}}}
+    own = ["annotated={b:[head,tail]}"], ["regions={x:1}"]
+    for changes, unknown in ([], {"tail"}), (own[0], set()), (own[1], set()):
+        assert evaluate(*words, *changes) == 0
+        scores = read_result()["cases"]["b"]
+        assert {name for name in scores if scores[name]["dice"] is None} == unknown
+
+
 def test_class_names_come_from_dataset_json_and_they_and_tolerances_can_be_configured(folder):
     written = {"background": 0, "tail": 2, "head": 1}
     (folder / "dataset.json").write_text(json.dumps({"labels": written}))

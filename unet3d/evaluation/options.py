@@ -90,13 +90,18 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
     if settings.skip_missing_predictions:
         pairs = [pair for pair in pairs if pair.prediction]
     case_names = [pair.name for pair in pairs]
-    names, groups, roles = resolve_classes(settings), None, None
-    if settings.annotated is not None:
+    trained = load_run(settings.checkpoints[0])["unet3d"] if settings.checkpoints else {}
+    names, groups, roles = resolve_classes(settings, trained), None, None
+    annotated = settings.annotated
+    if annotated is None and names and list(names.classes) == trained.get("classes", [])[1:]:
+        annotated = trained.get("config", {}).get("data", {}).get("annotated")
+    if annotated is not None:
         if names is None:
             raise UsageError("annotated needs classes= or regions= to name them")
-        annotations = read_annotations("annotated", settings.annotated, list(names.classes))
+        annotations = read_annotations("annotated", annotated, list(names.classes))
         for finding in annotations.find_unmatched_patterns(case_names):
-            raise UsageError(finding.message)
+            if settings.annotated is not None:  # a run may have cases that are not scored here
+                raise UsageError(finding.message)
         pairs = [
             replace(pair, unknown=frozenset(annotations.find_unannotated(pair.name)))
             for pair in pairs
@@ -155,21 +160,19 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
     return pairs, sorted(predicted.keys() - expected.keys())
 
 
-def resolve_classes(settings: EvaluationConfig) -> LabelNames | None:
+def resolve_classes(settings: EvaluationConfig, trained: Mapping[str, Any]) -> LabelNames | None:
     """Return the classes of the settings, a dataset.json or a checkpoint; None: every label."""
     references, listed = settings.references, settings.classes
     folder = references if references.is_dir() else references.absolute().parent
     names = find_label_names(folder) if listed is None else name_labels(listed)
-    if settings.checkpoints:
-        trained = load_run(settings.checkpoints[0])["unet3d"]
-        known = tuple(map(str, trained.get("classes", ())))
+    if trained:
+        known, regions = tuple(map(str, trained.get("classes", ()))), trained.get("regions")
         used = trained.get("preprocessing", {})
         values = used.get("label_values")
         if values is not None and listed is not None and len(listed) == len(values):
             names = name_labels(listed, values=values)
-        elif (values is not None or names is None) and listed is None:
-            ignored = used.get("ignore_labels", ())
-            names = name_labels(known, trained.get("regions"), ignored, values)
+        elif (values is not None or regions or names is None) and listed is None:
+            names = name_labels(known, regions, used.get("ignore_labels", ()), values)
         elif listed is not None and {*known} == {*listed} and known != listed:
             raise UsageError(f"classes: the checkpoint has them in the order {', '.join(known)}")
     if settings.regions is None:
