@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.ndimage import map_coordinates
@@ -57,6 +58,14 @@ def test_values_are_not_interpolated_across_a_coarse_axis():
     assert choose_interpolation_orders([5, 1, 1], [1, 1, 1], 3) == [0, 3, 3]
     assert choose_interpolation_orders([1, 1, 1], [1, 5, 1], 3) == [3, 0, 3]
     assert choose_interpolation_orders([5, 5, 1], [1, 1, 1], 3) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("unit_mm", [1, 1e-3, 1e-6])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_rounding_of_a_header_does_not_decide_whether_an_axis_is_coarse(unit_mm, dtype):
+    sizes = (dtype(unit_mm) * np.array([[0.3, 0.3, 0.9], [0.1, 0.1, 0.3]], dtype)).tolist()
+    orders = [choose_interpolation_orders(s, [unit_mm] * 3, 3) for s in sizes]
+    assert orders == [[3, 3, 3], [3, 3, 3]]
 
 
 def test_the_box_holds_the_nonzero_voxels_of_all_channels():

@@ -17,6 +17,8 @@ Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 ANISO_THRESHOLD = 3
 """Spacing ratio above which an axis is coarse: values are not interpolated across it."""
 
+SPACING_RTOL = 1e-3  # headers round: 0.9 um may be above or below three times 0.3 um
+
 AUTO = "auto"
 """Background that is found for each channel of each case: the constant value of its border."""
 
@@ -264,8 +266,8 @@ def choose_interpolation_orders(
 ) -> list[int]:
     """Return `order` for each axis, but 0 (nearest) for the coarse axis, if it is one alone."""
     for sizes in (old_mm, new_mm):
-        if max(sizes) > ANISO_THRESHOLD * min(sizes):
-            coarse = np.isclose(sizes, max(sizes), rtol=1e-3)
+        if max(sizes) > ANISO_THRESHOLD * min(sizes) * (1 + SPACING_RTOL):
+            coarse = np.isclose(sizes, max(sizes), rtol=SPACING_RTOL, atol=0)
             return [0 if is_coarse and coarse.sum() == 1 else order for is_coarse in coarse]
     return [order] * 3
 
