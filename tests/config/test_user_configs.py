@@ -38,6 +38,17 @@ def test_an_option_may_configure_hydra_loggers_and_the_trainer(compose, tmp_path
     assert parse_train_config(composed).trainer.factory.arguments["profiler"] == "simple"
 
 
+def test_a_mapping_for_what_may_be_another_value_can_be_replaced(compose):
+    text = "data: {label_values: {background: 0, organ: 5}}"
+    assert compose(text, "data.label_values=auto").data.label_values == "auto"
+    with pytest.raises(UsageError, match=r"'~data\.label_values' '\+data\.label_values=\[0,5]'"):
+        compose(text, "data.label_values=[0,5]")
+    words = "~data.label_values", "+data.label_values=[0,5]"
+    assert compose(text, *words).data.label_values == [0, 5]
+    with pytest.raises(UsageError, match=r"data\.layout must be a mapping of keys"):
+        compose(text, "data.layout=pairs")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

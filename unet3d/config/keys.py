@@ -69,7 +69,8 @@ class KnownKey(NamedTuple):
 def collect_keys(composition: Composition) -> dict[str, KnownKey]:
     """Return the keys of a command and of its options.
 
-    Of several files that have a key, the last value and the last comment win.
+    Of several files that have a key, the last value and the last comment win; but a mapping for
+    what is null before is one of several kinds of values.
     """
     config_dirs = [get_config_dir(), *composition.config_dirs]
     train, own = (get_config_dir() / f"{name}.yaml" for name in ("train", composition.command))
@@ -83,7 +84,9 @@ def collect_keys(composition: Composition) -> dict[str, KnownKey]:
             files += [(path, f"{group}.") for path in list_parent_files(group, name, config_dirs)]
     for path, prefix in files:
         for name, key in read_keys(path, prefix).items():
-            keys[name] = KnownKey(key.value, key.comment or keys.get(name, key).comment)
+            before = keys.get(name, key)
+            is_open = before.value is None and isinstance(key.value, dict)
+            keys[name] = KnownKey(None if is_open else key.value, key.comment or before.comment)
     return keys
 
 
@@ -216,6 +219,9 @@ def format_config_error(error: Exception, command: str, args: Sequence[str]) -> 
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", str(error)):
         key, values = match.groups()
         return f"{key} has several values: write {key}=[{values}] for a list, -m for a run of each"
+    if match := re.search(r"Error merging override ([^=]+)=(\[.*)", str(error)):
+        key, value = match.groups()
+        return f"{key} is a mapping in a file: write '~{key}' '+{key}={value}' to replace it"
     text = re.sub(r"\s+full_key:.*", "", str(error), flags=re.DOTALL)  # OmegaConf's details
     key = getattr(error, "full_key", None)
     return " ".join(f"{key}: {text}".split() if key else text.split())
