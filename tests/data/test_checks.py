@@ -22,10 +22,13 @@ from unet3d.data.checks import (
     check_voxels,
     find_assumptions,
     find_odd_spacings,
+    is_valid_affine,
 )
 from unet3d.data.formats.volume_format import VolumeHeader
 from unet3d.data.formats.volumes import read_header
 from unet3d.data.layouts.decathlon import Decathlon
+from unet3d.data.preprocessing.pipeline import Preprocessing
+from unet3d.types import IGNORE_LABEL
 
 
 def check(cases, **options):
@@ -102,6 +105,30 @@ def test_values_that_are_no_classes_are_proposed_as_label_values(tmp_path, secon
         save_volume(case.label, np.array([0, 1, value], np.uint8)[make_label(n)])
     [hint] = [f for f in check(cases, classes="abc", ignore_labels=()) if f.is_hint]
     assert f"set data.label_values={setting} to" in hint.advice
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        ([0, -1, 1], "set data.ignore_label=[-1] if"),
+        ([-1, 0, 4], "set data.label_values=[0, 4] to .*; set data.ignore_label=[-1] if"),
+        ([0, 1, 255], "set data.label_values=auto to .*; set data.ignore_label=[255] if"),
+    ],
+)
+def test_values_of_voxels_that_nobody_labeled_are_proposed_to_be_ignored(tmp_path, values, advice):
+    cases = Decathlon(str(write_decathlon(tmp_path, 1))).list_cases()
+    save_volume(cases[0].label, np.array(values, np.int16)[make_label(0)])
+    [hint] = [f for f in check(cases, classes="ab", ignore_labels=()) if f.is_hint]
+    assert re.match(re.escape(advice).replace(r"\.\*", ".*"), hint.advice)
+    settings = Preprocessing(num_classes=2, crop="none", ignore_labels=(-1, 4, 255))
+    label = settings.preprocess_label(cases[0].label, settings.preprocess_scan(cases[0].images))
+    assert (label == IGNORE_LABEL).any()
+
+
+def test_voxels_of_a_fraction_of_a_nanometer_are_valid():
+    assert is_valid_affine(np.diag([2e-7, 2e-7, 6e-7, 1]))
+    parallel = [[2e-7, 2e-7, 0, 0], [0, 0, 2e-7, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
+    assert not is_valid_affine(np.array(parallel))
 
 
 def test_rounding_differences_of_headers_are_tolerated(tmp_path):

@@ -21,8 +21,8 @@ from unet3d.text import format_bytes, join_first, pluralize
 
 MIN_SIZE = 4  # a volume with fewer voxels along an axis is a slice, or its axes are mixed up
 
-SPACING_RANGE_MM = (1e-6, 1e3)
-"""Voxel sizes from a nanometer to a meter; others come from wrong units."""
+SPACING_RANGE_MM = (1e-8, 1e3)
+"""Voxel sizes from a tenth of an angstrom to a meter; others come from wrong units."""
 
 MAX_SHEAR = 5  # tolerated degrees between two axes beyond or below 90
 
@@ -297,11 +297,16 @@ def check_voxels(
     if unknown := values.difference(known, ignore_labels):
         found = join_first([*map(str, sorted(values))], 10)
         message = f"labels hold the values {found}, of which {len(unknown)} are no classes"
-        used = sorted({0, *values}.difference(ignore_labels))
+        negative = sorted(value for value in unknown if value < 0)  # these cannot be classes
+        used = sorted({0, *values}.difference(ignore_labels, negative))
         setting = f"[{', '.join(map(str, used))}]" if len(used) == len(classes) <= 20 else "auto"
         advice = f"set data.label_values={setting} to make each of them a class, in this order"
         if setting == "auto":
             advice += ", and leave out data.num_classes and data.classes"
+        if negative or len(unknown) == 1:
+            ignored = f"[{','.join(map(str, negative or unknown))}]"
+            other = "" if len(negative) == len(unknown) else f"{advice}; "
+            advice = f"{other}set data.ignore_label={ignored} if nobody labeled these voxels"
         findings.append(Finding(None, None, message, advice, is_hint=True))
     for label, name in zip(known, classes, strict=True):
         if present and known.index(label) not in present:

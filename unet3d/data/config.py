@@ -39,9 +39,9 @@ ORIENTATIONS = [sorted(a + b + c) for a in "LR" for b in "AP" for c in "IS"]
 """The letters of each orientation of `data.orientation=`."""
 
 LABELS = list_of(integer(">= 0"), "a list of labels")
-ONE_OR_MORE = one_or_list_of(integer(">= 0"))
+ONE_OR_MORE = one_or_list_of(integer())
 IGNORED = OptionType(
-    "an int >= 0 or a list of these",
+    "an int or a list of these",
     lambda value: value == [] or ONE_OR_MORE.accepts(value),
     ONE_OR_MORE.convert,
 )
