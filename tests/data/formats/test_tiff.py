@@ -72,6 +72,14 @@ def test_time_series_are_refused(tmp_path):
         read_header(tmp_path / "a.ome.tif")
 
 
+def test_channels_and_slices_without_names_are_refused(tmp_path):
+    voxels = np.zeros((2, 5, 8, 9), np.float32)
+    tifffile.imwrite(tmp_path / "a.tif", voxels, photometric="minisblack")
+    message = "has 4 axes without names, 2 x 5 x 8 x 9: write its axes, such as ZCYX"
+    with pytest.raises(UsageError, match=message):
+        read_header(tmp_path / "a.tif")
+
+
 @pytest.mark.parametrize("options", [{"imagej": True}, {"compression": "lzw"}])
 def test_a_file_that_lost_slices_is_refused_without_a_log(tmp_path, stack, options, capfd):
     tifffile.imwrite(tmp_path / "a.tif", stack, photometric="minisblack", **options)

@@ -161,6 +161,11 @@ def name_axes(axes: str, shape: Sequence[int]) -> str:
     >>> name_axes("IYX", (5, 64, 64))
     'ZYX'
     """
+    if len(set(axes)) < len(axes):
+        described = " x ".join(map(str, shape))
+        raise UnreadableFileError(
+            f"has {len(axes)} axes without names, {described}: write its axes, such as ZCYX"
+        )
     sizes = dict(zip(axes, shape, strict=True))
     long = {axis for axis, n in sizes.items() if n > 1 and axis not in "YXS"}
     if len(long) == 1 and long <= {*"CQI"}:
