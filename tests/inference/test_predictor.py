@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.inference.conftest import build_predictor, make_ensemble
+from unet3d.data.formats.volumes import read_header
 from unet3d.errors import DoesNotFitError
 from unet3d.inference import predictor as predictor_module
 from unet3d.inference.networks import ReplayedNetwork
@@ -29,6 +30,10 @@ def test_a_shortfall_of_memory_comes_with_what_to_do(predictor, task, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(predictor_module, "get_available_bytes", lambda device: 2**20)
         with pytest.raises(DoesNotFitError, match=r"^preprocessing needs .* 1 MiB are available: "):
+            predictor.prepare(task)
+        unknown = replace(read_header(task.scan.files[0]), assumption="no voxel spacing")
+        patch.setattr(predictor_module, "read_header", lambda file: unknown)
+        with pytest.raises(DoesNotFitError, match=r"has no voxel spacing; write its voxel size, or"):
             predictor.prepare(task)
         with pytest.raises(DoesNotFitError, match=r"^needs at least .* available: close other pro"):
             predictor.plan(task, scan)

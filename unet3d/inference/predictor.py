@@ -193,6 +193,8 @@ class Predictor:
         if needed <= ram:
             return preprocessing.preprocess_scan(task.scan.files, channels)
         stored, advice = open_channels(task.scan.files), self._ram_advice
+        if assumed := read_header(task.scan.files[0]).assumption:  # the size depends on it
+            advice = f"the scan has {assumed}; write its voxel size, or {advice}"
         writes_parts = find_format(task.labels).writes_parts
         if stored is None:
             advice += ", or convert it to OME-Zarr or another format that is read by parts"
