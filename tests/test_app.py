@@ -109,7 +109,8 @@ def test_a_broken_pipe_is_no_error(count):
 
 
 @pytest.mark.parametrize(
-    "path", ["C:\\scans", "C:\\scans\\", "C:\\it's\\", "\\\\server\\new (1)", "it's, here", "a=b"]
+    "path",
+    ["C:\\scans", "C:\\scans\\", "C:\\it's\\", "\\\\server\\new (1)", "it's, here", "a=b", "nan"],
 )
 def test_paths_of_any_system_reach_the_config_as_typed(path):
     parsed = OverridesParser.create().parse_override(quote_override(f"input={path}", sweep=False))

@@ -44,7 +44,7 @@ parse_run = partial(parse, "train")
     ("command", "key", "value", "field", "expected"),
     [
         ("train", "data.invalid_cases", "skip", "data.skip_invalid_cases", True),
-        ("train", "data.ignore_label", 0, "data.ignore_labels", (0,)),
+        ("train", "data.ignore_label", -1, "data.ignore_labels", (-1,)),
         ("train", "data.background", [-1, "auto"], "data.background", (-1, "auto")),
         ("train", "fold", "none", "fold", None),
         ("train", "lr_factors", {"encoder": 2}, "step.lr_factors", {"encoder": 2.0}),
@@ -77,7 +77,7 @@ SPACING = ["fine", [1, 1], [1, 1, 0], [1, 1, "x"]]
         ("train", "data.region_labels", [1, [-1], []], "a list of labels"),
         ("train", "data.normalize", ["max", ["auto", "ct"], []], "auto, zscore, zscore_nonzero"),
         ("train", "data.orientation", ["RAX", None], "one of L R"),
-        ("train", "data.ignore_label", [-1, "last"], "an int >= 0"),
+        ("train", "data.ignore_label", [1.5, "last"], "an int or a list of these"),
         ("train", "data.spacing_mm", SPACING, "three numbers above 0 or median"),
         ("train", "data.background", ["air", None, True, [0, "air"], []], "a number, auto, or a"),
         ("train", "data.annotated", [{}, {"a*": []}, {"a*": [[]]}, 3, ""], "patterns of case na"),

@@ -34,7 +34,7 @@ HOME = re.compile(r"(^|[\[,:'\"])~(?=/|$)")
 OWN_PROVIDERS = ("hydra", "main", "schema")
 """Who provides configs to Hydra, but for users."""
 
-PLAIN_PATH = re.compile(r"(\.{0,2}/|[A-Za-z_])[\w./-]*")
+PLAIN_PATH = re.compile(r"(?!(?i:nan|inf)$)(\.{0,2}/|[A-Za-z_])[\w./-]*")
 """A path that Hydra's grammar reads as it is."""
 
 
