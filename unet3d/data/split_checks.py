@@ -1,12 +1,16 @@
 """Check a split of cases: what training and validation share, and the classes that neither has."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from unet3d.data.case import Case
 from unet3d.data.dataset import SplitRule
 from unet3d.data.layouts.splits import read_groups
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.text import join_first, pluralize
+
+MIN_VALIDATION_VOXELS = 10
+"""Labeled voxels below which the Dice of a class is chance."""
 
 
 def find_shared_patients(
@@ -46,29 +50,33 @@ def find_shared_images(
     )
 
 
-def find_absent_classes(
+def find_rare_classes(
     classes: Mapping[str, Sequence[int]],
-    training: Sequence[Set[int]],
-    validation: Sequence[Set[int]],
+    training: Sequence[CachedVolume],
+    validation: Sequence[CachedVolume],
 ) -> list[str]:
-    """Return warnings about classes (name -> labels) without a voxel in any case.
-
-    `training` and `validation` hold the labels that occur in each case.
-    """
-    trained, validated = set().union(*training), set().union(*(validation or training))
-    names: dict[tuple[bool, bool], list[str]] = {}  # by whether training and validation have them
+    """Return warnings about classes (name -> labels) of which cases have no or hardly a voxel."""
+    parts = training, validation or training
+    trained, validated = (set().union(*(v.classes for v in part)) for part in parts)
+    voxels = Counter(label for v in validation for label in v.foreground_points[:, 0].tolist())
+    names: dict[tuple[bool, bool, bool], list[str]] = {}  # in training, in validation, few there
     for name, labels in classes.items():
-        occurs = not trained.isdisjoint(labels), not validated.isdisjoint(labels)
+        is_trained, count = not trained.isdisjoint(labels), sum(voxels[n] for n in labels)
+        is_rare = is_trained and 0 < count < MIN_VALIDATION_VOXELS
+        occurs = is_trained, not validated.isdisjoint(labels), is_rare
         names.setdefault(occurs, []).append(name)
     resplit = "choose another fold= or data.splits="
+    unlearned = "no case has", "it cannot be learned: check the label files, or remove the class"
     unknown = f"its Dice is unknown and not part of the mean: {resplit}"
+    chance = f"its Dice, which helps to choose the best checkpoint, is chance: {resplit}"
     warnings = {
-        (False, False): ("no", "it cannot be learned: check the label files, or remove the class"),
-        (False, True): ("no training", f"it cannot be learned: {resplit}"),
-        (True, False): ("no validation", unknown),
+        (False, False, False): unlearned,
+        (False, True, False): ("no training case has", f"it cannot be learned: {resplit}"),
+        (True, False, False): ("no validation case has", unknown),
+        (True, True, True): (f"under {MIN_VALIDATION_VOXELS} validation voxels are", chance),
     }
     return [
-        f"{no} case has {join_first(names[occurs])}, so {end}"
-        for occurs, (no, end) in warnings.items()
+        f"{have} {join_first(names[occurs])}, so {end}"
+        for occurs, (have, end) in warnings.items()
         if occurs in names
     ]

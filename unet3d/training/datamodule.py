@@ -28,7 +28,7 @@ from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.channels import explain_swapped_axes
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.sides import find_mixing_flips
-from unet3d.data.split_checks import find_absent_classes, find_shared_images, find_shared_patients
+from unet3d.data.split_checks import find_rare_classes, find_shared_images, find_shared_patients
 from unet3d.errors import UsageError
 from unet3d.inference.window_grid import compute_window_starts
 from unet3d.metric.dice import Dice
@@ -117,8 +117,7 @@ class VolumeDataModule(pl.LightningDataModule):
             option = format_overrides({"augmentation.flip_axes": mixing[1]})
             found.append(f"training has {mixing[0]}: set {option}")
         scored = Dice(dataset.classes, dataset.regions).scored_classes
-        present = ([v.classes for v in part] for part in volumes)
-        self.data_warnings = [*filter(None, found), *find_absent_classes(scored, *present)]
+        self.data_warnings = [*filter(None, found), *find_rare_classes(scored, *volumes)]
         spacing_mm = self.preprocessing.spacing_mm  # None: the file's
         self.spacing_mm |= {v.name: spacing_mm or v.statistics.spacing_mm for v in self.validation}
         self.train_loader, self.val_loader = build_loaders(
