@@ -2,6 +2,7 @@
 
 import nibabel
 import numpy as np
+import tifffile
 
 from tests.data.helpers.datasets import make_image, make_label
 from unet3d.__main__ import main
@@ -52,3 +53,13 @@ def test_a_check_names_such_a_patch_for_files_of_any_orientation(tmp_path, monke
     assert "is thin along x, volumes of 16 x 48 x 8 along z (up-down)" in capsys.readouterr().out
     main([*words, "data.patch_size=[16,16,8]"])
     assert "is thin along" not in capsys.readouterr().out
+
+
+def test_patches_of_files_without_an_orientation_have_no_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for part, volume in {"images": make_image(0), "labels": make_label(0)}.items():
+        (tmp_path / part).mkdir()
+        tifffile.imwrite(tmp_path / part / "a.tif", volume, metadata={"axes": "ZYX"})
+    words = ["data=pairs", "data.root=.", "data.num_classes=3", "data.patch_size=[8,16,24]"]
+    main(["check", *words, "data.images=images/*.tif", "data.labels=labels/*.tif", "fold=none"])
+    assert "patches of 8 x 16 x 24 voxels along x, y and z" in capsys.readouterr().out

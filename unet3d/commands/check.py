@@ -19,11 +19,13 @@ from unet3d.data.checks import (
     describe_images,
     find_assumptions,
     find_odd_spacings,
+    format_range,
     is_valid_affine,
     read_image_headers,
 )
 from unet3d.data.config import DataConfig, parse_data_config
 from unet3d.data.dataset import build_layout, choose_split, resolve_dataset
+from unet3d.data.formats.volumes import find_format
 from unet3d.data.layouts.splits import describe_groups
 from unet3d.data.preprocessing.cache import count_parallel_jobs
 from unet3d.data.preprocessing.channels import (
@@ -172,7 +174,10 @@ def check_dataset(
     findings = list(dict.fromkeys(findings))  # both checks find a file that cannot be read
     names = f"channels {', '.join(dataset.channels)}; "
     names += describe_classes(dataset.classes, dataset.regions)
-    names += f"\npatches of {describe_axes(data.patch_size, data.orientation)} voxels"
+    patch = f"{format_range(data.patch_size)} voxels along x, y and z"
+    if any("orientation" not in find_format(file).cannot_hold for file in headers):
+        patch = f"{describe_axes(data.patch_size, data.orientation)} voxels"
+    names += f"\npatches of {patch}"
     shapes = [
         [header.shape[axis] for axis in find_orientation(header.affine, data.orientation)[0]]
         for header in headers.values()
