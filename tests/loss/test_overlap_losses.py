@@ -58,6 +58,19 @@ def test_focal_tversky_has_a_finite_gradient_where_all_is_right():
     assert certain.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("smooth", [0.5, 10.0])
+def test_focal_tversky_is_its_formula_whatever_it_is_smoothed_by(smooth):
+    logits, labels = make_batch()
+    truth = torch.nn.functional.one_hot(labels.long(), 4).movedim(-1, 1)
+    p, axes = logits.softmax(1), (0, 2, 3, 4)
+    overlap = (p * truth).sum(axes)
+    false = 0.3 * (p.sum(axes) - overlap) + 0.7 * (truth.sum(axes) - overlap)
+    index = (overlap + smooth) / (overlap + false + smooth)
+    expected = ((1 - index[1:]) ** (3 / 4)).mean()
+    result = compute(Tversky(gamma=4 / 3, smooth=smooth), logits, labels)
+    torch.testing.assert_close(result, (expected, torch.autograd.grad(expected, logits)[0]))
+
+
 OWN = {
     "focal_tversky": Tversky(gamma=4 / 3),
     "generalized_dice": GeneralizedDice(),

@@ -19,6 +19,9 @@ from unet3d.loss.dice_terms import (
 
 Regions = Mapping[str, int | Sequence[int]]
 VoxelLoss = Literal["ce", "focal", "topk"]
+SMALLEST_ERROR = 1e-7
+"""Error of a class from which on the focal Tversky loss has no gradient."""
+
 EXPONENTS = {"square": 2, "simple": 1, "uniform": 0}
 
 
@@ -180,7 +183,7 @@ class Tversky(OverlapLoss):
         false = self.alpha * (predicted - overlap) + self.beta * (reference - overlap)
         errors = 1 - (overlap + self.smooth) / (overlap + false + self.smooth)
         if self.exponent != 1:  # the root of 0 has no derivative, that of a rounding error no value
-            errors = errors.clamp(min=self.smooth) ** self.exponent
+            errors = errors.clamp(min=SMALLEST_ERROR) ** self.exponent
         return errors.mean((1, 2))
 
 
