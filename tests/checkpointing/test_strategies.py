@@ -4,6 +4,7 @@ For fused blocks see tests/model/test_fused.py.
 """
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
+from unet3d.checkpointing.offload import OffloadActivations
 from unet3d.checkpointing.per_level import PerLevelStrategy
 from unet3d.checkpointing.recompute import RecomputeBlocks
 from unet3d.config.compose import compose_config, get_config_dir
@@ -63,14 +65,32 @@ def test_only_the_given_levels_are_recomputed():
     assert recomputed == [0, 0]
 
 
-def test_a_copied_network_recomputes_its_own_blocks():
+@pytest.mark.parametrize("strategy", [RecomputeBlocks(), OffloadActivations()])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))]
+)
+def test_a_copied_network_runs_its_own_weights(strategy, duplicate):
     model = build_plain_network()
-    RecomputeBlocks().apply(model)
-    duplicate = copy.deepcopy(model)
+    strategy.apply(model)
+    copied = duplicate(model)
     with torch.no_grad():
-        for p in duplicate.parameters():
+        for p in copied.parameters():
             p.zero_()
-    assert duplicate(torch.randn(2, 1, 8, 8, 8, dtype=torch.float64)).abs().max() == 0
+    assert copied(torch.randn(2, 1, 8, 8, 8, dtype=torch.float64)).abs().max() == 0
+
+
+@pytest.mark.parametrize("changed", ["weight", "activation"])
+def test_offloading_refuses_what_was_changed_before_backward(changed):
+    """Of what stays on the GPU: weights, and tensors below min_mib."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    OffloadActivations().apply(model)
+    middle = []
+    model[1].register_forward_hook(lambda module, inputs, output: middle.append(output))
+    loss = model(torch.randn(2, 4)).sum()
+    with torch.no_grad():
+        (model[2].weight if changed == "weight" else middle[0]).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_blocks_refuses_a_network_that_does_not_list_its_blocks_and_unknown_levels():

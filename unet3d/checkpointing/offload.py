@@ -1,5 +1,6 @@
 """Offload what autograd saves for backward to host memory."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,24 +28,34 @@ class OffloadActivations:
         """Switch fused blocks off and wrap the network's forward; names do not change."""
         if isinstance(model, HasRetention):
             model.retention = None
-        forward = model.forward
+        model.forward = partial(offload_saved, type(model).forward, model, self.min_bytes)
 
-        def forward_with_offload(*inputs: Any, **options: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return forward(*inputs, **options)
-            parameters = {p.untyped_storage()._cdata for p in model.parameters()}
 
-            def pack(x: Tensor) -> Any:
-                if x.nbytes < self.min_bytes or x.untyped_storage()._cdata in parameters:
-                    return x
-                pinned = x.is_cuda or isinstance(x, FakeTensor)
-                host = torch.empty_like(x, device="cpu", pin_memory=pinned)
-                return x.device, host.copy_(x)
+def offload_saved(
+    forward: Any, model: nn.Module, min_bytes: float, *inputs: Any, **options: Any
+) -> Any:
+    """Run `forward` and keep what it saves for backward in host memory."""
+    if not torch.is_grad_enabled():
+        return forward(model, *inputs, **options)
+    parameters = {p.untyped_storage()._cdata for p in model.parameters()}
 
-            def unpack(saved: Any) -> Tensor:
-                return saved if isinstance(saved, Tensor) else saved[1].to(saved[0])
+    def pack(x: Tensor) -> Any:
+        if x.nbytes < min_bytes or x.untyped_storage()._cdata in parameters:
+            return x, x._version
+        pinned = x.is_cuda or isinstance(x, FakeTensor)
+        host = torch.empty_like(x, device="cpu", pin_memory=pinned)
+        return host.copy_(x), x.device
 
-            with saved_tensors_hooks(pack, unpack):
-                return forward(*inputs, **options)
+    def unpack(saved: Any) -> Tensor:
+        x, place = saved
+        if isinstance(place, torch.device):
+            return x.to(place)
+        if x._version != place:  # torch checks only what no hook has packed
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: a tensor of shape {list(x.shape)}"
+            )
+        return x
 
-        model.forward = forward_with_offload
+    with saved_tensors_hooks(pack, unpack):
+        return forward(model, *inputs, **options)
