@@ -1,5 +1,6 @@
 """`unet3d.load(...)` segments arrays, files and folders, with files of every released format."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,13 @@ def test_a_printed_segmenter_is_one_line_and_nothing_else_is_printed(capsys):
     text = str(segmenter)
     assert text.startswith("Segmenter: UNet3D, ")
     assert f" parameters on cpu; channels {', '.join(segmenter.channels)}; classes back" in text
+
+
+def test_a_segmenter_can_be_sent_to_another_process():
+    segmenter, image = load(), np.random.default_rng(0).normal(size=(9, 8, 7))
+    sent = pickle.loads(pickle.dumps(segmenter))
+    labels = [s.predict(image, spacing_mm=(1, 1, 1)) for s in (segmenter, sent)]
+    np.testing.assert_array_equal(*labels)
 
 
 NAN = np.where(np.arange(8) < 2, np.nan, np.zeros((8, 8, 8)))

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -75,12 +76,19 @@ def get_inference_fn(network: nn.Module, precision: Precision, device: torch.dev
     network.to(device)
     mixed = AUTOCAST_TYPES.get(precision.used)
 
-    def forward(batch: Tensor) -> Tensor:
-        autocast = torch.autocast(device.type, mixed, enabled=mixed is not None)
-        with torch.inference_mode(), autocast:
-            return network(batch.to(dtype))
+    return partial(_infer, network, dtype, device.type, mixed)
 
-    return forward
+
+def _infer(
+    network: nn.Module,
+    dtype: torch.dtype,
+    device_type: str,
+    mixed: torch.dtype | None,
+    batch: Tensor,
+) -> Tensor:
+    autocast = torch.autocast(device_type, mixed, enabled=mixed is not None)
+    with torch.inference_mode(), autocast:
+        return network(batch.to(dtype))
 
 
 class ReplayedNetwork:
