@@ -54,7 +54,7 @@ class CrossEntropyOptions(NamedTuple):
     gamma: float = 0.0
     """Exponent of the focal loss: a voxel has the weight (1 - p)^gamma."""
     topk: float | None = None
-    """Fraction of the batch's voxels that count: those with the largest cross-entropy."""
+    """Fraction of the batch's voxels that are not ignored: those with the largest cross-entropy."""
     smoothing: float = 0.0
     """Probability that is taken from the label and spread evenly over all classes, or over a region
     and its outside; cannot be combined with the others."""
@@ -153,7 +153,8 @@ def make_region_table(regions: Iterable[int | Sequence[int]]) -> Tensor:
 def find_threshold(tiles: Iterable[tuple[Tensor, Tensor]], share: float) -> Tensor:
     """Return the cross-entropy from which on a voxel counts, and the weight of voxels that have it.
 
-    The weights of a batch of N voxels sum up to `share` * N. `tiles` are logits and labels.
+    The weights of N voxels that are not ignored sum up to `share` * N. `tiles` are logits and
+    labels.
     """
     parts = []
     for logits, labels in tiles:
@@ -164,8 +165,10 @@ def find_threshold(tiles: Iterable[tuple[Tensor, Tensor]], share: float) -> Tens
             part[:, rows] = torch.where(valid, -log_q, -1.0)[:, 0]
         parts.append(part.flatten())
     entropy = parts[0] if len(parts) == 1 else torch.cat(parts)
-    count = max(1, round(share * entropy.numel()))
-    value = entropy.topk(count, sorted=False).values.amin()
+    largest = entropy.topk(max(1, round(share * entropy.numel()))).values
+    counted = (entropy != -1).sum()  # on the GPU, which nothing has to wait for
+    count = (share * counted).round().long().clamp(1, len(largest))
+    value = largest.gather(0, count.view(1) - 1)[0]
     ties = (count - (entropy > value).sum()) / (entropy == value).sum()
     return torch.stack([value, ties.to(value.dtype)])
 

@@ -36,7 +36,7 @@ def dice_ce(
     entropy = F.cross_entropy(logits, y, reduction="none")
     q = entropy.neg().exp()
     entropy = torch.where(valid, entropy * (1 - q) ** gamma, -1.0)
-    selected = entropy.flatten().topk(max(1, round(topk * entropy.numel())))
+    selected = entropy.flatten().topk(max(1, round(topk * int(valid.sum()))))
     weights = torch.tensor(class_weights or [1.0] * logits.shape[1], dtype=logits.dtype)
     counted = (weights[y] * valid).flatten()[selected.indices]
     mean = (selected.values * counted).sum() / counted.sum().clamp(min=1e-30)
