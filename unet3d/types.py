@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 IGNORE_LABEL = 255
-"""Label of voxels that losses and metrics skip, whatever value the files use for it."""
+"""Label of voxels that losses and metrics skip, whatever value the files use for it.
+
+A loss of at most that many classes skips it in labels of any integer type.
+"""
 
 MAX_CLASSES = 2**15 - 1
 """Most classes: labels of more than IGNORE_LABEL classes are int16."""

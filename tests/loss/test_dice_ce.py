@@ -6,8 +6,10 @@ import torch
 from tests.loss.helpers.reference import dice_bce, dice_ce
 from unet3d.errors import UsageError
 from unet3d.loss import dice_terms
+from unet3d.loss.build import AdaptedLoss
 from unet3d.loss.kernels import cpu
 from unet3d.loss.overlap import DiceCE
+from unet3d.loss.partial_labels import PartialLabels
 from unet3d.types import IGNORE_LABEL, MAX_CLASSES
 
 KINDS = {
@@ -136,10 +138,12 @@ def test_invalid_options_are_explained(bad, message):
         DiceCE(**bad)(*make_sample())
 
 
-@pytest.mark.parametrize("shape", [(1, 6, 7, 8), (2, 1, 6, 7, 8)])
+@pytest.mark.parametrize(
+    "shape", [(1, 6, 7, 8), (2, 1, 6, 7, 8), (2, 8, 7, 6), (2, 3, 7, 8), (2, 1, 1, 1)]
+)
 def test_labels_of_another_shape_than_the_logits_are_refused(shape):
-    """Kernels would read past the end of a smaller batch."""
-    with pytest.raises(UsageError, match=r"need labels \(B, D, H, W\) of the same batch, got"):
+    """Kernels would read past the end of a smaller batch; only coarser levels resample labels."""
+    with pytest.raises(UsageError, match=r"need labels \(B, D, H, W\) of the same batch and size"):
         DiceCE()(torch.randn(2, 3, 6, 7, 8), torch.zeros(shape, dtype=torch.uint8))
 
 
@@ -154,6 +158,56 @@ def test_labels_of_more_than_255_classes_give_what_bytes_give(monkeypatch, kerne
         for given in (labels, many)
     ]
     assert all(a.equal(b) for a, b in zip(*results, strict=True))
+
+
+INTEGERS = [torch.int16, torch.uint16, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("name", ["ours", "of torch", "partly labeled"])
+def test_labels_of_any_integer_type_ignore_255(dtype, name):
+    """Files of labels are often int16."""
+    logits, labels = make_sample(torch.float32)
+    plain = AdaptedLoss(torch.nn.CrossEntropyLoss())
+    loss = {"ours": DiceCE(), "of torch": plain, "partly labeled": PartialLabels(plain, {})}[name]
+    value, expected = loss(logits, labels.to(dtype)), loss(logits, labels)
+    assert value.equal(expected)
+    assert not torch.autograd.grad(value, logits)[0][:, :, 0].any()
+
+
+def test_bool_labels_are_two_classes():
+    logits, labels = torch.randn(1, 2, 4, 4, 4), torch.rand(1, 4, 4, 4) < 0.5
+    assert DiceCE()(logits, labels).equal(DiceCE()(logits, labels.long()))
+
+
+@pytest.mark.parametrize("value", [-100, -1, 4, 254, 256, 300])
+def test_a_label_that_is_no_class_is_named(value):
+    loss = DiceCE()
+    logits, labels = make_sample()
+    labels = labels.long()
+    labels[1, 2, 3, 4] = value
+    with pytest.raises(UsageError, match=rf"the value {value}, .* 4 classes: .* the label 255"):
+        loss(logits, labels)
+    with pytest.raises(UsageError, match=r"are integers, .* got torch\.float64: use labels\.long"):
+        loss(logits, labels.double())
+
+
+def test_label_254_may_be_of_a_region():
+    loss = DiceCE(regions={"organ": [254]})
+    logits, labels = make_sample()
+    loss(logits[:, :1], labels.long().masked_fill(labels == 3, 254))
+    with pytest.raises(UsageError, match="the value -1"):
+        loss(logits[:, :1], labels.long() - 1)
+
+
+def test_topk_is_a_share_of_the_voxels_that_are_not_ignored():
+    logits = torch.randn(1, 3, 4, 10, 10, dtype=torch.float64)
+    labels = torch.randint(0, 3, (1, 4, 10, 10))
+    labels[:, 1:] = IGNORE_LABEL
+    worst = torch.nn.functional.cross_entropy(logits[:, :, 0], labels[:, 0], reduction="none")
+    expected = worst.flatten().topk(20).values.mean()
+    value = DiceCE(dice=0.0, voxel_loss="topk", topk=0.2)(logits, labels)
+    torch.testing.assert_close(value, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])

@@ -9,6 +9,7 @@ from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.loss import dice_terms
 from unet3d.loss.build import AdaptedLoss
+from unet3d.loss.deep_supervision import resize_labels
 from unet3d.loss.overlap import DiceCE, Tversky
 from unet3d.loss.partial_labels import PartialLabels
 from unet3d.types import IGNORE_LABEL
@@ -82,7 +83,8 @@ def test_deep_supervision_merges_each_level_at_its_own_resolution():
     logits, labels = make_sample()
     coarse = torch.randn(2, 4, 3, 3, 4, dtype=torch.float64, requires_grad=True)
     total = PartialLabels(DiceCE(), UNKNOWN)([logits, coarse], labels)
-    parts = [PartialLabels(DiceCE(), UNKNOWN)(level, labels) for level in (logits, coarse)]
+    levels = (logits, labels), (coarse, resize_labels(labels, (3, 3, 4)))
+    parts = [PartialLabels(DiceCE(), UNKNOWN)(*level) for level in levels]
     torch.testing.assert_close(total, (parts[0] + parts[1] / 2) / 1.5)
     stacked = torch.stack([logits, logits], dim=1)
     torch.testing.assert_close(PartialLabels(DiceCE(), UNKNOWN)(stacked, labels), parts[0])

@@ -16,7 +16,7 @@ from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError, summarize_error
 from unet3d.loss.deep_supervision import average_levels, split_levels
 from unet3d.loss.partial_labels import PartialLabels
-from unet3d.types import get_ignore_label
+from unet3d.types import IGNORE_LABEL, get_ignore_label
 
 CERTAIN_LOGIT = 30.0
 """Logit of the right class where a label is ignored: its cross-entropy is below 1e-25."""
@@ -46,6 +46,7 @@ def build_loss(
     """
     if factory.target.__module__.startswith(OWN_PACKAGE):
         loss = factory()
+        loss.check_labels = None  # preprocessing has done it
     else:
         given = dict(factory.arguments)
         if "class_weights" in given and "weight" in inspect.signature(factory.target).parameters:
@@ -105,7 +106,8 @@ class AdaptedLoss(nn.Module):
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
-        losses = [self._compute_one(*level) for level in split_levels(logits, labels)]
+        levels = split_levels(logits, labels, None if self.regions is None else IGNORE_LABEL)
+        losses = [self._compute_one(*level) for level in levels]
         return average_levels(torch.stack(losses))
 
     def _compute_one(self, logits: Tensor, labels: Tensor) -> Tensor:

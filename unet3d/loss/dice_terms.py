@@ -21,7 +21,7 @@ from unet3d.lazy_logits import LazyLogits
 from unet3d.loss.deep_supervision import Level, Logits
 from unet3d.loss.kernels import cpu, cuda, make_dense
 from unet3d.triton_kernels import KERNEL_TYPES, runs_triton
-from unet3d.types import IGNORE_LABEL, MAX_CLASSES, get_ignore_label
+from unet3d.types import get_ignore_label
 
 CHUNK_ELEMENTS = 2**18
 """Logits of one volume that are in float32 at once: 1 MiB for each of a few temporaries."""
@@ -84,10 +84,6 @@ def sum_classes(
 def _sum_level(
     logits: Logits, labels: Tensor, table: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor]:
-    if table is None and logits.shape[1] > IGNORE_LABEL and labels.dtype != torch.int16:
-        wide = labels.to(torch.int16)
-        is_byte = labels.dtype == torch.uint8  # in which only IGNORE_LABEL is no class
-        labels = wide.masked_fill(labels == IGNORE_LABEL, MAX_CLASSES) if is_byte else wide
     if isinstance(logits, LazyLogits):
         return _SumClasses.apply(logits.edge, logits, labels, table, *options)
     return _SumClasses.apply(logits, None, labels, table, *options)

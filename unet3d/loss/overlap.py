@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.errors import UsageError
-from unet3d.loss.deep_supervision import Level, Logits, average_levels, split_levels
+from unet3d.loss.deep_supervision import (
+    LabelCheck,
+    Level,
+    Logits,
+    average_levels,
+    split_levels,
+)
 from unet3d.loss.dice_terms import (
     PLAIN_CROSS_ENTROPY,
     TINY,
@@ -16,6 +22,7 @@ from unet3d.loss.dice_terms import (
     make_region_table,
     sum_classes,
 )
+from unet3d.types import IGNORE_LABEL
 
 Regions = Mapping[str, int | Sequence[int]]
 VoxelLoss = Literal["ce", "focal", "topk"]
@@ -28,7 +35,8 @@ EXPONENTS = {"square": 2, "simple": 1, "uniform": 0}
 class OverlapLoss(nn.Module):
     """The error of a formula over class sums + `ce` * mean cross-entropy.
 
-    Voxels labeled IGNORE_LABEL count in neither. With `batch` a class has one sum over the batch,
+    Voxels labeled 255 (with more classes 32767) count in neither; other labels that are no class
+    are an error, on a GPU in the first batch alone. With `batch` a class has one sum over the batch,
     otherwise one per volume. In the cross-entropy a voxel counts as much as the weight of its
     class, as in torch.nn.CrossEntropyLoss. Overlapping `regions` (name -> labels) have binary
     cross-entropy, and one weight each. With deep supervision, logits are a list, finest first: each
@@ -53,6 +61,7 @@ class OverlapLoss(nn.Module):
                 f"loss.class_weights is a list of numbers >= 0, not all 0, got {class_weights}"
             )
         self.ce, self.smooth, self.batch, self.kind = ce, smooth, batch, kind
+        self.check_labels: LabelCheck | None = LabelCheck()
         weights = None if class_weights is None else torch.tensor(class_weights)
         table = None if regions is None else make_region_table(regions.values())
         self.register_buffer("class_weights", weights, persistent=False)
@@ -64,7 +73,9 @@ class OverlapLoss(nn.Module):
 
     def forward(self, logits: Logits | Sequence[Logits], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), labels (B, D, H, W) of any integer type -> scalar."""
-        return average_levels(self.compute_levels(split_levels(logits, labels)))
+        num_classes = None if self.region_table is None else IGNORE_LABEL
+        levels = split_levels(logits, labels, num_classes, self.check_labels)
+        return average_levels(self.compute_levels(levels))
 
     def compute_levels(self, levels: Sequence[Level]) -> Tensor:
         """Return the loss (L) of each level of deep supervision."""

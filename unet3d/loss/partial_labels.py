@@ -46,7 +46,9 @@ class PartialLabels(nn.Module):
 
     def forward(self, logits: Logits | Sequence[Logits], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
-        merged = [merge_unknown(*level, self.table) for level in split_levels(logits, labels)]
+        levels = split_levels(logits, labels)
+        merged = [merge_unknown(*level, self.table) for level in levels]
+        labels = levels[0][1]
         is_unknown = (labels >= self.first) & (labels != get_ignore_label(labels))
         return self.loss(merged, labels.masked_fill(is_unknown, 0))
 
