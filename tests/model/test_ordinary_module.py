@@ -7,6 +7,7 @@ import torch
 from monai.data import MetaTensor
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torch.utils.flop_counter import FlopCounterMode
 
 import unet3d
 from unet3d.errors import UsageError
@@ -100,6 +101,39 @@ def test_a_changed_network_computes_what_plain_modules_compute(change):
     assert not any(gradient is None for gradient in fused.values())
     for name, value in plain.items():
         torch.testing.assert_close(fused[name], value, rtol=1e-9, atol=1e-9)
+
+
+GLOBAL_HOOKS = {
+    "forward": lambda module, inputs, output: None,
+    "forward_pre": lambda module, inputs: None,
+    "full_backward": lambda module, to_input, to_output: None,
+    "full_backward_pre": lambda module, to_output: None,
+}
+
+
+@pytest.mark.parametrize("kind", GLOBAL_HOOKS)
+def test_a_hook_on_every_module_sees_those_inside(kind):
+    seen, network = [], make_network()
+    for module in network.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False  # torch's backward hooks refuse it
+
+    def watch(module, *given):
+        seen.append(type(module))
+        return GLOBAL_HOOKS[kind](module, *given)
+
+    register = getattr(torch.nn.modules.module, f"register_module_{kind}_hook")
+    with register(watch), pytest.warns(UserWarning, match="a hook on every module: the network"):
+        network(make_image().requires_grad_()).sum().backward()
+    assert nn.Conv3d in seen
+
+
+def test_torch_counts_the_operations_of_fused_blocks():
+    network = make_network()
+    with FlopCounterMode(display=False) as counter:
+        network(make_image())
+    assert counter.get_total_flops() > 0
+    assert network._warned_of is None
 
 
 def test_a_forward_that_is_replaced_for_all_modules_of_a_kind_runs(monkeypatch):

@@ -36,9 +36,9 @@ class OverlapLoss(nn.Module):
     """The error of a formula over class sums + `ce` * mean cross-entropy.
 
     Voxels labeled 255 (with more classes 32767) count in neither; other labels that are no class
-    are an error, on a GPU in the first batch alone. With `batch` a class has one sum over the batch,
-    otherwise one per volume. In the cross-entropy a voxel counts as much as the weight of its
-    class, as in torch.nn.CrossEntropyLoss. Overlapping `regions` (name -> labels) have binary
+    are an error, on a GPU in the first batch alone. With `batch` a class has one sum over the
+    batch, otherwise one per volume. In the cross-entropy a voxel counts as much as the weight of
+    its class, as in torch.nn.CrossEntropyLoss. Overlapping `regions` (name -> labels) have binary
     cross-entropy, and one weight each. With deep supervision, logits are a list, finest first: each
     has half the weight of the one before and sees the labels at its own resolution.
     """

@@ -44,6 +44,15 @@ FORWARDS = {kind: kind.forward for kind in (*SUPPORTED, nn.Conv3d, nn.ConvTransp
 
 CONV_FORWARD = nn.Conv3d._conv_forward
 
+GLOBAL_HOOKS = tuple(
+    getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+)
+"""Hooks on every module, in torch 2.13."""
+
+OBSERVERS = ("unet3d.", "torch.utils.")
+"""Modules whose hooks on every module only watch: memory, and torch's counter of operations."""
+
 
 def find_unsupported(network: nn.Module) -> str | None:
     """Return what fused blocks would ignore of a UNet3D, or None."""
@@ -52,6 +61,9 @@ def find_unsupported(network: nn.Module) -> str | None:
         return f"{name} cannot transform fused blocks"
     if network._backward_hooks or network._backward_pre_hooks:
         return "the network has a backward hook"
+    hooks = (hook for known in GLOBAL_HOOKS for hook in known.values())
+    if any(not str(getattr(hook, "__module__", "")).startswith(OBSERVERS) for hook in hooks):
+        return "torch has a hook on every module"
     parts: Any = network._modules
     for part in ("encoder", "decoder", "heads"):
         if (module := find_hook(parts[part])) is not None:
