@@ -132,7 +132,7 @@ def gpu_graphs() -> str:
         lines.append(
             f"{job} | {label} | {' | '.join(cells)} | {', '.join(map(format_mib, reserved))}"
         )
-    heads = "network | | step: | replayed: | reserved, and replayed"
+    heads = "network |  | step: | replayed: | reserved, and replayed"
     return f"{make_table(heads, lines)}\n\n{describe_device('graphs')}"
 
 

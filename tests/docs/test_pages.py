@@ -68,6 +68,14 @@ def test_no_block_is_one_that_no_test_reads(page):
     assert not re.findall(rf"^(?:    |\t)\s*\$?\s*{programs}.*$", strip_blocks(page), re.MULTILINE)
 
 
+@every_document
+def test_rows_of_a_table_have_as_many_cells_as_its_head(page):
+    """Otherwise, it is shown as text."""
+    tables = re.findall(r"(?:^\|.*\n?)+", strip_blocks(page), re.MULTILINE)
+    counts = [{len(re.findall(r"(?<!\\)\|", row)) for row in t.splitlines()} for t in tables]
+    assert all(len(numbers) == 1 for numbers in counts)
+
+
 def is_command(words: list[str]) -> bool:
     """Whether a command in a sentence exists."""
     program, *rest = words
