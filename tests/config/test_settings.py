@@ -178,7 +178,8 @@ def compose_network(*overrides):
 def test_channels_of_every_level_exclude_what_they_would_override():
     with pytest.raises(UsageError, match=r"^model\.channels lists .* remove .*model\.width"):
         compose_network("model.channels=[4,8]", "model.width=3")
-    assert compose_network("model.channels=[4,8]").model.arguments["channels"] == [4, 8]
+    network = compose_network("model.channels=[4,8]").bind(in_channels=1, num_outputs=2).build()
+    assert [level.convs[-1].conv.out_channels for level in network.encoder] == [4, 8]
 
 
 def test_a_saved_network_is_allowed_what_the_caller_allows():

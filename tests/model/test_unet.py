@@ -51,6 +51,13 @@ def test_blocks_yields_every_level_twice_except_the_coarsest():
         ({"convs_per_level": [2]}, "convs_per_level"),
         ({"residual_blocks": 0}, "residual_blocks"),
         ({"stochastic_depth": 1.0}, "stochastic_depth"),
+        ({"stochastic_depth": 0.9}, "stochastic_depth"),
+        ({"negative_slope": 0.5, "activation": "relu"}, "negative_slope"),
+        ({"negative_slope": -0.2, "activation": "leaky_relu"}, "negative_slope"),
+        ({"channels": [4, 8], "depth": 5}, "channels"),
+        ({"depth": 2.5}, "depth"),
+        ({"width": 4.0}, "width"),
+        ({"max_width": True}, "max_width"),
         ({"pool": "mean"}, "pool"),
     ],
 )
@@ -60,3 +67,8 @@ def test_an_invalid_argument_is_named_as_in_python_and_by_its_key_in_a_config(op
     factory = Factory("model", {"_target_": "unet3d.model.unet.UNet3D", **options})
     with pytest.raises(UsageError, match=rf"^model\.{key}"):
         factory(in_channels=1, num_classes=2) if key != "in_channels" else factory(num_classes=2)
+
+
+def test_a_layer_in_place_of_a_function_that_makes_one_is_named():
+    with pytest.raises(UsageError, match=r"^pool must be .* the layer MaxPool3d.*: use MaxPool3d"):
+        make_unet(pool=nn.MaxPool3d(2))

@@ -32,7 +32,7 @@ def test_tiles_of_a_gpu_are_as_large_as_its_free_memory_allows(composed, tmp_pat
 
 
 def test_a_patch_that_the_network_refuses_ends_a_run_before_it_begins(composed, tmp_path):
-    with pytest.raises(UsageError, match="too few for the instance norm"):
+    with pytest.raises(UsageError, match="levels, too few: use larger patches"):
         build_training(composed("data.patch_size=[1,1,1]", "memory.estimate=true"), tmp_path)
 
 

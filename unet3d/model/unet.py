@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import partial
 from math import prod
+from numbers import Integral
 from typing import Any, cast
 
 import torch
@@ -87,11 +88,20 @@ class UNet3D(nn.Module):
         fused: bool = True,
     ):
         super().__init__()
-        for name, size in (("in_channels", in_channels), ("num_classes", num_classes)):
-            if size < 1:
-                raise UsageError(f"{name} must be at least 1, got {size}")
-        if not 0 <= stochastic_depth < 1:
-            raise UsageError(f"stochastic_depth must be in [0, 1), got {stochastic_depth}")
+        sizes = {"in_channels": in_channels, "num_classes": num_classes, "depth": depth}
+        for name, size in (sizes | {"width": width, "max_width": max_width}).items():
+            if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+                raise UsageError(f"{name} must be an int >= 1, got {size!r}")
+        if not 0 <= stochastic_depth < 1 or (stochastic_depth and residual_blocks is None):
+            raise UsageError(
+                "stochastic_depth must be in [0, 1), and above 0 needs residual_blocks, got "
+                f"{stochastic_depth} with residual_blocks={residual_blocks}"
+            )
+        if negative_slope < 0 or (activation == "relu" and negative_slope not in (0, 0.01)):
+            raise UsageError(
+                f"negative_slope is that of activation=leaky_relu, and at least 0, got "
+                f"{negative_slope} with {activation}"
+            )
         enc = resolve_encoder_channels(channels, depth, width, max_width)
         depth = len(enc)
         dec = resolve_decoder_channels(decoder_channels, enc)
@@ -272,10 +282,11 @@ class UNet3D(nn.Module):
             size = [n // k for n, k in zip(size, kernel, strict=True)]
         volumes = {"batch": len(x) if self.training else 2, "instance": 1}.get(self.norm, 2)
         if min(size) < 1 or volumes * prod(size) == 1:  # a single value has no variance
+            few = "too few" if min(size) < 1 else f"too few for the {self.norm} norm"
             raise UsageError(
                 f"a patch of {list(x.shape[2:])} has {size} voxels at the last of "
-                f"{len(self.pool_kernels) + 1} levels, too few for the {self.norm} norm: use "
-                "larger patches (data.patch_size) or fewer levels (model.depth)"
+                f"{len(self.pool_kernels) + 1} levels, {few}: use larger patches "
+                "(data.patch_size) or fewer levels (model.depth)"
             )
 
 
@@ -357,8 +368,11 @@ def resolve_encoder_channels(
     """
     if depth < 2:
         raise UsageError(f"depth must be at least 2, got {depth}")
-    if width < 1:
-        raise UsageError(f"width must be at least 1, got {width}")
+    is_sized = depth not in (4, len(channels or [])) or (width, max_width) != (32, 320)
+    if channels is not None and is_sized:  # not by the defaults of UNet3D
+        raise UsageError(
+            "channels lists the channels of every level: remove depth, width and max_width"
+        )
     if channels is None and width > max_width:
         raise UsageError(f"width={width} is above max_width={max_width}: raise that, too")
     widths = [min(width * 2**i, max_width) for i in range(depth)] if channels is None else channels

@@ -20,6 +20,11 @@ TORCH_POOLINGS = (nn.MaxPool3d, nn.AvgPool3d)
 
 def get_pooling(pool: str | PoolFactory) -> PoolFactory:
     """Return the pooling that a name stands for; factories are returned as they are."""
+    if isinstance(pool, nn.Module):
+        raise UsageError(
+            "pool must be a name or a function that makes a layer from a kernel size, got the "
+            f"layer {pool}: use {type(pool).__name__}"
+        )
     if not isinstance(pool, str):
         return pool
     if pool not in POOLINGS:
