@@ -41,6 +41,8 @@ def make_input_map(x: Tensor, dtype: torch.dtype, tile_bytes: int | None) -> Fea
     """
     device = x.device.type
     autocast = torch.is_autocast_enabled(device) and dtype != torch.float64  # as torch
+    if x.dtype != dtype and (x.dtype == torch.float64 or not autocast):
+        raise RuntimeError(f"Input type ({x.dtype}) and weight type ({dtype}) should be the same")
     dtype = torch.get_autocast_dtype(device) if autocast else dtype
     d, h, w = x.shape[2:]
     axis = 2 if d >= h else 3  # the longer of D and H: rows stay contiguous along W
