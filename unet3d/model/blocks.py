@@ -203,7 +203,7 @@ class Interpolate(nn.Module):
         device = x.device.type
         with (
             torch.autocast(device, enabled=False)
-            if torch.is_autocast_enabled(device)
+            if device != "meta" and torch.is_autocast_enabled(device)
             else nullcontext()
         ):
             corners = True if self.mode == "trilinear" else None

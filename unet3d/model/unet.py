@@ -160,13 +160,13 @@ class UNet3D(nn.Module):
 
     has_lazy_logits = True
 
-    def forward(self, x: Tensor, *, lazy_logits: bool = False) -> Any:
+    def forward(self, x: Tensor, lazy_logits: bool = False) -> Any:
         """(B, C, D, H, W) -> (B, K, D, H, W); a list, finest first, in deep supervision.
 
         With `lazy_logits`, those of fused blocks with many classes are LazyLogits.
         """
         self._check_input(x)
-        is_plain = self.retention is None or torch.compiler.is_compiling() or not x.numel()
+        is_plain = torch.compiler.is_compiling() or not x.numel() or x.device.type == "meta"
         if self.retention is None or is_plain or self._is_changed():
             outputs = self._forward_plain(x)
         elif hasattr(x, "copy_meta_from"):  # MONAI's MetaTensor
