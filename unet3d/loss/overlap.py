@@ -126,7 +126,9 @@ class DiceCE(OverlapLoss):
         regions: Regions | None = None,
     ):
         if dice < 0 or dice + ce == 0:
-            raise UsageError(f"loss needs loss.dice >= 0, or loss.ce > 0, got {dice} and {ce}")
+            raise UsageError(
+                f"loss needs loss.dice >= 0 and loss.ce >= 0, not both 0, got {dice} and {ce}"
+            )
         if voxel_loss not in get_args(VoxelLoss):
             raise UsageError(f"loss.voxel_loss is ce, focal or topk, got {voxel_loss}")
         if voxel_loss == "focal" and gamma < 1:

@@ -61,7 +61,7 @@ class _Node(Function):
         if block is None:
             raise RuntimeError(
                 "fused blocks free their activations in the first backward and cannot run a second "
-                "one: remove retain_graph=True, or build the network with fused=False "
+                "one (retain_graph=True, or torch's jacobian): build the network with fused=False "
                 "(checkpointing=none)"
             )
         _ = ctx.saved_tensors  # checks their versions

@@ -71,7 +71,7 @@ def find_unsupported(network: nn.Module) -> str | None:
         if (module := _find_unknown(parts[part])) is not None:
             name, wanted = _find_name(network, module), "a module that UNet3D builds"
             if "pool (" in name:
-                wanted = "a pooling of windows side by side that has by_window = True"
+                wanted = "a pooling of windows side by side with by_window = True and no weights"
             return f"{name} is not {wanted}"
     for head in parts["heads"]:
         if type(head) is not nn.Conv3d or head.kernel_size != ONE or head.stride != ONE:
