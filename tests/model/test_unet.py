@@ -52,7 +52,6 @@ def test_blocks_yields_every_level_twice_except_the_coarsest():
         ({"residual_blocks": 0}, "residual_blocks"),
         ({"stochastic_depth": 1.0}, "stochastic_depth"),
         ({"stochastic_depth": 0.9}, "stochastic_depth"),
-        ({"negative_slope": 0.5, "activation": "relu"}, "negative_slope"),
         ({"negative_slope": -0.2, "activation": "leaky_relu"}, "negative_slope"),
         ({"channels": [4, 8], "depth": 5}, "channels"),
         ({"depth": 2.5}, "depth"),

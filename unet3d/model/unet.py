@@ -97,11 +97,8 @@ class UNet3D(nn.Module):
                 "stochastic_depth must be in [0, 1), and above 0 needs residual_blocks, got "
                 f"{stochastic_depth} with residual_blocks={residual_blocks}"
             )
-        if negative_slope < 0 or (activation == "relu" and negative_slope not in (0, 0.01)):
-            raise UsageError(
-                f"negative_slope is that of activation=leaky_relu, and at least 0, got "
-                f"{negative_slope} with {activation}"
-            )
+        if negative_slope < 0:
+            raise UsageError(f"negative_slope must be at least 0, got {negative_slope}")
         enc = resolve_encoder_channels(channels, depth, width, max_width)
         depth = len(enc)
         dec = resolve_decoder_channels(decoder_channels, enc)
