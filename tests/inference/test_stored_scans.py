@@ -1,6 +1,7 @@
 """A scan that is larger than memory gets the labels that it has in memory."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -110,7 +111,10 @@ def test_a_prediction_that_was_ended_goes_on_after_the_last_slab(predictor, task
         write(self, order, columns, box, labels)
 
     monkeypatch.setattr(stored_scans.LabelStore, "write", keep)
-    predict(predictor, stored)
+    messages: list[str] = []
+    segmenting = partial(predictor.compute, log=messages.append)
+    assert not list(segment_scans(predictor, [stored], prefetch=False, compute=segmenting))
+    assert messages == ["0: goes on after 2 slabs of an earlier command"]
     assert len(written) == len(set(written)) == 4
     np.testing.assert_array_equal(read_labels(stored.labels)[0], read_labels(whole.labels)[0])
     assert {path.name for path in stored.labels.parent.glob(".part*")} == set()

@@ -254,6 +254,8 @@ class Predictor:
         name = "the image" if task is None else task.scan.name
         size, cost = "x".join(map(str, scan.grid.file_shape)), replace(plan, ram_bytes=max_ram)
         memory_summary = f"{name} {size}, {self.classes} classes: {describe_cost(cost)}"
+        if is_stored:
+            memory_summary += f"; labels: up to {format_bytes(self.label_bytes * voxels)} on disk"
         if task is not None and task.probabilities is not None:
             file = get_probability_bytes(scan.grid.file_shape, self.classes)
             memory_summary += f"; probabilities: {format_bytes(file)} on disk"
@@ -284,7 +286,7 @@ class Predictor:
         task, regions = prepared.task, self.ensemble.regions
         assert task is not None
         if prepared.is_stored:
-            return self._segment_stored(prepared, task, on_windows)
+            return self._segment_stored(prepared, task, on_windows, log)
         more = []
         with ExitStack() as files:
             if task.probabilities is not None:
@@ -347,7 +349,11 @@ class Predictor:
         )
 
     def _segment_stored(
-        self, prepared: PreparedScan, task: ScanTask, on_windows: Callable[[int], None]
+        self,
+        prepared: PreparedScan,
+        task: ScanTask,
+        on_windows: Callable[[int], None],
+        log: Callable[[str], None],
     ) -> Callable[[], None]:
         """Segment a scan that stays in its files; return what moves the labels to their place."""
         ensemble, values = self.ensemble, self.ensemble.preprocessing.label_values
@@ -366,6 +372,10 @@ class Predictor:
             dtype=dtype,
             values=values,
         )
+        if written := len(labels.state["slabs"]):
+            log(
+                f"{prepared.name}: goes on after {pluralize(written, 'slab')} of an earlier command"
+            )
         decide = choose_label_function(ensemble.regions, ensemble.region_labels)
         segment_stored(
             prepared.scan.image, self._make_runner(on_windows), prepared.plan, decide, labels, dtype
