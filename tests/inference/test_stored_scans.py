@@ -1,5 +1,6 @@
 """A scan that is larger than memory gets the labels that it has in memory."""
 
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 
@@ -171,3 +172,31 @@ def test_components_are_said_to_be_kept(ensemble, tasks, monkeypatch, caplog):
     predictor = build_predictor(ensemble, keep_largest_component=["a"])
     predict(store(predictor, monkeypatch), stored)
     assert "all components of a are kept, since the scan is larger than memory" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spacing", [None, (0.8, 1.3, 1.1)], ids=["spacing kept", "resampled"])
+def test_the_memory_of_a_slab_is_estimated(ensemble, tasks, monkeypatch, spacing):
+    preprocessing = Preprocessing(num_classes=3, spacing_mm=spacing)
+    ensemble = replace(ensemble, preprocessing=preprocessing, patch_size=(32, 32, 32))
+    predictor = store(build_predictor(ensemble), monkeypatch, slabs=2)
+    _, stored = tasks(shape=(120, 130, 140))
+    estimates = []
+    estimate = memory_plan._estimate_stored
+
+    def keep(volume, window_grid):
+        estimates.append(estimate(volume, window_grid))
+        return estimates[-1]
+
+    monkeypatch.setattr(memory_plan, "_estimate_stored", keep)
+    prepared = predictor.prepare(stored)
+    assert set(prepared.scan.image.matrices) == (
+        {0, 1, 2} if spacing else set()
+    )  # and imports scipy
+    tracemalloc.start()  # of numpy: what torch allocates is estimated as in memory
+    try:
+        predictor.compute(prepared)()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 0.4 * max(estimates[:2]) < peak <= max(estimates[:2])
