@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from unet3d.api import train as train
     from unet3d.evaluation.evaluate import EvaluationResult as EvaluationResult
     from unet3d.memory.any_network import estimate_memory as estimate_memory
+    from unet3d.memory.any_step import estimate_step as estimate_step
     from unet3d.model.unet import UNet3D as UNet3D
     from unet3d.pool.approx_median import ApproxMedianPool3d as ApproxMedianPool3d
     from unet3d.pool.avg import AvgPool3d as AvgPool3d
@@ -29,6 +30,7 @@ _MODULES = {
     "TrainingResult": "unet3d.training.run_reports",
     "UNet3D": "unet3d.model.unet",
     "estimate_memory": "unet3d.memory.any_network",
+    "estimate_step": "unet3d.memory.any_step",
     "evaluate": "unet3d.api",
     "load": "unet3d.segmenter",
     "replace_pooling": "unet3d.pool.replace",

@@ -27,8 +27,8 @@ from scripts.bench.results import make_parser, run_in_new_process, write_results
 from scripts.bench.step import FITTED, SGD, Factory, build_cuda_step, to_mib
 from unet3d.loss.deep_supervision import resize_labels
 from unet3d.loss.overlap import DiceCE
-from unet3d.memory.any_network import enable_foreach
-from unet3d.memory.estimate import estimate_step
+from unet3d.memory.estimate import trace_step
+from unet3d.memory.fake_tensors import enable_foreach
 from unet3d.memory.traced_step import TracedStep
 from unet3d.types import get_label_dtype
 
@@ -124,7 +124,7 @@ def estimate_peak(make: Factory, make_loss: Any, classes: int) -> int:
         enable_foreach(step.optimizer)
         return step
 
-    return to_mib(estimate_step(make_step, cuda=True, validates=False).peak.allocated)
+    return to_mib(trace_step(make_step, cuda=True, validates=False).peak.allocated)
 
 
 def time_lazy(classes: int, width: int, rounds: int = 5) -> float:

@@ -53,7 +53,7 @@ def estimate_preset(
     """Plan with nnU-Net; return the shape of its input, and the estimate of a step."""
     plan, classes = plan_preset(preset, dataset), DATASETS[dataset]["classes"]
     shape = [plan["batch_size"], 1, *map(int, plan["patch_size"])]
-    return shape, estimate_step(build_network(plan, classes, strategy), shape)
+    return shape, estimate_network(build_network(plan, classes, strategy), shape)
 
 
 def plan_preset(preset: str, dataset: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def build_network(plan: dict[str, Any], classes: int, strategy: str = "plain mod
     return network
 
 
-def estimate_step(network: nn.Module, shape: Sequence[int]) -> NetworkEstimate:
+def estimate_network(network: nn.Module, shape: Sequence[int]) -> NetworkEstimate:
     """Estimate a step with nnU-Net's loss and optimizer."""
     return estimate_memory(network, shape, loss=make_loss(), optimizer=SGD, precision="16")
 
@@ -128,7 +128,7 @@ def find_largest_patch(dataset: str, strategy: str, budget: float) -> dict[str, 
     found: dict[str, Any] = {}
     for patch in grow(plan["patch_size"], GROWTH[dataset], data["shape"][::-1]):
         network = build_network(plan, data["classes"], strategy)
-        estimate = estimate_step(network, [2, 1, *patch])
+        estimate = estimate_network(network, [2, 1, *patch])
         if estimate.reserved + CUDA_CONTEXT_BYTES > budget:
             break
         found = {"input_shape": [2, 1, *patch], **describe_peaks(estimate)}

@@ -31,9 +31,9 @@ from unet3d.custom_ops import simulate_cuda
 from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.overlap import DiceCE
 from unet3d.machine import AUTOCAST_TYPES
-from unet3d.memory.any_network import enable_foreach
 from unet3d.memory.batches import BatchExtrapolation
-from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, estimate_step
+from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, trace_step
+from unet3d.memory.fake_tensors import enable_foreach
 from unet3d.memory.fit import FUSED_STRATEGIES, estimate_configured_step
 from unet3d.memory.trace import Trace
 from unet3d.memory.traced_step import TracedStep
@@ -149,7 +149,7 @@ def estimate(
     """Estimate the memory of a step, without validation: some networks reject small volumes."""
     build = build_cuda_step if cuda else partial(build_step, device="cpu")
     step = partial(build, make, size, batch, precision)
-    return estimate_step(step, cuda=cuda, validates=False)
+    return trace_step(step, cuda=cuda, validates=False)
 
 
 def to_mib(nbytes: int | None) -> int:
@@ -265,7 +265,7 @@ def predict_residual() -> dict[str, Any]:
             enable_foreach(step.optimizer)
             return step
 
-        peak = estimate_step(make_step, cuda=True, validates=False).peak
+        peak = trace_step(make_step, cuda=True, validates=False).peak
         with simulate_cuda():  # in the tiles of a GPU
             flops = count_flops(make_step)
         rows[name] = {

@@ -24,6 +24,7 @@ KEYWORDS = {
     "convs_per_level halve_first_conv residual_blocks stochastic_depth kernel_size pool_kernel "
     "norm activation negative_slope upsampling deep_supervision pool fused",
     "estimate_memory": "model input_shape loss optimizer precision device",
+    "estimate_step": "build device budget_gib",
     "evaluate": "predictions references checkpoint output images classes regions annotated "
     "group_by ignore_label tolerance_mm metrics missing_predictions draw_worst workers "
     "allow_targets",
@@ -43,6 +44,7 @@ DEFAULTS = {
     "load": {"device": "auto", "overlap": 0.5, "batch_size": 1, "tta": "auto"},
     "evaluate": {"tolerance_mm": 1.0, "missing_predictions": "error", "draw_worst": 5},
     "estimate_memory": {"precision": "32", "device": "cuda"},
+    "estimate_step": {"device": "cuda", "budget_gib": None},
     "ApproxMedianPool3d": {"stride": None, "padding": 0, "tau": 0.1},
 }
 

@@ -9,7 +9,8 @@ from torch import nn
 import unet3d
 from tests.memory.helpers.oracle import measure
 from unet3d.errors import UsageError
-from unet3d.memory.any_network import ModelStep, sum_means
+from unet3d.memory.any_network import make_loop, sum_means
+from unet3d.memory.script import ScriptStep
 
 CUBE = (1, 1, 16, 16, 16)
 
@@ -61,7 +62,8 @@ def test_the_peak_of_a_cpu_step_is_estimated_to_the_byte(name):
 
     def make_step():
         model = copy.deepcopy(network).train()
-        return ModelStep(model, shape, sum_means, torch.optim.AdamW(model.parameters()), None)
+        optimizer = torch.optim.AdamW(model.parameters())
+        return ScriptStep(model, [], make_loop(model, shape, sum_means, optimizer, None))
 
     assert unet3d.estimate_memory(network, shape, device="cpu").peak == measure(make_step).peak
 

@@ -10,7 +10,7 @@ import pytest
 from tests.memory.helpers.address_replay import replay_addresses
 from tests.memory.helpers.resnet import ResNetStep, read_step
 from unet3d.memory.allocator import SMALL, round_block_size
-from unet3d.memory.estimate import estimate_step
+from unet3d.memory.estimate import trace_step
 
 EVIDENCE = Path(__file__).parent / "evidence"
 SNAPSHOTS = sorted((EVIDENCE / "snapshots").glob("*.json.gz"))
@@ -40,7 +40,7 @@ def recorded_step():
 
 @pytest.fixture(scope="module")
 def resnet():
-    return estimate_step(ResNetStep, cuda=True)
+    return trace_step(ResNetStep, cuda=True)
 
 
 def test_a_step_of_resnet_50_allocates_and_frees_in_the_order_of_a_gpu(recorded_step, resnet):

@@ -18,7 +18,7 @@ from unet3d.config.fields import OptionType, one_of, read_settings
 from unet3d.errors import UsageError
 from unet3d.files import write_figure, write_output
 from unet3d.memory.cuda_libraries import assume_cudnn
-from unet3d.memory.estimate import MemoryEstimate, Step, estimate_step
+from unet3d.memory.estimate import MemoryEstimate, Step, trace_step
 from unet3d.memory.fit import (
     FUSED_STRATEGIES,
     LARGER_TILES_MIB,
@@ -183,7 +183,7 @@ def estimate_variants(config: StepConfig, vary: str, *, measure: bool) -> Iterat
             for kernel_size, padding in ((1, 0), (3, 0), (3, 1), (5, 0), (5, 2)):
                 label = f"Conv3d(16, 32, {kernel_size}, padding={padding}) at {size}^3"
                 step = partial(SingleConvStep, kernel_size, padding, size)
-                yield label, estimate_step(step, cuda=config.accelerator != "cpu"), None
+                yield label, trace_step(step, cuda=config.accelerator != "cpu"), None
 
 
 def list_changes(config: StepConfig, vary: str) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
 """Estimate the memory of a training step of any network, without Hydra and Lightning."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +11,17 @@ from torch.utils._pytree import tree_leaves
 
 from unet3d.errors import UsageError
 from unet3d.machine import AUTOCAST_TYPES
+from unet3d.memory.any_step import StepEstimate, simulates_cuda
 from unet3d.memory.batches import find_fitting_batch
-from unet3d.memory.estimate import MemoryEstimate, Step, estimate_step
-from unet3d.memory.fake_tensors import copy_as_fake, enable_foreach
-from unet3d.memory.report import format_peaks, plot_timeline
-from unet3d.memory.trace import Trace
+from unet3d.memory.estimate import MemoryEstimate, UntraceableError
+from unet3d.memory.fake_tensors import copy_as_fake
+from unet3d.memory.script import trace_script
 from unet3d.text import GIB
-from unet3d.types import DEVICE, HasRetention, find_precision
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from unet3d.types import HasRetention, find_precision
 
 Loss = Callable[[Any], Tensor]
+OTHER_TYPE = re.compile("Input type|scalar type|same dtype")
+ONE_INPUT = "The input is one float32 tensor: pass others in the build of unet3d.estimate_step"
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -62,14 +61,12 @@ def estimate_memory(
     name, supported = find_precision(precision), ("32", *AUTOCAST_TYPES)
     if name not in supported:
         raise UsageError(f"precision must be one of {', '.join(supported)}, got {precision!r}")
-    kind = str(device).partition(":")[0]
-    if not DEVICE.fullmatch(str(device)) or kind == "mps":
-        raise UsageError(f"device must be auto, cpu, cuda or cuda:N, got {str(device)!r}")
+    cuda = simulates_cuda(device)
     plain: Any = getattr(model, "_orig_mod", model)  # of torch.compile
     is_compiled = plain is not model or plain._compiled_call_impl is not None
 
     def estimate(batch: int) -> MemoryEstimate:
-        def make_step() -> ModelStep:
+        def build() -> Callable[[], None]:
             fake: Any = copy_as_fake(plain).train()
             if is_compiled:
                 fake._compiled_call_impl = None
@@ -77,43 +74,25 @@ def estimate_memory(
                     if isinstance(module, HasRetention):  # which compiles as plain modules
                         module.retention = None
             made = optimizer(p for p in fake.parameters() if p.requires_grad)
-            if kind != "cpu":
-                enable_foreach(made)
             shape = (batch, *input_shape[1:])
-            return ModelStep(fake, shape, loss or sum_means, made, AUTOCAST_TYPES.get(name))
+            return make_loop(fake, shape, loss or sum_means, made, AUTOCAST_TYPES.get(name))
 
-        return estimate_step(make_step, cuda=kind != "cpu")
+        return trace_script(build, cuda=cuda)
 
-    return NetworkEstimate(estimate, input_shape[0])
+    try:
+        return NetworkEstimate(estimate, input_shape[0])
+    except UntraceableError as error:
+        if isinstance(error.__cause__, TypeError) or OTHER_TYPE.search(str(error)):
+            raise UntraceableError(f"{error}. {ONE_INPUT}") from error
+        raise
 
 
-class NetworkEstimate:
+class NetworkEstimate(StepEstimate):
     """The estimated memory of a network's training step; sizes are in bytes."""
 
     def __init__(self, estimate: Callable[[int], MemoryEstimate], batch: int):
         self._estimate = cache(estimate)
-        self.details = self._estimate(batch)
-
-    def __repr__(self) -> str:
-        return self.table()
-
-    @property
-    def peak(self) -> int:
-        """Return the largest size of all blocks in use."""
-        return self.details.allocated
-
-    @property
-    def reserved(self) -> int:
-        """Return what torch reserves on a GPU; 0 for a CPU."""
-        return self.details.peak.reserved or 0
-
-    def table(self) -> str:
-        """Format the peak by phase and by kind of tensor."""
-        return format_peaks(self.details)
-
-    def timeline(self) -> "Figure":
-        """Plot the memory in use over the step; needs matplotlib."""
-        return plot_timeline(self.details, "one training step, estimated")
+        super().__init__(self._estimate(batch))
 
     def largest_batch(self, budget_gib: float) -> int:
         """Return the largest batch that fits a GPU with this memory; 0 if none does.
@@ -128,27 +107,24 @@ class NetworkEstimate:
         return 0 if found is None else found[0]
 
 
-@dataclass(eq=False)
-class ModelStep(Step):
-    """A training step as most loops write it; it may do something else the second time."""
+def make_loop(
+    model: nn.Module,
+    shape: Sequence[int],
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    autocast: torch.dtype | None,
+) -> Callable[[], None]:
+    """Return a training step that keeps its input and its loss, and no outputs."""
 
-    model: nn.Module
-    shape: Sequence[int]
-    loss: Loss
-    optimizer: torch.optim.Optimizer
-    autocast: torch.dtype | None
+    def step() -> None:
+        x = torch.empty(*shape)
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            computed = loss(model(x))
+        computed.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-    def train(self, trace: Trace) -> None:
-        trace.begin_phase("forward")
-        x = torch.empty(*self.shape)
-        trace.label(x, "input")
-        with torch.autocast("cpu", self.autocast, enabled=self.autocast is not None):
-            loss = self.loss(self.model(x))
-        trace.begin_phase("backward")
-        loss.backward()
-        trace.begin_phase("optimizer")
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+    return step
 
 
 def sum_means(outputs: Any) -> Tensor:

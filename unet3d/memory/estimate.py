@@ -1,16 +1,25 @@
 """Estimate the memory of a training step before it runs: peaks by phase, kind, layer and batch."""
 
+import os
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
+import unet3d
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.allocator import Replay, replay
@@ -25,6 +34,8 @@ KINDS = (
     *("parameters", "gradients", "optimizer state", "averaged weights", "saved activations"),
     *("recomputed", "activation gradients", "temporaries", "workspaces", "loss", "input"),
 )
+
+STEP_PHASES = ("step", "forward", "backward", "optimizer")
 
 ACTIVATIONS = ("saved activations", "recomputed", "activation gradients")
 
@@ -78,10 +89,8 @@ class MemoryEstimate:
     @cached_property
     def steady_step(self) -> tuple[int, int]:
         """Return (start, stop) of the last training step's events."""
-        steps = [p for p in self.trace.phases if p.phase in ("forward", "backward", "optimizer")]
-        last = max(n for n, p in enumerate(steps) if p.phase == "optimizer")
-        previous = max((n for n in range(last) if steps[n].phase == "optimizer"), default=-1)
-        return steps[previous + 1].start, steps[last].stop
+        start = max(p.start for p in self.trace.phases if p.phase == "step")
+        return start, max(p.stop for p in self.trace.phases if p.phase in STEP_PHASES)
 
     @cached_property
     def peak_event(self) -> int:
@@ -201,7 +210,7 @@ class UntraceableError(UsageError):
     """The network depends on tensor values, is compiled, or cannot take this patch."""
 
 
-def estimate_step(
+def trace_step(
     make_step: Callable[[], Step], *, cuda: bool, validates: bool = True
 ) -> MemoryEstimate:
     """Run a step on fake tensors and estimate its memory, and by default that of validation."""
@@ -211,8 +220,9 @@ def estimate_step(
             step = make_step()
             model = step.model
             with trace.record(model):
-                step.train(trace)  # allocates optimizer state and gradients; later ones are alike
-                step.train(trace)
+                for _ in range(2):  # the first allocates optimizer state; later ones are alike
+                    trace.begin_phase("step")
+                    step.train(trace)
                 if validates:
                     step.validate(trace)
                 trace.begin_phase("end")
@@ -220,9 +230,29 @@ def estimate_step(
         raise
     except Exception as error:  # a network may do what tensors without values cannot follow
         raise UntraceableError(
-            f"cannot estimate the memory of this network's step: {summarize_error(error)}"
+            f"cannot estimate the memory of this network's step: {describe_obstacle(error)}"
         ) from error
     paths = {module: path for path, module in model.named_modules()}
     blocks = model.blocks() if has_blocks(model) else ()
     levels = {paths[module]: level for level, module in blocks}
     return MemoryEstimate(trace, parameters=count_parameters(model), levels=levels)
+
+
+def describe_obstacle(error: Exception) -> str:
+    """Say what tensors without values cannot do, and where the code outside of torch does it."""
+    if isinstance(error, DynamicOutputShapeException):
+        reason = f"a shape depends on values ({error.func}: a boolean mask, nonzero or unique)"
+    elif isinstance(error, DataDependentOutputException):
+        reason = f"it reads values ({error.func})"
+    elif "convert all Tensors to FakeTensors" in str(error):
+        reason = "it uses a tensor that was made before: make it in the build of estimate_step"
+    else:
+        reason = summarize_error(error)
+    ours = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, unet3d.__file__))
+    frames = traceback.extract_tb(error.__traceback__)
+    calls = [x for x in frames if not x.filename.startswith(ours)]
+    return (
+        f"{reason}, at {calls[-1].filename}:{calls[-1].lineno}: {calls[-1].line}"
+        if calls
+        else reason
+    )

@@ -17,7 +17,7 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference.window_grid import compute_window_starts
 from unet3d.machine import Precision, get_available_bytes, resolve_precision
 from unet3d.memory.batches import LARGEST_BATCH, find_fitting_batch
-from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, estimate_step
+from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, trace_step
 from unet3d.memory.fake_tensors import SmallRangeMode
 from unet3d.memory.traced_step import build_traced_step
 from unet3d.peak_memory import MemoryRecord
@@ -244,7 +244,7 @@ def estimate_resolved_step(
     """
     options: Any = {"cuda": cuda, "volume_size": volume_size, "network": network}
     make_step = partial(build_traced_step, config, precision, **options)
-    return estimate_step(make_step, cuda=cuda, validates=validates)
+    return trace_step(make_step, cuda=cuda, validates=validates)
 
 
 def estimate_configured_step(

@@ -6,9 +6,10 @@ sees each operation and records a list of events (allocate, free), from which th
 
 import sys
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -41,6 +42,11 @@ COPY_IF_STRIDED = {
     aten.max_pool3d_with_indices_backward,
 }
 """Kernels that first copy a gradient that is not dense, on CUDA and CPUs."""
+
+RESIZED_LOSSES = {aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy}
+"""Losses whose number keeps the memory of all its summands: kernels resize what they allocate."""
+SUMMED_LOSSES = {aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
+"""Losses that compute their summands in temporary memory (ATen/native/Loss.cpp)."""
 
 FUSED_OPTIMIZERS = {getattr(aten, f"_fused_{n}_") for n in ("adagrad", "adam", "adamw", "sgd")}
 
@@ -120,9 +126,8 @@ class Trace(TorchDispatchMode):
     def label(self, tensors: Any, kind: str) -> None:
         """Set the kind of tensors; those not seen before are allocated now."""
         self._see(tensors, "")
-        for tensor in tree_leaves(tensors):
-            if isinstance(tensor, Tensor):
-                self._live[_address(tensor)][0].kind = kind
+        for tensor in _list_dense(tensors):
+            self._live[_address(tensor)][0].kind = kind
 
     def count_live_bytes(self) -> int:
         """Return the bytes of all live blocks, rounded as the device's allocator rounds."""
@@ -150,6 +155,8 @@ class Trace(TorchDispatchMode):
 
         def before_forward(module: nn.Module, inputs: Any) -> None:
             if module in paths:
+                if not self._stack:
+                    self._label_inputs(inputs)
                 self._begin_call(paths[module])
 
         def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -208,9 +215,8 @@ class Trace(TorchDispatchMode):
 
     def _see(self, tensors: Any, op: str) -> None:
         """Record the storages that are new."""
-        for tensor in tree_leaves(tensors):
-            if isinstance(tensor, Tensor):
-                self._see_storage(tensor.untyped_storage(), op)
+        for tensor in _list_dense(tensors):
+            self._see_storage(tensor.untyped_storage(), op)
 
     def _see_storage(self, storage: torch.UntypedStorage, op: str) -> None:
         if storage in self._in_host:
@@ -247,7 +253,14 @@ class Trace(TorchDispatchMode):
 
     def _add_kernel_copies(self, operation: Any, args: tuple, out: Any, op: str) -> None:
         """Record copies that a kernel makes and frees before it returns."""
-        if operation in COPY_IF_STRIDED:
+        if operation in RESIZED_LOSSES | SUMMED_LOSSES and out.dim() == 0:
+            shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+            nbytes = prod(shape) * out.element_size()
+            if operation in RESIZED_LOSSES:
+                self._live[_address(out)][0].nbytes = nbytes
+            if operation in SUMMED_LOSSES:
+                self._free(self._allocate(nbytes, f"{op}: summands"))
+        elif operation in COPY_IF_STRIDED:
             maps = [t for t in args if isinstance(t, Tensor) and t.dim() == 5]
             if nbytes := sum(t.nbytes for t in maps if not _is_dense(t)):
                 self._free(self._allocate(nbytes, f"{op}: contiguous copy"))
@@ -308,6 +321,8 @@ class Trace(TorchDispatchMode):
         first, second = args[:2]
         if not _called_by_the_engine() or not isinstance(second, Tensor):
             return False
+        if torch.is_grad_enabled():  # create_graph: both may be needed again
+            return False
         if (first.shape, first.dtype) != (second.shape, second.dtype):
             return False
         block, _ = self._live.get(_address(first), (None, None))
@@ -333,6 +348,13 @@ class Trace(TorchDispatchMode):
         if number < self._num_forward_nodes:  # else it belongs to the node before it
             self._last_path = self._node_paths.get(number, "")
         return self._last_path
+
+    def _label_inputs(self, inputs: Any) -> None:
+        """Label what a network reads, if no module has computed it."""
+        for tensor in _list_dense(inputs):
+            block, _ = self._live.get(_address(tensor), (None, None))
+            if block is not None and not (block.kind or block.path):
+                block.kind = "input"
 
     def _begin_call(self, path: str) -> None:
         if self._stack:
@@ -381,6 +403,14 @@ def _leads_to_modified_view() -> bool:
         return False
     following, _ = node.next_functions[0]
     return following is not None and following.name() == "torch::autograd::CopySlices"
+
+
+def _list_dense(tensors: Any) -> Iterator[Tensor]:
+    """Yield the tensors that have storages: of sparse ones, their indices and values."""
+    for tensor in tree_leaves(tensors):
+        if isinstance(tensor, Tensor):
+            is_sparse = tensor.layout == torch.sparse_coo
+            yield from (tensor._indices(), tensor._values()) if is_sparse else (tensor,)
 
 
 def _address(tensor: Tensor) -> int:

@@ -9,6 +9,7 @@ which torch wraps in tensors, and random number generator states that checkpoint
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -16,14 +17,18 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from unet3d.memory.estimate import estimate_step
+from unet3d.memory.estimate import trace_step
 from unet3d.step.training_step import RandomBatchStep
 
 KERNELS = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "the scores of a block, for each thread",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "see above, and a copy",
+    "aten::_fft_c2r": "copies of its input, which it overwrites",
     "aten::add": "an operand in the dtype of the result; CUDA converts on read",
     "aten::mul": "see above",
     "aten::convolution": "oneDNN reorders input, weight and output into blocks",
     "aten::convolution_backward": "see above",
+    "aten::mm": "oneDNN reorders half-precision operands",
     "aten::mkldnn_convolution": "see above",
     "aten::to_mkldnn": "a contiguous copy, which is then reordered",
     "aten::logsumexp": "the exponentials, in an order of its own",
@@ -87,7 +92,7 @@ class PhaseMarker:
 
 def estimate(make_step: Callable[[], RandomBatchStep]) -> Memory:
     """Return what the estimate says."""
-    result = estimate_step(make_step, cuda=False)
+    result = trace_step(make_step, cuda=False)
     trace = result.trace
     start = next(p.start for p in trace.phases if p.phase == "forward")
     second, stop = result.steady_step
@@ -107,26 +112,30 @@ def estimate(make_step: Callable[[], RandomBatchStep]) -> Memory:
 
 def measure(make_step: Callable[[], RandomBatchStep]) -> Memory:
     """Return what the profiler records."""
-    step, phases = make_step(), PhaseMarker()
+    step: Any = make_step()
     tensors = [*step.model.parameters(), *step.model.buffers()]
     before = sum(t.untyped_storage().nbytes() for t in tensors)
+    return measure_script(lambda: partial(step.train, PhaseMarker()), before)
+
+
+def measure_script(build: Callable[[], Callable[[], Any]], before: int = 0) -> Memory:
+    """Return what the profiler records of a function that returns a step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step = build()
         for _ in range(2):
-            step.train(phases)  # ty: ignore[invalid-argument-type]
+            PhaseMarker().begin_phase("step")
+            step()
     results: Any = profiled.profiler.kineto_results  # ty: ignore[possibly-missing-attribute]
     nodes = sorted(walk(results.experimental_event_tree()), key=lambda node: node.start_time_ns)
     excluded = find_excluded(nodes)
-    steps: list[list[int]] = []
-    phase = "optimizer"
+    steps: list[list[int]] = [[]]
     for n, node in enumerate(nodes):
-        if node.name.startswith(PHASE):
-            previous, phase = phase, node.name.removeprefix(PHASE)
-            if (previous, phase) == ("optimizer", "forward"):
-                steps.append([])
+        if node.name == PHASE + "step":
+            steps.append([])
         elif is_allocation(node) and n not in excluded:
             steps[-1].append(node.typed[1].alloc_size)
-    first, second = steps
-    return Memory(before, first, second)
+    built, first, second = steps
+    return Memory(before + sum(built), first, second)
 
 
 def find_excluded(nodes: list[Any]) -> set[int]:

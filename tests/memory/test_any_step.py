@@ -1,0 +1,504 @@
+"""unet3d.estimate_step on training steps as scripts write them, against their real CPU steps."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import unet3d
+from tests.memory.helpers.oracle import measure_script
+from unet3d.errors import UsageError
+
+CUBE = (2, 1, 16, 16, 16)
+STEPS: dict[str, Callable[[], Callable[[], Any]]] = {}
+
+
+def everyday(build):
+    STEPS[build.__name__] = build
+    return build
+
+
+def make_network(width=4, classes=3):
+    return nn.Sequential(
+        *(nn.Conv3d(1, width, 3, padding=1), nn.InstanceNorm3d(width, affine=True)),
+        *(nn.LeakyReLU(inplace=True), nn.Conv3d(width, classes, 1)),
+    )
+
+
+def make_batch(size=16):
+    return torch.randn(2, 1, size, size, size), torch.randint(0, 3, (2, size, size, size))
+
+
+def loop(network, compute_loss: Any = F.cross_entropy, batch: Any = make_batch, optimizer=None):
+    optimizer = optimizer or torch.optim.AdamW(network.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        *inputs, target = batch()
+        compute_loss(network(*inputs), target).backward()
+        optimizer.step()
+
+    return step
+
+
+def mean(outputs: Tensor, target: Any) -> Tensor:
+    return outputs.mean()
+
+
+def make_tokens():
+    return torch.randint(0, 500, (8, 16)), torch.randint(0, 10, (8,))
+
+
+def make_features(*shape):
+    return lambda: (torch.randn(*shape), None)
+
+
+@everyday
+def plain_loop_that_keeps_its_outputs():
+    network = make_network()
+    optimizer, kept = torch.optim.AdamW(network.parameters()), {}
+
+    def step():
+        optimizer.zero_grad()
+        x, y = make_batch()
+        outputs = network(x)
+        loss = F.cross_entropy(outputs, y)
+        loss.backward()
+        optimizer.step()
+        kept.update(x=x, y=y, outputs=outputs, loss=loss)
+
+    return step
+
+
+@everyday
+def loss_of_a_call():
+    return loop(make_network())
+
+
+@everyday
+def dropout():
+    layers = nn.Conv3d(1, 4, 3, padding=1), nn.Dropout(0.5), nn.ReLU(), nn.Dropout3d(0.2)
+    return loop(nn.Sequential(*layers, nn.Conv3d(4, 3, 1)))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+def make_sequences():
+    return torch.randn(4, 64, 32), torch.randint(0, 10, (4,))
+
+
+@everyday
+def attention():
+    return loop(Attention(), batch=make_sequences)
+
+
+@everyday
+def transformer_encoder():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    network = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Linear(32, 10))
+    return loop(network, lambda y, target: F.cross_entropy(y.mean(1), target), make_sequences)
+
+
+class FourierLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv3d(1, 4, 1), nn.Conv3d(4, 2, 1)
+        self.weight = nn.Parameter(torch.randn(4, 4, 4, 4, 4, dtype=torch.cfloat))
+
+    def forward(self, x):
+        x = self.first(x)
+        modes = torch.fft.rfftn(x, dim=(2, 3, 4))
+        mixed = torch.zeros_like(modes)
+        equation = "bixyz,ioxyz->boxyz"
+        mixed[..., :4, :4, :4] = torch.einsum(equation, modes[..., :4, :4, :4], self.weight)
+        return self.last(F.gelu(torch.fft.irfftn(mixed, s=x.shape[2:], dim=(2, 3, 4))))
+
+
+@everyday
+def fourier_layer():
+    return loop(FourierLayer(), mean, make_features(*CUBE))
+
+
+@everyday
+def adversarial_networks():
+    def convs(conv, *channels):
+        layers = [conv(a, b, 4, 2, 1) for a, b in pairwise(channels)]
+        return nn.Sequential(*(part for layer in layers for part in (layer, nn.LeakyReLU(0.2))))
+
+    generator, critic = convs(nn.ConvTranspose3d, 8, 4, 1), convs(nn.Conv3d, 1, 4, 8)
+    optimizers = [torch.optim.Adam(network.parameters()) for network in (generator, critic)]
+    compute = F.binary_cross_entropy_with_logits
+
+    def step():
+        real, noise = torch.randn(CUBE), torch.randn(2, 8, 4, 4, 4)
+        optimizers[1].zero_grad()
+        fake = generator(noise)
+        yes, no = critic(real), critic(fake.detach())
+        (compute(yes, torch.ones_like(yes)) + compute(no, torch.zeros_like(no))).backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        judged = critic(fake)
+        compute(judged, torch.ones_like(judged)).backward()
+        optimizers[0].step()
+
+    return step
+
+
+@everyday
+def gradient_accumulation():
+    network = make_network()
+    optimizer = torch.optim.AdamW(network.parameters())
+
+    def step():
+        for _ in range(4):
+            x, y = make_batch()
+            (F.cross_entropy(network(x), y) / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def make_perceptron():
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+
+@everyday
+def averaged_model():
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    network = make_perceptron()
+    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    train = loop(network, mean, make_features(16, 64))
+
+    def step():
+        train()
+        average.update_parameters(network)
+
+    return step
+
+
+@everyday
+def momentum_teacher():
+    """A copy of the network that learns from its weights, as of mean teachers and MoCo."""
+    network = make_network()
+    teacher = copy.deepcopy(network).requires_grad_(False)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+
+    def step():
+        x, _ = make_batch()
+        with torch.no_grad():
+            target = teacher(x + 0.1 * torch.randn_like(x)).softmax(1)
+        optimizer.zero_grad()
+        F.cross_entropy(network(x), target).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for old, new in zip(teacher.parameters(), network.parameters(), strict=True):
+                old.lerp_(new, 0.01)
+
+    return step
+
+
+class Islands(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Conv3d(n, 4, 3, padding=1) for n in (1, 4))
+        self.head = nn.Conv3d(4, 3, 1)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            x = F.relu(self.a(x))
+        with torch.autocast("cpu", enabled=False):
+            x = F.instance_norm(self.b(x.float()))
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.head(x)
+
+
+@everyday
+def autocast_in_regions():
+    return loop(Islands(), lambda y, target: F.cross_entropy(y.float(), target))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        blocks = [(nn.Conv3d(4, 4, 3, padding=1), nn.InstanceNorm3d(4), nn.ReLU()) for _ in "abcd"]
+        self.body = nn.Sequential(*(layer for block in blocks for layer in block))
+        self.first, self.head = nn.Conv3d(1, 4, 1), nn.Conv3d(4, 3, 1)
+
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint_sequential
+
+        return self.head(checkpoint_sequential(self.body, 2, self.first(x), use_reentrant=False))
+
+
+@everyday
+def checkpoint_sequential():
+    return loop(Checkpointed())
+
+
+@everyday
+def gradient_penalty():
+    layers = nn.Conv3d(1, 4, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv3d(4, 1, 4)
+    network = nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(network.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        x = torch.randn(CUBE, requires_grad=True)
+        y = network(x)
+        (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        penalty = ((grad.flatten(1).norm(2, 1) - 1) ** 2).mean()
+        (y.mean() + 10 * penalty).backward()
+        optimizer.step()
+
+    return step
+
+
+class Adapted(nn.Module):
+    def __init__(self, linear, rank=4):
+        super().__init__()
+        self.linear = linear.requires_grad_(False)
+        self.down = nn.Linear(linear.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, linear.out_features, bias=False)
+
+    def forward(self, x):
+        return self.linear(x) + self.up(self.down(x))
+
+
+def train_rest(network, *args, **kwargs):
+    trained = [p for p in network.parameters() if p.requires_grad]
+    return loop(network, *args, optimizer=torch.optim.AdamW(trained), **kwargs)
+
+
+@everyday
+def low_rank_adapters():
+    layers = Adapted(nn.Linear(64, 256)), nn.GELU(), Adapted(nn.Linear(256, 64))
+    return train_rest(nn.Sequential(*layers), mean, make_features(16, 64))
+
+
+@everyday
+def frozen_encoder():
+    network = make_network()
+    network[:3].requires_grad_(False)
+    return train_rest(network)
+
+
+@everyday
+def weights_in_half_precision():
+    network = make_network().to(torch.bfloat16)
+
+    def batch():
+        x, y = make_batch()
+        return x.to(torch.bfloat16), y
+
+    return loop(network, lambda y, target: F.cross_entropy(y.float(), target), batch)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * (grad * x)
+
+
+@everyday
+def autograd_function():
+    network = nn.Conv3d(1, 4, 3, padding=1)
+    return loop(network, lambda y, target: Square.apply(Square.apply(y)).mean())
+
+
+class Tokens(nn.Module):
+    def __init__(self, sparse):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(500, 32, sparse=sparse), nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.head(self.embedding(x).mean(1))
+
+
+@everyday
+def sparse_gradients():
+    network = Tokens(sparse=True)
+    return loop(network, batch=make_tokens, optimizer=torch.optim.SGD(network.parameters(), 0.1))
+
+
+@everyday
+def token_inputs():
+    return loop(Tokens(sparse=False), batch=make_tokens)
+
+
+@everyday
+def inputs_of_several_sizes():
+    network = make_network()
+    steps = [loop(network, batch=partial(make_batch, size)) for size in (16, 24)]
+    return lambda: [step() for step in steps]
+
+
+@everyday
+def loss_with_class_weights():
+    return loop(make_network(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3])))
+
+
+@everyday
+def batch_made_before_the_step():
+    batch = make_batch()
+    return loop(make_network(), batch=lambda: batch)
+
+
+@everyday
+def tied_weights():
+    network = nn.Sequential(nn.Embedding(200, 32), nn.Linear(32, 200, bias=False))
+    network[1].weight = network[0].weight
+    network = network.to(torch.bfloat16)
+
+    def batch():
+        return torch.randint(0, 200, (8, 16)), torch.randint(0, 200, (8, 16))
+
+    return loop(network, lambda y, x: F.cross_entropy(y.flatten(0, 1), x.flatten()), batch)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.time = nn.Conv3d(1, 4, 3, padding=1), nn.Linear(16, 4)
+        self.head = nn.Conv3d(4, 3, 1)
+
+    def forward(self, x, t):
+        return self.head(F.silu(self.conv(x) + self.time(t)[:, :, None, None, None]))
+
+
+@everyday
+def two_inputs_clipping_and_a_schedule():
+    network = TwoInputs()
+    optimizer = torch.optim.AdamW(network.parameters())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+
+    def step():
+        optimizer.zero_grad()
+        outputs = network(torch.randn(CUBE), torch.randn(2, 16))
+        F.mse_loss(outputs, torch.randn_like(outputs)).backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+    return step
+
+
+@everyday
+def smooth_l1_loss():
+    return loop(
+        make_network(classes=1), lambda y, target: F.smooth_l1_loss(y[:, 0], target.float())
+    )
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_peak_of_a_step_is_that_of_a_cpu_to_the_byte(name):
+    torch.manual_seed(0)
+    estimated, measured = (
+        unet3d.estimate_step(STEPS[name], device="cpu"),
+        measure_script(STEPS[name]),
+    )
+    assert estimated.peak == measured.peak
+
+
+def estimate_with(compute_loss, network=None, device="cpu"):
+    return unet3d.estimate_step(
+        lambda: loop(network or make_network(), compute_loss), device=device
+    )
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("compute_loss", "message"),
+    [
+        (
+            lambda y, _: y[y > 0].mean(),
+            r"a shape depends on values .*test_any_step.py:\d+: .*y > 0",
+        ),
+        (lambda y, _: y.mean() * torch.equal(y, y), r"reads values .*test_any_step.py:\d+: "),
+        (lambda y, target: F.cross_entropy(y, target, WEIGHTS), r"made before.*: .*WEIGHTS"),
+    ],
+)
+def test_what_tensors_without_values_cannot_do_is_named_with_its_line(compute_loss, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        estimate_with(compute_loss)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_made_outside_of_build_is_an_error():
+    network = make_network()
+    with pytest.raises(UsageError, match="made before: make it in the build of estimate_step"):
+        estimate_with(mean, network)
+    with pytest.raises(UsageError, match="build must return a function that takes a step"):
+        unet3d.estimate_step(lambda: None)
+    with pytest.raises(UsageError, match="budget_gib must be above 0, got 0"):
+        unet3d.estimate_step(lambda: loop(make_network()), budget_gib=0)
+
+
+def build_for_cuda(device="cuda", autocast="cuda"):
+    network = nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.Conv3d(8, 3, 1)).to(device)
+    optimizer = torch.optim.AdamW(network.parameters())
+    scaler = torch.amp.GradScaler(enabled=False)
+
+    def step():
+        x, y = (tensor.to(device) for tensor in make_batch())
+        with torch.autocast(autocast, torch.float16):
+            loss = F.cross_entropy(network(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        optimizer.zero_grad()
+        loss.detach().cpu().numpy()
+
+    return step
+
+
+def test_a_script_for_a_gpu_is_estimated_without_one():
+    estimate = unet3d.estimate_step(build_for_cuda, budget_gib=1)
+    same = unet3d.estimate_step(partial(build_for_cuda, "cpu", "cpu"))
+    assert estimate.peak == same.peak < estimate.reserved
+    kinds = estimate.details.kinds
+    network = nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.Conv3d(8, 3, 1))
+    sizes = [-(-p.nbytes // 512) * 512 for p in network.parameters()]
+    assert kinds["parameters"] == sum(sizes)
+    assert kinds["input"] == 2 * 16**3 * 4
+    assert kinds["saved activations"] >= 2 * 8 * 16**3 * 2
+    assert {"forward", "backward", "optimizer"} == set(estimate.details.phases)
+    assert repr(estimate).startswith("fits 1.0 GiB: yes, with ")
+
+
+def test_the_answer_says_what_is_left_or_missing():
+    estimate = unet3d.estimate_step(build_for_cuda)
+    low, high = estimate.process
+    assert high - low == 250 * 2**20
+    assert (
+        estimate.describe_fit() == "takes 602 MiB of a GPU; give budget_gib to see whether it fits"
+    )
+    for budget, answer in [
+        (low - 1, "no: it takes"),
+        (low, "likely: it takes"),
+        (high, "yes, with 0"),
+    ]:
+        estimate.budget = budget
+        assert answer in estimate.describe_fit()

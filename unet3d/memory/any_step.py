@@ -1,0 +1,115 @@
+"""Estimate the memory of a training step that a script defines."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from unet3d.errors import UsageError
+from unet3d.machine import get_available_bytes
+from unet3d.memory.estimate import MemoryEstimate, get_device_bytes
+from unet3d.memory.report import format_peaks, plot_timeline
+from unet3d.memory.script import Build, trace_script
+from unet3d.text import GIB, MIB, format_bytes
+from unet3d.types import DEVICE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CONTEXT_BYTES = 600 * MIB, 850 * MIB
+"""What CUDA's context usually takes, and the most that was recorded on an H100 or H200."""
+
+
+def estimate_step(
+    build: Build, *, device: str | torch.device = "cuda", budget_gib: float | None = None
+) -> "StepEstimate":
+    """Estimate the memory of your own training step before it runs; no GPU is needed.
+
+    Args:
+        build: makes networks, losses and optimizers as your script does, and returns a function
+            that takes one training step. It runs without values: nothing is computed, and every
+            tensor that the step uses has to be made in it. Compiled networks are estimated as
+            plain modules.
+        device: "cuda" (or "auto", "cuda:1": what a step takes is the same), which may have any
+            name in the script, or "cpu".
+        budget_gib: memory that the step should fit. By default that of this machine's GPU.
+
+    Example::
+
+        >>> def build():
+        ...     network = nn.Linear(1024, 1024)
+        ...     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        ...     def step():
+        ...         loss = network(torch.randn(64, 1024)).square().mean()
+        ...         loss.backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        ...     return step
+        >>> estimate_step(build, device="cpu").peak
+        8921096
+    """
+    if not callable(build):
+        raise UsageError(f"build must be a function that returns a training step, got {build!r}")
+    if budget_gib is not None and not budget_gib > 0:
+        raise UsageError(f"budget_gib must be above 0, got {budget_gib}")
+    budget = None if budget_gib is None else int(budget_gib * GIB)
+    return StepEstimate(trace_script(build, cuda=simulates_cuda(device)), budget)
+
+
+def simulates_cuda(device: str | torch.device) -> bool:
+    """Return whether a device is a GPU; refuse those that are not estimated."""
+    kind = str(device).partition(":")[0]
+    if not DEVICE.fullmatch(str(device)) or kind == "mps":
+        raise UsageError(f"device must be auto, cpu, cuda or cuda:N, got {str(device)!r}")
+    return kind != "cpu"
+
+
+class StepEstimate:
+    """The estimated memory of a training step; sizes are in bytes."""
+
+    def __init__(self, details: MemoryEstimate, budget: int | None = None):
+        self.details = details
+        if budget is None and details.trace.cuda and torch.cuda.is_available():
+            budget = get_available_bytes(torch.device("cuda"))
+        self.budget = budget
+
+    def __repr__(self) -> str:
+        return f"{self.describe_fit()}\n\n{self.table()}"
+
+    @property
+    def peak(self) -> int:
+        """Return the largest size of all blocks in use."""
+        return self.details.allocated
+
+    @property
+    def reserved(self) -> int:
+        """Return what torch reserves on a GPU; 0 for a CPU."""
+        return self.details.peak.reserved or 0
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Return what a process usually takes of the device, and what it takes at most."""
+        context = CONTEXT_BYTES if self.details.trace.cuda else (0, 0)
+        low, high = (get_device_bytes(self.details) + n for n in context)
+        return low, high
+
+    def describe_fit(self) -> str:
+        """Say in a sentence whether the step fits the budget, or what it takes."""
+        low, high = self.process
+        if self.budget is None:
+            takes = format_bytes(low) if low == high else f"{format_bytes(low)} of a GPU"
+            return f"takes {takes}; give budget_gib to see whether it fits"
+        if high <= self.budget:
+            answer = f"yes, with {format_bytes(self.budget - high)} to spare"
+        elif low <= self.budget:
+            answer = f"likely: it takes {format_bytes(low)} to {format_bytes(high)}"
+        else:
+            answer = f"no: it takes {format_bytes(low)}"
+        return f"fits {format_bytes(self.budget)}: {answer}"
+
+    def table(self) -> str:
+        """Format the peak by phase and by kind of tensor."""
+        return format_peaks(self.details)
+
+    def timeline(self) -> "Figure":
+        """Plot the memory in use over the step; needs matplotlib."""
+        return plot_timeline(self.details, "one training step, estimated")

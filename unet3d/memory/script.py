@@ -1,0 +1,190 @@
+"""Run the training step of a script on tensors without values, and follow its phases."""
+
+import gc
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from unet3d.errors import UsageError
+from unet3d.memory.estimate import MemoryEstimate, Step, trace_step
+from unet3d.memory.fake_tensors import enable_foreach
+from unet3d.memory.trace import Trace
+
+Build = Callable[[], Callable[[], Any]]
+"""Makes networks, losses and optimizers, and returns a function that takes a training step."""
+
+
+def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
+    """Build a step as a script does, and trace it."""
+
+    def make_step() -> ScriptStep:
+        step = build()
+        if not callable(step):
+            raise UsageError(f"build must return a function that takes a step, got {step!r}")
+        return ScriptStep(*find_fake(), step, cuda=cuda)
+
+    with (
+        ScriptMode(cuda=cuda),
+        replace(nn.Module, "_apply", lambda apply: convert_fake),
+        replace(torch.autocast, "__init__", use_cpu_autocast if cuda else lambda init: init),
+    ):
+        return trace_step(make_step, cuda=cuda, validates=False)
+
+
+@dataclass(eq=False)
+class ScriptStep(Step):
+    """A training step without arguments, whose phases torch announces."""
+
+    model: nn.Module
+    tensors: list[Tensor]  # made before the step, besides the model's
+    step: Callable[[], Any]
+    cuda: bool = False
+
+    def train(self, trace: Trace) -> None:
+        trace.label(self.tensors, "input")
+        self.tensors = []
+        trace.begin_phase("forward")
+        with self._follow_phases(trace):
+            self.step()
+
+    @contextmanager
+    def _follow_phases(self, trace: Trace) -> Generator[None]:
+        """Begin a phase where the body calls autograd or an optimizer, and continue after it."""
+        running: list[str] = []
+
+        def follow(engine: Callable) -> Callable:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                if running:  # a checkpoint's recomputation, or another backward within
+                    return engine(*args, **kwargs)
+                running.append("backward")
+                trace.begin_phase("backward")
+                try:
+                    return engine(*args, **kwargs)
+                finally:
+                    running.clear()
+                    trace.begin_phase("forward")
+
+            return run
+
+        def before_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            trace.begin_phase("optimizer")
+            if self.cuda:
+                enable_foreach(optimizer)
+
+        def after_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            trace.label(list(optimizer.state.values()), "optimizer state")
+            trace.begin_phase("forward")
+
+        with (
+            replace(torch.autograd, "backward", follow),
+            replace(torch.autograd, "grad", follow),
+            register_optimizer_step_pre_hook(before_update),
+            register_optimizer_step_post_hook(after_update),
+        ):
+            yield
+
+
+def find_fake() -> tuple[nn.Module, list[Tensor]]:
+    """Return the networks without values as one, and what other tensors there are."""
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    objects = [x for n in (2, 1, 0) for x in gc.get_objects(n)]  # in the order of their making
+    tensors = [x for x in objects if type(x) is FakeTensor and x.fake_mode is mode]
+    known = set(map(id, tensors))
+    modules = [
+        x
+        for x in objects
+        if issubclass(type(x), nn.Module) and any(id(p) in known for p in x.parameters())
+    ]
+    inner = {id(child) for module in modules for child in module.children()}
+    roots = [module for module in modules if id(module) not in inner]
+    model = roots[0] if len(roots) == 1 else nn.ModuleList(roots)
+    known -= set(map(id, chain(model.parameters(), model.buffers())))
+    return model, [x for x in tensors if id(x) in known]
+
+
+class ScriptMode(TorchFunctionMode):
+    """Run what a script does with a GPU, and with values, on CPU tensors that have none."""
+
+    def __init__(self, *, cuda: bool):
+        self.cuda = cuda
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.numpy:  # of what a script logs
+            return np.zeros(args[0].shape, str(args[0].dtype).removeprefix("torch."))
+        if func is Tensor.__deepcopy__:
+            return copy_fake(*args)
+        if self.cuda:
+            if func is Tensor.cuda:
+                return args[0]
+            args, kwargs = tree_map(replace_gpu, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def copy_fake(tensor: Tensor, memo: dict[int, Tensor]) -> Tensor:
+    """Copy a tensor without its mode, which torch would copy too."""
+    if id(tensor) not in memo:
+        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        memo[id(tensor)] = (
+            nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+        )
+    return memo[id(tensor)]
+
+
+def replace_gpu(value: Any) -> Any:
+    """Return the CPU in place of a GPU."""
+    is_device = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == "cuda"
+    return torch.device("cpu") if is_device else value
+
+
+def convert_fake(
+    self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
+) -> nn.Module:
+    """Do what `Module._apply` does; that of torch cannot swap parameters without values."""
+    for child in self.children() if recurse else ():
+        child._apply(fn)
+    with torch.no_grad():
+        for parameter in self._parameters.values():
+            if parameter is not None:
+                parameter.data = fn(parameter)
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = fn(buffer)
+    return self
+
+
+def use_cpu_autocast(init: Callable) -> Callable:
+    """Return an `autocast.__init__` that casts on the CPU what a script casts on a GPU."""
+
+    def start(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        init(self, device_type, dtype, *args, **kwargs)
+
+    return start
+
+
+@contextmanager
+def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> Generator[None]:
+    """Replace an attribute in the body by what `make` returns for it."""
+    original = getattr(owner, name)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
