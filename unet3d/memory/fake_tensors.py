@@ -1,8 +1,9 @@
 """Run a step on fake CPU tensors as it runs on a GPU: with its dtypes, formats and host values."""
 
 import copy
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unet3d.custom_ops import simulate_cuda
 from unet3d.memory.autocast import use_cuda_autocast_rules
+from unet3d.memory.cuda_kernels import KERNELS, prefer
 
 aten = torch.ops.aten
 
@@ -24,8 +26,23 @@ aten = torch.ops.aten
 @contextmanager
 def simulate_cuda_step() -> Generator[None]:
     """Run a step on fake CPU tensors with the dtypes and operators that it has on CUDA."""
-    with simulate_cuda(), use_cuda_autocast_rules():
+    with ExitStack() as stack:
+        stack.enter_context(simulate_cuda())
+        stack.enter_context(use_cuda_autocast_rules())
+        for name, kernel in KERNELS.items():
+            stack.enter_context(replace(nn.functional, name, partial(prefer, kernel)))
         yield
+
+
+@contextmanager
+def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> Generator[None]:
+    """Replace an attribute in the body by what `make` returns for it."""
+    original = getattr(owner, name)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def enable_foreach(optimizer: torch.optim.Optimizer) -> None:

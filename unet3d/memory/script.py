@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from unet3d.errors import UsageError
 from unet3d.memory.estimate import MemoryEstimate, Step, trace_step
-from unet3d.memory.fake_tensors import enable_foreach
+from unet3d.memory.fake_tensors import enable_foreach, replace
 from unet3d.memory.trace import Trace
 
 Build = Callable[[], Callable[[], Any]]
@@ -177,14 +177,3 @@ def use_cpu_autocast(init: Callable) -> Callable:
         init(self, device_type, dtype, *args, **kwargs)
 
     return start
-
-
-@contextmanager
-def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> Generator[None]:
-    """Replace an attribute in the body by what `make` returns for it."""
-    original = getattr(owner, name)
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

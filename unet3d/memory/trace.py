@@ -48,6 +48,11 @@ RESIZED_LOSSES = {aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy}
 SUMMED_LOSSES = {aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
 """Losses that compute their summands in temporary memory (ATen/native/Loss.cpp)."""
 
+ATTENTION_BACKWARD = {
+    getattr(aten, f"_scaled_dot_product_{n}_attention_backward") for n in ("flash", "efficient")
+}
+"""Kernels of CUDA that sum gradients of the query, or their products, in float32."""
+
 FUSED_OPTIMIZERS = {getattr(aten, f"_fused_{n}_") for n in ("adagrad", "adam", "adamw", "sgd")}
 
 DISPATCH_MODULES = (__name__, "torch._compile", "torch._dynamo.eval_frame")
@@ -260,6 +265,8 @@ class Trace(TorchDispatchMode):
                 self._live[_address(out)][0].nbytes = nbytes
             if operation in SUMMED_LOSSES:
                 self._free(self._allocate(nbytes, f"{op}: summands"))
+        elif operation in ATTENTION_BACKWARD:
+            self._free(self._allocate(4 * args[1].numel(), f"{op}: float32 sums"))
         elif operation in COPY_IF_STRIDED:
             maps = [t for t in args if isinstance(t, Tensor) and t.dim() == 5]
             if nbytes := sum(t.nbytes for t in maps if not _is_dense(t)):
