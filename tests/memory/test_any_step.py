@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -455,6 +456,43 @@ def test_a_network_made_outside_of_build_is_an_error():
         unet3d.estimate_step(lambda: None)
     with pytest.raises(UsageError, match="budget_gib must be above 0, got 0"):
         unet3d.estimate_step(lambda: loop(make_network()), budget_gib=0)
+
+
+@pytest.mark.parametrize("way", ["function", "method"])
+def test_a_compiled_network_is_estimated_as_plain_modules(way):
+    def build(compiles=True, **options):
+        network = unet3d.UNet3D(in_channels=1, num_classes=3, depth=2, width=4, **options)
+        if compiles:
+            network = torch.compile(network) if way == "function" else network
+            network.compile(mode="max-autotune")
+        return loop(network)
+
+    compiled = unet3d.estimate_step(build, device="cpu")
+    plain = unet3d.estimate_step(partial(build, compiles=False, fused=False), device="cpu")
+    assert compiled.peak == plain.peak
+    note = "compiled networks are estimated as plain modules"
+    assert note in repr(compiled)
+    assert note not in repr(plain)
+
+
+def test_recurrent_layers_are_said_to_keep_more():
+    def build():
+        return loop(nn.LSTM(8, 8), lambda y, _: y[0].mean(), make_features(4, 2, 8))
+
+    assert "recurrent layers" in repr(unet3d.estimate_step(build, device="cpu"))
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
+def test_a_step_of_several_processes_is_refused_with_the_reason(wrap):
+    from torch.distributed.fsdp import fully_shard
+
+    make = nn.parallel.DistributedDataParallel if wrap == "ddp" else fully_shard
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match="exchanges values with other processes"):
+            unet3d.estimate_step(lambda: loop(make(make_network())), device="cpu")
+    finally:
+        dist.destroy_process_group()
 
 
 def build_for_cuda(device="cuda", autocast="cuda"):

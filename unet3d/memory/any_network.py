@@ -15,9 +15,9 @@ from unet3d.memory.any_step import StepEstimate, simulates_cuda
 from unet3d.memory.batches import find_fitting_batch
 from unet3d.memory.estimate import MemoryEstimate, UntraceableError
 from unet3d.memory.fake_tensors import copy_as_fake
-from unet3d.memory.script import trace_script
+from unet3d.memory.script import trace_script, use_plain_modules
 from unet3d.text import GIB
-from unet3d.types import HasRetention, find_precision
+from unet3d.types import find_precision
 
 Loss = Callable[[Any], Tensor]
 OTHER_TYPE = re.compile("Input type|scalar type|same dtype")
@@ -70,9 +70,7 @@ def estimate_memory(
             fake: Any = copy_as_fake(plain).train()
             if is_compiled:
                 fake._compiled_call_impl = None
-                for module in fake.modules():
-                    if isinstance(module, HasRetention):  # which compiles as plain modules
-                        module.retention = None
+                use_plain_modules(fake)
             made = optimizer(p for p in fake.parameters() if p.requires_grad)
             shape = (batch, *input_shape[1:])
             return make_loop(fake, shape, loss or sum_means, made, AUTOCAST_TYPES.get(name))

@@ -73,7 +73,7 @@ class StepEstimate:
         self.budget = budget
 
     def __repr__(self) -> str:
-        return f"{self.describe_fit()}\n\n{self.table()}"
+        return "\n\n".join((self.describe_fit(), self.table(), *self.details.notes))
 
     @property
     def peak(self) -> int:

@@ -1,6 +1,7 @@
 """Estimate the memory of a training step before it runs: peaks by phase, kind, layer and batch."""
 
 import os
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -71,6 +72,7 @@ class MemoryEstimate:
 
     def __init__(self, trace: Trace, *, parameters: int, levels: dict[str, int]):
         self.trace = trace
+        self.notes: list[str] = []  # on what is not estimated as it runs
         self.parameters = parameters  # number of trainable parameters
         self._levels = levels  # by module path
         replayed = self._replay([block.nbytes for block in trace.blocks])
@@ -235,22 +237,33 @@ def trace_step(
     paths = {module: path for path, module in model.named_modules()}
     blocks = model.blocks() if has_blocks(model) else ()
     levels = {paths[module]: level for level, module in blocks}
-    return MemoryEstimate(trace, parameters=count_parameters(model), levels=levels)
+    estimate = MemoryEstimate(trace, parameters=count_parameters(model), levels=levels)
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        estimate.notes.append("what recurrent layers keep for backward is not estimated")
+    return estimate
 
 
 def describe_obstacle(error: Exception) -> str:
     """Say what tensors without values cannot do, and where the code outside of torch does it."""
+    torch_folder, ours = (
+        f"{Path(file).parent}{os.sep}" for file in (torch.__file__, unet3d.__file__)
+    )
+    frames = traceback.extract_tb(error.__traceback__)
+    files = [x.filename.removeprefix(torch_folder) for x in frames]
     if isinstance(error, DynamicOutputShapeException):
         reason = f"a shape depends on values ({error.func}: a boolean mask, nonzero or unique)"
+    elif any(re.match(r"distributed\W|nn\Wparallel\W", file) for file in files):
+        reason = (
+            "it exchanges values with other processes: estimate the step of one, without "
+            "DistributedDataParallel, which also keeps all gradients, or fully_shard"
+        )
     elif isinstance(error, DataDependentOutputException):
         reason = f"it reads values ({error.func})"
     elif "convert all Tensors to FakeTensors" in str(error):
         reason = "it uses a tensor that was made before: make it in the build of estimate_step"
     else:
         reason = summarize_error(error)
-    ours = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, unet3d.__file__))
-    frames = traceback.extract_tb(error.__traceback__)
-    calls = [x for x in frames if not x.filename.startswith(ours)]
+    calls = [x for x in frames if not x.filename.startswith((torch_folder, ours))]
     return (
         f"{reason}, at {calls[-1].filename}:{calls[-1].lineno}: {calls[-1].line}"
         if calls

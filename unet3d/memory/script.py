@@ -22,6 +22,7 @@ from unet3d.errors import UsageError
 from unet3d.memory.estimate import MemoryEstimate, Step, trace_step
 from unet3d.memory.fake_tensors import enable_foreach, replace
 from unet3d.memory.trace import Trace
+from unet3d.types import HasRetention
 
 Build = Callable[[], Callable[[], Any]]
 """Makes networks, losses and optimizers, and returns a function that takes a training step."""
@@ -36,12 +37,32 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
             raise UsageError(f"build must return a function that takes a step, got {step!r}")
         return ScriptStep(*find_fake(), step, cuda=cuda)
 
+    compiled: list[Any] = []
+
+    def skip_compile(model: Any = None, **options: Any) -> Any:
+        compiled.append(model)
+        if isinstance(model, nn.Module):
+            use_plain_modules(model)
+        return skip_compile if model is None else model
+
     with (
         ScriptMode(cuda=cuda),
+        replace(torch, "compile", lambda original: skip_compile),
+        replace(nn.Module, "compile", lambda original: skip_compile),
         replace(nn.Module, "_apply", lambda apply: convert_fake),
         replace(torch.autocast, "__init__", use_cpu_autocast if cuda else lambda init: init),
     ):
-        return trace_step(make_step, cuda=cuda, validates=False)
+        estimate = trace_step(make_step, cuda=cuda, validates=False)
+    if compiled:
+        estimate.notes.append("compiled networks are estimated as plain modules")
+    return estimate
+
+
+def use_plain_modules(model: nn.Module) -> None:
+    """Take fused blocks apart, as they are compiled."""
+    for module in model.modules():
+        if isinstance(module, HasRetention):
+            module.retention = None
 
 
 @dataclass(eq=False)
