@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 import unet3d
@@ -401,6 +402,31 @@ def two_inputs_clipping_and_a_schedule():
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+
+    return step
+
+
+@everyday
+def lightning_module():
+    class Model(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = make_network()
+
+        def training_step(self, batch, index):
+            x, y = batch
+            return F.cross_entropy(self.network(x), y)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    model, batch = Model(), make_batch()
+    optimizer = model.configure_optimizers()
+
+    def step():
+        optimizer.zero_grad()
+        model.training_step(batch, 0).backward()
+        optimizer.step()
 
     return step
 

@@ -107,6 +107,7 @@ def test_nnunet_trains_resumes_and_predicts_with_both_trainers(tmp_path):
         "network: ResidualEncoderUNet epochs: 2",
         "network: FusedResidualEncoderUNet epochs: 3",
         "equal when replayed: True",
+        "equal estimate: True",
         "equal augmentation: True",
         "chooses: ['fused', 'leanest']",
         "network of 2D slices: ResidualEncoderUNet",

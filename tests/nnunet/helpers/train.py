@@ -7,6 +7,7 @@ reads its folders from the environment when it is imported.
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+import unet3d
 from scripts.bench.nnunet_trainer import set_folders
 from tests.contract.helpers.datasets import write_nnunet
+from tests.memory.helpers.oracle import measure_script
 from tests.training.helpers.operation_recorder import OperationRecorder
 from unet3d.__main__ import main as run_unet3d
 from unet3d.cuda_graphs import WARMUP_BATCHES
@@ -66,6 +69,23 @@ def train_on_noise(recorder: Any) -> list[torch.Tensor]:
         run.train_step({"data": torch.randn(2, 2, *patch), "target": target})
     assert recorder is None or run.graphed_pass.recording is not None
     return list(run.network.parameters())
+
+
+def compare_estimate() -> tuple[int, int]:
+    """Return the peak of a step of nnU-Net's own trainer, estimated and measured."""
+    from nnunetv2.run.run_training import get_trainer_from_args
+
+    def build() -> Callable[[], Any]:
+        run = get_trainer_from_args("1", "3d_fullres", 0, "nnUNetTrainer", device=CPU)
+        run.initialize()
+        patch = run.configuration_manager.patch_size
+        scales = run._get_deep_supervision_scales()
+        sizes = [[round(n * s) for n, s in zip(patch, scale, strict=True)] for scale in scales]
+        target = [torch.zeros(2, 1, *size) for size in sizes]
+        batch = {"data": torch.randn(2, 2, *patch), "target": target}
+        return lambda: run.train_step(batch)
+
+    return unet3d.estimate_step(build, device="cpu").peak, measure_script(build).peak
 
 
 def compare_augmentation() -> bool:
@@ -205,6 +225,8 @@ def main() -> None:
     again = train("nnUNetTrainerLean", theirs)
     pairs = zip(train_on_noise(None), train_on_noise(OperationRecorder()), strict=True)
     print("equal when replayed:", all(torch.equal(eager, replayed) for eager, replayed in pairs))
+    estimated, measured = compare_estimate()
+    print("equal estimate:", estimated == measured)
     print("equal augmentation:", compare_augmentation())
     print("chooses:", choose_strategies())
     print("network of 2D slices:", type(build_2d_network()).__name__)
