@@ -448,6 +448,33 @@ def test_the_peak_of_a_step_is_that_of_a_cpu_to_the_byte(name):
     assert estimated.peak == measured.peak
 
 
+def optimizers_in_backward():
+    network = make_network()
+
+    def update(optimizer, parameter):
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for parameter in network.parameters():
+        optimizer = torch.optim.AdamW([parameter])
+        parameter.register_post_accumulate_grad_hook(partial(update, optimizer))
+
+    def step():
+        x, y = make_batch()
+        F.cross_entropy(network(x), y).backward()
+
+    return step
+
+
+def test_an_optimizer_that_runs_in_backward_ends_no_phase():
+    estimated = unet3d.estimate_step(optimizers_in_backward, device="cpu")
+    assert estimated.peak == measure_script(optimizers_in_backward).peak
+    (start, stop), trace = estimated.details.steady_step, estimated.details.trace
+    phases = [p.phase for p in trace.phases if start <= p.start and p.stop <= stop]
+    assert phases.count("optimizer") == 6
+    assert phases[phases.index("optimizer") + 1] == "backward"
+
+
 def estimate_with(compute_loss, network=None, device="cpu"):
     return unet3d.estimate_step(
         lambda: loop(network or make_network(), compute_loss), device=device

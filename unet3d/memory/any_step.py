@@ -68,8 +68,6 @@ class StepEstimate:
 
     def __init__(self, details: MemoryEstimate, budget: int | None = None):
         self.details = details
-        if budget is None and details.trace.cuda and torch.cuda.is_available():
-            budget = get_available_bytes(torch.device("cuda"))
         self.budget = budget
 
     def __repr__(self) -> str:
@@ -94,17 +92,19 @@ class StepEstimate:
 
     def describe_fit(self) -> str:
         """Say in a sentence whether the step fits the budget, or what it takes."""
-        low, high = self.process
-        if self.budget is None:
+        (low, high), budget = self.process, self.budget
+        if budget is None and self.details.trace.cuda and torch.cuda.is_available():
+            budget = get_available_bytes(torch.device("cuda"))
+        if budget is None:
             takes = format_bytes(low) if low == high else f"{format_bytes(low)} of a GPU"
             return f"takes {takes}; give budget_gib to see whether it fits"
-        if high <= self.budget:
-            answer = f"yes, with {format_bytes(self.budget - high)} to spare"
-        elif low <= self.budget:
+        if high <= budget:
+            answer = f"yes, with {format_bytes(budget - high)} to spare"
+        elif low <= budget:
             answer = f"likely: it takes {format_bytes(low)} to {format_bytes(high)}"
         else:
             answer = f"no: it takes {format_bytes(low)}"
-        return f"fits {format_bytes(self.budget)}: {answer}"
+        return f"fits {format_bytes(budget)}: {answer}"
 
     def table(self) -> str:
         """Format the peak by phase and by kind of tensor."""

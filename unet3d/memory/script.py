@@ -107,7 +107,7 @@ class ScriptStep(Step):
 
         def after_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             trace.label(list(optimizer.state.values()), "optimizer state")
-            trace.begin_phase("forward")
+            trace.begin_phase(running[0] if running else "forward")
 
         with (
             replace(torch.autograd, "backward", follow),
@@ -183,6 +183,8 @@ def convert_fake(
         for parameter in self._parameters.values():
             if parameter is not None:
                 parameter.data = fn(parameter)
+                if parameter.grad is not None:
+                    parameter.grad = fn(parameter.grad)
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 self._buffers[name] = fn(buffer)
