@@ -344,6 +344,27 @@ def sparse_gradients():
     return loop(network, batch=make_tokens, optimizer=torch.optim.SGD(network.parameters(), 0.1))
 
 
+class Drawn(nn.Module):
+    """Reads numbers while it is made, as vision transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        widths = [int(x.item()) for x in torch.linspace(4, 8, 3)]
+        self.layers = nn.ModuleList(map(nn.Linear, [16, *widths], [*widths, 16]))
+        for layer in self.layers:
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return x
+
+
+@everyday
+def weights_that_are_drawn_in_a_range():
+    return loop(Drawn(), mean, make_features(16, 16))
+
+
 @everyday
 def token_inputs():
     return loop(Tokens(sparse=False), batch=make_tokens)

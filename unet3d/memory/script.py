@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from unet3d.errors import UsageError
 from unet3d.memory.estimate import MemoryEstimate, Step, trace_step
-from unet3d.memory.fake_tensors import enable_foreach, replace
+from unet3d.memory.fake_tensors import SmallRangeMode, enable_foreach, replace
 from unet3d.memory.trace import Trace
 from unet3d.types import HasRetention
 
@@ -32,7 +32,8 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
     """Build a step as a script does, and trace it."""
 
     def make_step() -> ScriptStep:
-        step = build()
+        with SmallRangeMode():
+            step = build()
         if not callable(step):
             raise UsageError(f"build must return a function that takes a step, got {step!r}")
         return ScriptStep(*find_fake(), step, cuda=cuda)
@@ -50,6 +51,7 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
         replace(torch, "compile", lambda original: skip_compile),
         replace(nn.Module, "compile", lambda original: skip_compile),
         replace(nn.Module, "_apply", lambda apply: convert_fake),
+        replace(nn.init, "_no_grad_trunc_normal_", lambda init: lambda x, *_, **__: x),  # reads x
         replace(torch.autocast, "__init__", use_cpu_autocast if cuda else lambda init: init),
     ):
         estimate = trace_step(make_step, cuda=cuda, validates=False)
