@@ -225,3 +225,33 @@ def format_stored(row: Row) -> str:
     if not row["keeps_input"]:
         return nbytes
     return "input" if nbytes == "0" else f"{nbytes} per output + input"
+
+
+def any_step() -> str:
+    """Compare estimates of everyday steps with real CPU steps, by who estimates."""
+    steps, lines = read_result("any-step-cpu")["steps"].values(), []
+    names = {"error": "`estimate_step`", "MemTracker": "torch's MemTracker, of a real step"}
+    names["formula"] = "weights, gradients and optimizer state"
+    for key, name in names.items():
+        off = [
+            100 * s[key] / s["measured"] for s in steps if isinstance(s.get(key), int) and s[key]
+        ]
+        failed = sum(not isinstance(s.get(key), int) for s in steps)
+        exact = len(steps) - len(off) - failed
+        spread = f"{min(off):+.1f}% to {max(off):+.1f}%" if off else ""
+        lines.append(f"{name} | {exact} | {len(off)} | {spread} | {failed}")
+    heads = f"of {len(steps)} everyday steps | exact: | off: | error: | fail:"
+    return make_table(heads, lines)
+
+
+def any_network() -> str:
+    """Compare estimates of a step of others' networks with real CPU steps, by package."""
+    rows, lines = read_result("any-step-cpu")["networks"], []
+    for package in dict.fromkeys(name.split()[0] for name in rows):
+        found = [row for name, row in rows.items() if name.split()[0] == package]
+        off = [100 * row["error"] / row["measured"] for row in found if row.get("error")]
+        exact = sum(row.get("error") == 0 for row in found)
+        spread = f"{min(off):+.1f}% to {max(off):+.1f}%" if off else ""
+        refused = sum("refused" in row for row in found)
+        lines.append(f"{package} | {exact} | {len(off)} | {spread} | {refused}")
+    return make_table(f"{len(rows)} networks of | exact: | off: | error: | refused:", lines)
