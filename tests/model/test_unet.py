@@ -53,7 +53,6 @@ def test_blocks_yields_every_level_twice_except_the_coarsest():
         ({"stochastic_depth": 1.0}, "stochastic_depth"),
         ({"stochastic_depth": 0.9}, "stochastic_depth"),
         ({"negative_slope": -0.2, "activation": "leaky_relu"}, "negative_slope"),
-        ({"channels": [4, 8], "depth": 5}, "channels"),
         ({"depth": 2.5}, "depth"),
         ({"width": 4.0}, "width"),
         ({"max_width": True}, "max_width"),

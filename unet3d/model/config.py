@@ -50,15 +50,11 @@ class NetworkConfig:
 
     def build(self) -> nn.Module:
         """Build the network once its sizes are known; refuse a pool= that it would ignore."""
-        model, given = self.model, self.model.arguments
-        if given.get("channels") is not None and "max_width" in given:
-            unused = ("depth", "width", "max_width")  # which a config of UNet3D also has
-            model = replace(model, arguments={k: v for k, v in given.items() if k not in unused})
-        if "pool" in inspect.signature(model.target).parameters:
-            return model(pool=self.pool())
+        if "pool" in inspect.signature(self.model.target).parameters:
+            return self.model(pool=self.pool())
         if self.pool_is_chosen:
             raise UsageError(f"model={self.name} does not use pool=: remove it")
-        return model()
+        return self.model()
 
 
 def parse_network_config(config: Config, composition: Composition) -> NetworkConfig:

@@ -365,11 +365,6 @@ def resolve_encoder_channels(
     """
     if depth < 2:
         raise UsageError(f"depth must be at least 2, got {depth}")
-    is_sized = depth not in (4, len(channels or [])) or (width, max_width) != (32, 320)
-    if channels is not None and is_sized:  # not by the defaults of UNet3D
-        raise UsageError(
-            "channels lists the channels of every level: remove depth, width and max_width"
-        )
     if channels is None and width > max_width:
         raise UsageError(f"width={width} is above max_width={max_width}: raise that, too")
     widths = [min(width * 2**i, max_width) for i in range(depth)] if channels is None else channels
