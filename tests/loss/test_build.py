@@ -143,3 +143,16 @@ class TrueLogit(nn.Module):
 def test_a_users_loss_may_take_the_class_of_each_voxel():
     logits, labels = torch.randn(2, 3, 4, 4, 4), torch.full((2, 4, 4, 4), 2)
     torch.testing.assert_close(AdaptedLoss(TrueLogit())(logits, labels), -logits[:, 2].mean())
+
+
+class Weighted(TrueLogit):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def test_a_users_loss_with_a_weight_that_no_optimizer_has_is_refused():
+    with pytest.raises(
+        UsageError, match=r"^Weighted has the weight scale, and only weights of the"
+    ):
+        build_loss(Factory("loss", {"_target_": f"{__name__}.Weighted"}))

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from unet3d.errors import UsageError
 from unet3d.metric.scores import compute_surface_scores, find_labels, score_case
 
 SPACING = (0.5, 1.0, 2.0)
@@ -24,6 +25,27 @@ def test_each_class_may_have_its_own_tolerance():
     settings = {"spacing_mm": (1, 1, 1), "classes": CLASSES}
     scores = score_case(prediction, reference, tolerance_mm={"a": 1.0, "b": 2.0}, **settings)
     assert (scores["a"]["surface_dice"], scores["b"]["surface_dice"]) == (0, 1)
+
+
+class Overwrite:
+    def __init__(self, name="overlap"):
+        self.scores, self.name = {"overlap": "voxels of both masks"}, name
+
+    def __call__(self, prediction, reference, spacing_mm):
+        prediction &= reference
+        reference[...] = False
+        return {self.name: float(prediction.sum())}
+
+
+def test_a_metric_that_changes_its_masks_changes_no_other_score():
+    prediction, reference = np.zeros((2, 12, 12, 12), np.uint8)
+    prediction[2:6, 2:6, 2:6], reference[3:7, 2:6, 2:6] = 1, 1
+    settings = {"spacing_mm": SPACING, "classes": CLASSES}
+    alone = score_case(prediction, reference, **settings)["a"]
+    both = score_case(prediction, reference, metrics=[Overwrite(), Overwrite()], **settings)["a"]
+    assert both == alone | {"overlap": 48}
+    with pytest.raises(UsageError, match="Overwrite returns 'overlpa', which its `scores` do not"):
+        score_case(prediction, reference, metrics=[Overwrite("overlpa")], **settings)
 
 
 def test_label_values_may_be_large():

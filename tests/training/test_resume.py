@@ -98,6 +98,20 @@ OFTEN = {"step": ["scheduler.step_size=2"], "warm_restarts": ["scheduler.T_0=2"]
 """Options of schedules that change nothing in a run of a few steps by default."""
 
 
+class Halve:
+    """Halves the rate with each step."""
+
+    def __call__(self, step):
+        return 0.5**step
+
+
+OF_THE_USER = [
+    *("scheduler=step", "scheduler._target_=torch.optim.lr_scheduler.LambdaLR"),
+    *("~scheduler.step_size", "~scheduler.gamma"),
+    "+scheduler.lr_lambda={_target_:tests.training.test_resume.Halve}",
+]
+
+
 def list_schedules():
     """Return the options of runs: run k takes optimizer k and schedule k, over and over."""
     factors = ["head_warmup=0.6", "lr_factors={encoder:0.1,encoder.0:0.5}"]
@@ -114,6 +128,7 @@ def list_schedules():
         # Every second epoch, and at the end of the run, within the fourth.
         ("on_train_batch_end", 9, ["trainer.check_val_every_n_epoch=2", "trainer.max_steps=10"]),
         ("on_validation_batch_end", 0, ["ema_decay=0.8", "model.norm=batch"]),
+        ("on_train_batch_end", 3, OF_THE_USER),
         *(("on_train_batch_end", 3, options) for options in list_schedules()),
     ],
     ids=str,

@@ -56,6 +56,12 @@ def build_loss(
             factory.target, factory.arguments, has_regions=regions is not None
         )
         loss = AdaptedLoss(factory(**chosen), regions)
+        if trained := [name for name, p in loss.named_parameters() if p.requires_grad]:
+            name = trained[0].removeprefix("loss.")
+            raise UsageError(
+                f"{factory.target.__name__} has the weight {name}, and only weights of the network "
+                "are trained: set requires_grad to False, or move it to the network"
+            )
     if unannotated_classes is None:
         return loss
     if factory.arguments.get("label_smoothing"):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from unet3d.errors import UsageError
+
 if TYPE_CHECKING:  # torch takes a second, which an evaluation of files does not need
     from torch import Tensor
 
@@ -94,8 +96,14 @@ def score_case(
             scores["dice"] = 2 * shared / (in_p + in_r)
             scores["iou"] = shared / (in_p + in_r - shared)
             scores["hd95_mm"], scores["surface_dice"] = diagonal, 0.0
-            for metric in metrics:
-                extra |= {score: float(v) for score, v in metric(p, r, spacing_mm).items()}
+            for metric in metrics:  # which may change its masks
+                found = metric(p.copy(), r.copy(), spacing_mm)
+                if unknown := [score for score in found if score not in extra]:
+                    raise UsageError(
+                        f"{type(metric).__name__} returns {unknown[0]!r}, which its `scores` do "
+                        f"not name: {', '.join(metric.scores)}"
+                    )
+                extra |= {score: float(value) for score, value in found.items()}
         if in_p and in_r:
             mm = tolerance_mm if isinstance(tolerance_mm, float | int) else tolerance_mm[name]
             scores["hd95_mm"], scores["surface_dice"] = compute_surface_scores(

@@ -60,7 +60,8 @@ class NetworkConfig:
 def parse_network_config(config: Config, composition: Composition) -> NetworkConfig:
     """Read the groups `model` and `pool`."""
     if composition.is_overridden("model.channels") and any(
-        composition.is_overridden(f"model.{key}") for key in ("depth", "width", "max_width")
+        composition.is_overridden(f"model.{key}") and key in config.model
+        for key in ("depth", "width", "max_width")
     ):
         raise UsageError(
             "model.channels lists the channels of every level: remove model.depth, model.width and "

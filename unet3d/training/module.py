@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from unet3d.checkpoint_file import FORMAT_VERSION
 from unet3d.cuda_graphs import CudaGraphs, GraphedPass
@@ -32,7 +32,7 @@ from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import gather_in_case_order
 from unet3d.training.loggers import get_metric, log_values
 from unet3d.training.nonfinite import NonFiniteGuard
-from unet3d.training.schedules import build_scheduler, get_rate
+from unet3d.training.schedules import FractionSchedule, build_scheduler, get_rate
 from unet3d.types import Sample, get_ignore_label
 
 
@@ -103,9 +103,8 @@ class SegmentationModule(LightningModule):
 
     def on_train_start(self) -> None:
         schedule = self.lr_schedulers()
-        if isinstance(schedule, LambdaLR):  # the limits of a resumed run may have changed
-            for group, rate in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
-                group["lr"] = rate * schedule.lr_lambdas[0](0)
+        if isinstance(schedule, FractionSchedule):
+            schedule.recompute()
 
     def on_train_batch_start(self, batch: Sample, batch_idx: int) -> None:
         log_values(self, {"train/lr": get_rate(self.trainer.optimizers[0])})

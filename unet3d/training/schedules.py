@@ -46,13 +46,24 @@ class Cosine(Constant):
         return super().__call__(done) * (1 + math.cos(math.pi * done)) / 2
 
 
+class FractionSchedule(LambdaLR):
+    """A schedule of unet3d, whose rate does not depend on the number of steps."""
+
+    def recompute(self) -> None:
+        """Set the rates again: the limits of a resumed run may have changed."""
+        for group, rate, factor in zip(
+            self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True
+        ):
+            group["lr"] = rate * factor(0)
+
+
 def build_scheduler(
     factory: Factory, optimizer: Optimizer, fraction_done: Callable[[], float]
 ) -> LRScheduler:
     """Build the scheduler of a schedule of unet3d, or one of torch."""
     if not issubclass(factory.target, LRScheduler):
         schedule = factory()
-        return LambdaLR(optimizer, lambda step: schedule(fraction_done()))
+        return FractionSchedule(optimizer, lambda step: schedule(fraction_done()))
     if "max_lr" in factory.arguments:  # OneCycleLR sets it for all groups alike
         peak = factory.arguments["max_lr"]
         rates = [peak * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
