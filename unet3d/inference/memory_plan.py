@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from math import prod
 
+from unet3d.errors import DoesNotFitError
 from unet3d.inference.heads import MAX_LOGITS
 from unet3d.inference.window_grid import Span, WindowGrid, compute_window_starts
+from unet3d.text import format_bytes
 from unet3d.types import Triple
 
 FLOAT32_BYTES = 4
@@ -172,3 +174,29 @@ def _estimate_temporaries(volume: VolumeToSegment, window_grid: WindowGrid) -> i
     if volume.features:
         row += 3 * MAX_LOGITS  # logits, their probabilities, and what a decision takes
     return FLOAT32_BYTES * max(window_grid.batch_size * window + 2 * part, row)
+
+
+def check_plan(plan: InferencePlan, budget: Budget, ram_advice: str) -> None:
+    """Refuse a plan that needs more than there is."""
+    if plan.gpu_bytes > (budget.gpu_bytes or 0):
+        raise DoesNotFitError(
+            f"its windows need {format_bytes(plan.gpu_bytes)} on the GPU, "
+            f"{format_bytes(budget.gpu_bytes or 0)} are free: close other programs on the GPU, "
+            "or predict with batch_size=1, precision=bf16 or device=cpu"
+        )
+    if plan.ram_bytes > budget.ram_bytes:
+        raise DoesNotFitError(
+            f"needs at least {describe_cost(plan)}; {format_bytes(budget.ram_bytes)} are "
+            f"available: {ram_advice}"
+        )
+
+
+def describe_cost(plan: InferencePlan) -> str:
+    """Describe the memory that a plan takes, and what it does to take less."""
+    cost = f"{format_bytes(plan.ram_bytes)} of RAM"
+    if plan.gpu_bytes:
+        cost = f"{format_bytes(plan.gpu_bytes)} on the GPU, {cost}"
+        cost += " (logits are summed in RAM)" if plan.sums_in_ram else ""
+    if len(plan.slabs) > 1:
+        cost += f", in {len(plan.slabs)} slabs"
+    return cost

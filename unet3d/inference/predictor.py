@@ -29,7 +29,14 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
 from unet3d.inference.ensemble import Ensemble
 from unet3d.inference.heads import split_heads
-from unet3d.inference.memory_plan import Budget, InferencePlan, VolumeToSegment, choose_plan
+from unet3d.inference.memory_plan import (
+    Budget,
+    InferencePlan,
+    VolumeToSegment,
+    check_plan,
+    choose_plan,
+    describe_cost,
+)
 from unet3d.inference.networks import measure_window_memory, open_network, record_networks
 from unet3d.inference.sliding_window import (
     BackgroundDetector,
@@ -245,7 +252,7 @@ class Predictor:
             ),
             budget,
         )
-        self._check_budget(plan, budget)
+        check_plan(plan, budget, self._ram_advice)
         max_ram = plan.ram_bytes
         if task is not None and not is_stored:
             max_ram = max(max_ram, self.estimate_reading(task))
@@ -382,20 +389,6 @@ class Predictor:
         )
         return labels.finish
 
-    def _check_budget(self, plan: InferencePlan, budget: Budget) -> None:
-        """Refuse a plan that needs more than there is."""
-        if plan.gpu_bytes > (budget.gpu_bytes or 0):
-            raise DoesNotFitError(
-                f"its windows need {format_bytes(plan.gpu_bytes)} on the GPU, "
-                f"{format_bytes(budget.gpu_bytes or 0)} are free: close other programs on the GPU, "
-                "or predict with batch_size=1, precision=bf16 or device=cpu"
-            )
-        if plan.ram_bytes > budget.ram_bytes:
-            raise DoesNotFitError(
-                f"needs at least {describe_cost(plan)}; {format_bytes(budget.ram_bytes)} are "
-                f"available: {self._ram_advice}"
-            )
-
     @property
     def label_bytes(self) -> int:
         """Return the bytes of a voxel's label, in memory and as it is written."""
@@ -417,14 +410,3 @@ class Predictor:
 
     def _get_free_gpu_bytes(self) -> int:
         return get_free_bytes(self.device) if self.device.type == "cuda" else 0
-
-
-def describe_cost(plan: InferencePlan) -> str:
-    """Describe the memory that a plan takes, and what it does to take less."""
-    cost = f"{format_bytes(plan.ram_bytes)} of RAM"
-    if plan.gpu_bytes:
-        cost = f"{format_bytes(plan.gpu_bytes)} on the GPU, {cost}"
-        cost += " (logits are summed in RAM)" if plan.sums_in_ram else ""
-    if len(plan.slabs) > 1:
-        cost += f", in {len(plan.slabs)} slabs"
-    return cost
