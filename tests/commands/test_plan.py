@@ -51,6 +51,14 @@ def test_a_constant_nonzero_border_is_planned_as_background(tmp_path, monkeypatc
     assert experiment(tmp_path)["data"]["background"] == 0
 
 
+def test_values_are_written_as_the_command_line_reads_them(plan, tmp_path):
+    words = ["lr_factors={encoder:0.1,heads:2}", "data.label_values={no:0,on:1,tail:2}"]
+    assert plan(*words, "budget_gib=4") == 0
+    planned = experiment(tmp_path)
+    assert planned["lr_factors"] == {"encoder": 0.1, "heads": 2}
+    assert planned["data"]["label_values"] == {"no": 0, "on": 1, "tail": 2}
+
+
 def test_axes_along_which_classes_are_ordered_are_not_flipped(tmp_path, monkeypatch, capsys):
     write_nnunet(tmp_path / "data", 20)
     for n, file in enumerate(sorted((tmp_path / "data" / "labelsTr").iterdir())):

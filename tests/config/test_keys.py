@@ -3,8 +3,13 @@
 import pytest
 
 from tests.config.helpers.configs import with_values
-from unet3d.config.compose import Composition, compose_config
-from unet3d.config.keys import check_config, collect_keys, find_option_with
+from unet3d.config.compose import Composition, compose_config, to_yaml_literal
+from unet3d.config.keys import (
+    check_config,
+    collect_keys,
+    compose_api_config,
+    find_option_with,
+)
 from unet3d.errors import UsageError
 
 
@@ -63,3 +68,16 @@ def test_a_command_that_reads_no_dataset_needs_no_data_root():
 def test_the_option_that_has_a_key_is_found():
     assert find_option_with("callbacks.early_stopping.patience") == "callbacks=early_stopping"
     assert find_option_with("seed") is None
+
+
+@pytest.mark.parametrize("regions", [{"right": [2, 3], "lesion": [3]}, {"new": [1, 2, 3]}])
+def test_a_mapping_replaces_that_of_a_file(tmp_path, monkeypatch, regions):
+    (tmp_path / "conf" / "data").mkdir(parents=True)
+    text = "defaults: [synthetic, _self_]\nregions: {all: [1, 2, 3], right: [2, 3], lesion: [3]}\n"
+    (tmp_path / "conf" / "data" / "mine.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    given = to_yaml_literal(regions)
+    composed = compose_api_config("train", ["data=mine", f"data.regions={given}"])
+    assert composed.config.data.regions == regions
+    composed = compose_api_config("train", ["lr_factors={encoder:0.1}"])
+    assert composed.config.lr_factors == {"encoder": 0.1}

@@ -12,6 +12,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 
 from unet3d.config.names import EARLIER_KEYS, rename_keys, rename_option
@@ -27,6 +28,9 @@ PATH_KEYS = (
     *("images", "root", "url", "md5", "task", "figure", "report", "image", "group_by"),
 )
 """Keys whose values are paths or patterns: spaces, commas, `=` and parentheses are allowed."""
+
+MAPPING_KEYS = ("data.regions", "data.label_values", "data.annotated", "lr_factors")
+"""Keys whose value may be a mapping of names that the user chooses."""
 
 HOME = re.compile(r"(^|[\[,:'\"])~(?=/|$)")
 """The `~` of a path, or of a path in a list: shells leave it after `=`, and Hydra refuses it."""
@@ -236,6 +240,26 @@ def quote_override(override: str, *, sweep: bool) -> str:
     if value[0] + value[-1] in ("{}", "[]") or (sweep and "," in value):
         return override
     return f"{key}={quote(value)}"
+
+
+def replace_mapping(override: str) -> list[str]:
+    """Let a mapping replace that of a file, which Hydra would merge it with.
+
+    >>> replace_mapping("data.regions={core:[2]}"), replace_mapping("data.regions=null")
+    (['data.regions=null', '++data.regions={core:[2]}'], ['data.regions=null'])
+    """
+    key, _, value = override.partition("=")
+    is_replaced = key in MAPPING_KEYS and value.startswith("{")
+    return [f"{key}=null", f"++{override}"] if is_replaced else [override]
+
+
+def parse_value(text: str) -> Any:
+    """Return the value of an override, as Hydra reads it.
+
+    >>> parse_value("{left:1}"), parse_value("'a, b'"), parse_value("[no,1e-3]")
+    ({'left': 1}, 'a, b', ['no', 0.001])
+    """
+    return OverridesParser.create().parse_override(f"key={text}").value()
 
 
 def quote(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from unet3d.config.compose import Composition
+from unet3d.config.compose import Composition, parse_value
 from unet3d.data.augmentation.transforms import get_thin_axes
 from unet3d.data.layouts.splits import NUM_FOLDS
 from unet3d.data.preprocessing.channels import AUTO, describe_axes
@@ -207,11 +207,11 @@ def render_experiment(
     values: dict[str, Any] = {"data": data, "trainer": {**limit, "check_val_every_n_epoch": epochs}}
     if flip_axes is not None:
         values["augmentation"] = {"flip_axes": flip_axes}
-    typed = (o.lstrip("+").partition("=") for o in composition.overrides)
+    typed = (o.lstrip("+").partition("=") for o in composition.overrides if o[0] != "~")
     given = {key: value for key, _, value in typed if key not in COMMAND_KEYS}
     planned = {**recipe, **plan.model, **plan.strategy, "precision": yaml.safe_load(precision)}
     options = dict(composition.choices)
-    for key, value in (planned | {k: yaml.safe_load(v) for k, v in given.items()}).items():
+    for key, value in (planned | {k: parse_value(v) for k, v in given.items()}).items():
         if key in GROUPS:
             options[key] = given.get(key, value)
         elif not key.startswith("hydra"):

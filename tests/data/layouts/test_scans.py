@@ -52,6 +52,13 @@ def test_a_single_file_brings_the_other_channels_of_its_scan(folder):
     assert get_names(find_scans(root / "b_0000.nii", ["T1"])) == {"b": ["b_0000.nii"]}
 
 
+def test_a_single_file_may_lie_beside_files_of_the_same_name(folder):
+    root = folder("a_0000.nii", "a_0001.nii", "b.nii", "b.nrrd", "whole.nii")
+    assert get_names(find_scans(root / "whole.nii", ["T1", "T2"])) == {"whole": ["whole.nii"]}
+    found = get_names(find_scans(root / "a_0001.nii", ["T1", "T2"]))
+    assert found == {"a": ["a_0000.nii", "a_0001.nii"]}
+
+
 @pytest.mark.parametrize(
     ("files", "source", "message"),
     [

@@ -161,6 +161,7 @@ DAYS = "2021-03-01 2021-03-15 2021-04-02 2022-01-09".split()
         (make_names("subj{:02d}{}", (1, 2), ["bl1", "bl2", "tp3"]), 2),
         (make_names("{}_{}", "ABC", ["pre", "post"]), 3),
         (make_names("OAS{}_MR_d{:04d}", range(30001, 30004), [129, 757]), 3),
+        (make_names("sub{:02d}_{}", (1, 2, 3), ["base", "fu1"]), 3),
         (make_names("s1_{:02d}_ses{}", range(9), (1, 2)), 9),  # of one scanner
         (make_names("center{}_{}", (1, 2), ["01_t1", "01_t2", "02_t1", "03_t1"]), 6),
     ],

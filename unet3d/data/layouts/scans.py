@@ -59,7 +59,10 @@ def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
         raise UsageError(f"{source} must be a folder of scans, or end in {SUFFIX_LIST}{advice}")
     if len(channels) == 1:
         return group_channels([source], 1)
-    scans = group_channels(list_volumes(source.parent), len(channels))
+    named = NUMBERED.fullmatch(split_suffix(source)[0])
+    others = list_volumes(source.parent) if named else []
+    same = [o for o in others if split_suffix(o)[0].rpartition("_")[0] == (named and named[1])]
+    scans = group_channels(same or [source], len(channels))
     return [scan for scan in scans if source in scan.files]
 
 

@@ -20,7 +20,7 @@ SEED = 12345
 Fold = tuple[set[str], set[str]]  # the names of the training and the validation cases
 
 VISIT_WORDS = (
-    "visit|v|timepoint|time|tp|t|session|ses|baseline|bl|followup|fu|"
+    "visit|v|timepoint|time|tp|t|session|ses|baseline|base|bl|followup|fu|"
     "day|d|week|month|m|year|pre|post"
 )
 SCAN_WORDS = "frame|phase|scan|mri|mr|ct|exam|study|acq|run|left|right|l|r|a|b"
