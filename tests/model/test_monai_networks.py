@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from monai.networks.nets.mednext import create_mednext
 
 from tests.config.helpers.configs import SHRUNK
 from unet3d.checkpointing.offload import OffloadActivations
@@ -73,6 +74,19 @@ def test_blocks_hold_most_parameters_of_a_network_and_its_heads_are_found(compos
     inside = sum(p.numel() for block in blocks for p in block.parameters())
     assert inside > 0.5 * sum(p.numel() for p in model.parameters())
     assert find_head_names(model.eval(), torch.zeros(1, 1, *settings.data.patch_size), 4)
+
+
+@pytest.mark.parametrize("kernel_size", [3, 5])
+@pytest.mark.parametrize("variant", "sbml")
+def test_mednext_has_the_layers_of_the_published_variant(composed, variant, kernel_size):
+    words = f"model=mednext_{variant}", f"model.kernel_size={kernel_size}"
+    sizes = {"in_channels": 1, "out_channels": 4, "kernel_size": kernel_size}
+    with torch.device("meta"):
+        ours = build_network(composed(*words).step)
+        published = create_mednext(variant, **sizes)
+    assert str(ours) == str(published)
+    adds = [[getattr(m, "do_res", None) for m in net.modules()] for net in (ours, published)]
+    assert adds[0] == adds[1]
 
 
 def test_a_patch_that_a_network_cannot_take_is_named(composed, tmp_path):

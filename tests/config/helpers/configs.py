@@ -43,7 +43,10 @@ SHRUNK = {
         *("model.norm_name=batch", "data.patch_size=[32,32,32]"),
     ],
     "basic_unet": ["model.features=[4,4,8,8,8,4]", "data.patch_size=[32,32,32]"],
-    "mednext": ["model.init_filters=4", "data.patch_size=[32,32,32]"],
+    **{
+        f"mednext{variant}": ["model.init_filters=4", "data.patch_size=[32,32,32]"]
+        for variant in ("", "_s", "_b", "_m", "_l")
+    },
 }
 """Overrides by network that keep its shape and make it narrow enough for a test."""
 
