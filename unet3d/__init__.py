@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from unet3d.evaluation.evaluate import EvaluationResult as EvaluationResult
     from unet3d.memory.any_network import estimate_memory as estimate_memory
     from unet3d.memory.any_step import estimate_step as estimate_step
+    from unet3d.model.depthwise import use_fast_depthwise as use_fast_depthwise
     from unet3d.model.unet import UNet3D as UNet3D
     from unet3d.pool.approx_median import ApproxMedianPool3d as ApproxMedianPool3d
     from unet3d.pool.avg import AvgPool3d as AvgPool3d
@@ -35,6 +36,7 @@ _MODULES = {
     "load": "unet3d.segmenter",
     "replace_pooling": "unet3d.pool.replace",
     "train": "unet3d.api",
+    "use_fast_depthwise": "unet3d.model.depthwise",
 }
 
 __all__ = [*_MODULES]

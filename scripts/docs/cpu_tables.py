@@ -54,6 +54,17 @@ def step_times() -> str:
     return make_table(" | " + " | ".join(titles.values()), lines)
 
 
+def depthwise() -> str:
+    """Compare the times of depthwise convolutions and of MedNeXt with torch's."""
+    rows, lines = read_result("cpu-depthwise")["rows"], []
+    for name, row in rows.items():
+        title, _, precision = name.rpartition(", ")
+        if precision == "float32":
+            half = rows[f"{title}, bfloat16"]
+            lines.append(f"{title} | {row['ratio']:.1f}x | {half['ratio']:.1f}x")
+    return make_table("channels-last maps | float32 | bfloat16", lines)
+
+
 def classes() -> str:
     """Compare the memory of a step by the number of classes."""
     peaks = read_result("cpu-classes")["peak_mib"]

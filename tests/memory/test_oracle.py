@@ -73,7 +73,10 @@ OTHER_OPTIONS = [
 RESIDUAL = (*SHRUNK["dynunet"], "model=dynunet", "+model.res_block=true")
 CASES = [*EVERY_OPTION, *((*NARROW, *words) for words in OTHER_OPTIONS), RESIDUAL]
 
-OTHER_KERNELS = ("model=basic_unet", "model=unetr", "model=swin_unetr", "data.annotated=")
+OTHER_KERNELS = (
+    *("model=basic_unet", "model=mednext", "model=unetr", "model=swin_unetr"),
+    "data.annotated=",
+)
 """Cases whose convolutions, norms or logsumexp allocate more on a CPU, off the peak."""
 
 

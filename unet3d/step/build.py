@@ -10,6 +10,7 @@ from unet3d.config.instantiate import Factory
 from unet3d.data.dataset import build_layout, get_network_sizes, resolve_dataset
 from unet3d.errors import UsageError
 from unet3d.machine import Precision
+from unet3d.model.depthwise import use_fast_depthwise
 from unet3d.model.weights import freeze_parts
 from unet3d.step.config import StepConfig
 from unet3d.types import HasHeads
@@ -46,6 +47,7 @@ def build_network(step: StepConfig) -> nn.Module:
         if given != size:
             raise UsageError(f"model.{name} must be {size}, as data says, got {given!r}")
     network = bound.build()
+    use_fast_depthwise(network)
     freeze_parts(network, step.freeze)
     return network
 
