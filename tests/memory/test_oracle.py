@@ -71,7 +71,8 @@ OTHER_OPTIONS = [
     ("data.annotated={*1:[ball],*2:[tube,box]}",),
 ]
 RESIDUAL = (*SHRUNK["dynunet"], "model=dynunet", "+model.res_block=true")
-CASES = [*EVERY_OPTION, *((*NARROW, *words) for words in OTHER_OPTIONS), RESIDUAL]
+MEDNEXT = [("model=mednext", f"checkpointing={s}", *SHRUNK["mednext"]) for s in ("fused", "lean")]
+CASES = [*EVERY_OPTION, *((*NARROW, *words) for words in OTHER_OPTIONS), RESIDUAL, *MEDNEXT]
 
 OTHER_KERNELS = (
     *("model=basic_unet", "model=mednext", "model=unetr", "model=swin_unetr"),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from unet3d.checkpointing.mednext import fuse_mednext
 from unet3d.errors import UsageError
 from unet3d.text import MIB
 from unet3d.types import INNER_POLICIES, LAST_POLICIES, HasRetention, Retention
@@ -54,7 +55,7 @@ class PerLevelStrategy:
         """Set the network's retention; parameters, buffers and their names do not change."""
         if isinstance(model, HasRetention):
             model.retention = self.retention
-        elif not self.allow_plain:
+        elif not fuse_mednext(model, self.retention) and not self.allow_plain:
             raise UsageError(
                 f"{type(model).__name__} has no fused blocks: use checkpointing=blocks or none"
             )

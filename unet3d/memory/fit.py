@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from unet3d.checkpointing.mednext import is_mednext_block
 from unet3d.checkpointing.recompute import find_blocks
 from unet3d.config.compose import format_overrides
 from unet3d.config.fields import number, word_or
@@ -69,6 +70,8 @@ def list_strategies(config: StepConfig) -> tuple[str, ...]:
         model = build_network(config)
     if isinstance(model, HasRetention):
         return FUSED_STRATEGIES
+    if any(map(is_mednext_block, model.modules())):
+        return "none", "fused", "lean"
     return ("none", "blocks") if find_blocks(model) else ("none",)
 
 

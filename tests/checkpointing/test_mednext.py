@@ -1,0 +1,102 @@
+"""MedNeXt's blocks that store their input: equal to MONAI's, by tile and by kind of block."""
+
+import pytest
+import torch
+from monai.networks.nets.mednext import create_mednext
+
+from tests.config.helpers.configs import SHRUNK
+from unet3d.checkpointing.mednext import is_mednext_block
+from unet3d.checkpointing.per_level import PerLevelStrategy, PlainModules
+from unet3d.loss.overlap import DiceCE
+from unet3d.memory.fit import list_strategies
+from unet3d.step.build import build_network
+
+LEAN = PerLevelStrategy(encoder_last=["recompute_tiled", "store"], tile_mib=0.01)
+STRATEGIES = {"fused": PerLevelStrategy(), "tiles": PerLevelStrategy(tile_mib=0.01), "lean": LEAN}
+
+
+def build_float64(composed, *words):
+    """Return a MedNeXt in training with norms that are not the identity."""
+    torch.manual_seed(0)
+    network = build_network(composed("model=mednext", *SHRUNK["mednext"], *words).step).double()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return network.train()
+
+
+def train_two_steps(network):
+    optimizer, results = torch.optim.SGD(network.parameters(), 0.05), []
+    for step in range(2):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(2, 1, 32, 32, 32, generator=generator, dtype=torch.float64)
+        labels = torch.randint(0, 4, (2, 32, 32, 32), generator=generator, dtype=torch.uint8)
+        optimizer.zero_grad()
+        loss = DiceCE()(network(x), labels)
+        loss.backward()
+        results += [loss.detach(), *(p.grad.clone() for p in network.parameters())]
+        optimizer.step()
+    return [*results, *network.state_dict().values()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel_size", [3, 5])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_steps_have_the_loss_and_the_gradients_of_plain_modules(
+    composed, strategy, kernel_size
+):
+    words = f"model.kernel_size={kernel_size}", "model.deep_supervision=true"
+    plain, fused = (build_float64(composed, *words) for _ in range(2))
+    PlainModules().apply(plain)
+    STRATEGIES[strategy].apply(fused)
+    for got, expected in zip(train_two_steps(fused), train_two_steps(plain), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_a_block_saves_its_input_and_what_is_small(composed):
+    network = build_float64(composed)
+    STRATEGIES["fused"].apply(network)
+    block = network.enc_stages[0][0]
+    saved, x = [], torch.randn(1, 4, 16, 16, 16, dtype=torch.float64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        block(x)
+    assert [t.data_ptr() for t in saved if t.numel() >= x.numel()] == [x.data_ptr()]
+
+
+def test_a_network_without_residual_connections_and_frozen_weights_keep_their_gradients(composed):
+    word = "model.use_residual_connection=false"
+    networks = [build_float64(composed, word) for _ in range(2)]
+    STRATEGIES["tiles"].apply(networks[1])
+    gradients = []
+    for network in networks:
+        network.enc_stages.requires_grad_(False)
+        network(torch.ones(1, 1, 32, 32, 32, dtype=torch.float64)).pow(2).mean().backward()
+        gradients.append([p.grad for p in network.parameters()])
+    for expected, got in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_mixed_precision_computes_in_half_and_keeps_gradients_in_full(composed):
+    network = build_float64(composed).float()
+    STRATEGIES["fused"].apply(network)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = network(torch.randn(1, 1, 32, 32, 32))
+    logits.float().pow(2).mean().backward()
+    assert logits.dtype == torch.bfloat16
+    assert {p.grad.dtype for p in network.parameters()} == {torch.float32}
+
+
+def test_weights_of_monai_load_and_names_stay(composed):
+    network = build_network(composed("model=mednext_s").step)
+    PerLevelStrategy().apply(network)
+    network.load_state_dict(create_mednext("S", out_channels=4).state_dict())
+
+
+def test_other_blocks_stay_as_they_are():
+    layers = create_mednext("S"), create_mednext("S", spatial_dims=2)
+    assert [any(map(is_mednext_block, network.modules())) for network in layers] == [True, False]
+    layers[0].enc_stages[0][0].global_resp_norm = True
+    assert not is_mednext_block(layers[0].enc_stages[0][0])
+
+
+def test_auto_has_strategies_for_it(composed):
+    assert list_strategies(composed("model=mednext").step) == ("none", "fused", "lean")

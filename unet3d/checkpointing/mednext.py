@@ -1,0 +1,169 @@
+"""Blocks of MONAI's MedNeXt that store only their input, as the fused blocks of a UNet3D do.
+
+A block is a depthwise convolution, a norm by channel, and two convolutions of single voxels around
+a GELU. The first is 1 % of the FLOPs, so backward repeats it. The hidden map, two to eight times as
+wide as the input, exists in tiles only, in forward and in backward.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from unet3d.checkpointing.recompute import checkpoint_block
+from unet3d.custom_ops import is_transformed
+from unet3d.types import Retention
+
+BLOCKS = ("MedNeXtBlock", "MedNeXtDownBlock", "MedNeXtUpBlock")
+"""Classes of MONAI 1.6.1; forward reads their attributes."""
+SPACE = (2, 3, 4)
+TILE_BYTES = 64 * 2**20
+"""Size of a tile of the hidden map: larger ones save launches, not time."""
+
+
+def fuse_mednext(model: Any, retention: Retention) -> bool:
+    """Replace the forward of all MedNeXt blocks, if there are any; names of parameters stay.
+
+    Where the last output of the first encoder level is not stored, both stages of full resolution
+    store their input only.
+    """
+    tile_bytes = retention.tile_bytes or TILE_BYTES
+    blocks: list[Any] = [module for module in model.modules() if is_mednext_block(module)]
+    for block in blocks:
+        block.forward = partial(run_block, type(block).forward, block, tile_bytes)
+    recomputes = retention.get_level("encoder", 0).last != "store"
+    if recomputes and blocks and hasattr(model, "enc_stages"):
+        for stage in (model.enc_stages[0], model.dec_stages[-1]):
+            stage.forward = partial(checkpoint_block, type(stage).forward, stage)
+    return bool(blocks)
+
+
+def is_mednext_block(module: Any) -> bool:
+    """Return whether a module is a block in 3D with a norm by channel, as published."""
+    return (
+        type(module).__module__.startswith("monai.")
+        and type(module).__name__ in BLOCKS
+        and isinstance(module.norm, nn.GroupNorm)
+        and module.norm.num_groups == module.norm.num_channels
+        and module.dim == "3d"
+        and not module.global_resp_norm
+    )
+
+
+def run_block(forward: Any, block: Any, tile_bytes: int, x: Tensor) -> Tensor:
+    """Run a block of any of the three kinds; `forward` is MONAI's, for compilers and transforms."""
+    if torch.compiler.is_compiling() or is_transformed():
+        return forward(block, x)
+    parts = block.conv1, block.norm, block.conv2, block.conv3
+    y = StoreInput.apply(x, block, tile_bytes, *(p for part in parts for p in part.parameters()))
+    if block.do_res:
+        return x + y
+    if getattr(block, "resample_do_res", False):
+        y = y + block.res_conv(x)
+    return F.pad(y, (1, 0) * 3) if isinstance(block.conv1, nn.ConvTranspose3d) else y
+
+
+class StoreInput(torch.autograd.Function):
+    """A block without its residual connection."""
+
+    @staticmethod
+    def forward(ctx, x, block, tile_bytes, *parameters):
+        kind = x.device.type
+        ctx.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        y = block.conv1(x).contiguous(memory_format=torch.channels_last_3d)
+        with torch.autocast(kind, enabled=False):
+            tiles = list(split(y, block, tile_bytes))
+            mean, rstd = compute_statistics(y, block.norm.eps, tiles)
+            w1, b1, w2, b2 = cast_tail(parameters[4:], y.dtype)
+            shape = len(y), len(w2), *y.shape[2:]
+            out = torch.empty(
+                shape, dtype=y.dtype, device=y.device, memory_format=torch.channels_last_3d
+            )
+            for tile in tiles:
+                normalized = normalize(y[:, :, tile], mean, rstd, *parameters[2:4])
+                part = F.linear(F.gelu(F.linear(normalized, w1, b1)), w2, b2)
+                out[:, :, tile] = part.movedim(-1, 1)
+        ctx.save_for_backward(x, mean, rstd, *parameters)
+        ctx.block, ctx.tile_bytes = block, tile_bytes
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        x, mean, rstd, *parameters = ctx.saved_tensors
+        gamma, beta, *tail = parameters[2:]
+        enabled = ctx.autocast is not None
+        with torch.enable_grad(), torch.autocast(x.device.type, ctx.autocast, enabled=enabled):
+            x = x.detach().requires_grad_(ctx.needs_input_grad[0])
+            convolved = ctx.block.conv1(x)
+        y = convolved.detach().contiguous(memory_format=torch.channels_last_3d)
+        w1, b1, w2, _ = cast_tail(tail, y.dtype)
+        sums = [torch.zeros_like(p, dtype=mean.dtype) for p in tail]
+        grad = torch.empty_like(y)  # of the norm's output, then of its input
+        to_beta, to_gamma = torch.zeros_like(mean), torch.zeros_like(mean)
+        tiles = list(split(y, ctx.block, ctx.tile_bytes // 3))
+        for tile in tiles:
+            normalized = normalize(y[:, :, tile], mean, rstd, gamma, beta)
+            hidden = F.linear(normalized, w1, b1)
+            upper = g[:, :, tile].movedim(1, -1).to(y.dtype)
+            sums[2] += multiply(upper, F.gelu(hidden)).view_as(sums[2])
+            sums[3] += upper.sum((0, 1, 2, 3), dtype=mean.dtype)
+            hidden = torch.ops.aten.gelu_backward(upper @ w2, hidden)
+            sums[0] += multiply(hidden, normalized).view_as(sums[0])
+            sums[1] += hidden.sum((0, 1, 2, 3), dtype=mean.dtype)
+            del normalized
+            part = (hidden @ w1).movedim(-1, 1)
+            del hidden
+            grad[:, :, tile] = part
+            to_beta += part.sum(SPACE, keepdim=True, dtype=mean.dtype)
+            to_gamma += (part * (y[:, :, tile] - mean)).mul_(rstd).sum(SPACE, keepdim=True)
+        scale, count = rstd * gamma.view(-1, 1, 1, 1), y[0, 0].numel()
+        for tile in tiles:
+            centered = (y[:, :, tile] - mean) * (rstd * to_gamma / count)
+            grad[:, :, tile] = (grad[:, :, tile] - to_beta / count - centered) * scale
+        del y
+        inputs = [t for t in (x, *parameters[:2]) if t.requires_grad]
+        found = torch.autograd.grad(convolved, inputs, grad) if inputs else ()
+        gradients = dict(zip(inputs, found, strict=True))
+        to_norm = (total.sum(0).flatten() for total in (to_gamma, to_beta))
+        sums = [*to_norm, *sums]
+        rest = [total.to(p.dtype) for total, p in zip(sums, parameters[2:], strict=True)]
+        return gradients.get(x), None, None, *map(gradients.get, parameters[:2]), *rest
+
+
+def split(y: Tensor, block: Any, tile_bytes: int) -> Iterator[slice]:
+    """Yield the rows of each tile, whose hidden map has this size."""
+    rows = tile_bytes // (y[:, 0, 0].numel() * block.conv2.out_channels * y.itemsize)
+    for start in range(0, y.shape[2], max(1, rows)):
+        yield slice(start, min(start + max(1, rows), y.shape[2]))
+
+
+def compute_statistics(y: Tensor, eps: float, tiles: list[slice]) -> tuple[Tensor, Tensor]:
+    """Return mean and 1 / deviation (B, C, 1, 1, 1) of each channel, in at least float32."""
+    dtype, count = torch.promote_types(y.dtype, torch.float32), y[0, 0].numel()
+    mean = y.sum(SPACE, keepdim=True, dtype=dtype) / count
+    squares = torch.zeros_like(mean)
+    for tile in tiles:
+        squares += (y[:, :, tile] - mean).square_().sum(SPACE, keepdim=True)
+    return mean, (squares / count + eps).rsqrt()
+
+
+def normalize(y: Tensor, mean: Tensor, rstd: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+    """Return the norm's output (B, D, H, W, C), of the dtype of y."""
+    scale = rstd * gamma.view(-1, 1, 1, 1)
+    shift = beta.view(-1, 1, 1, 1) - mean * scale
+    return (y * scale).add_(shift).to(y.dtype).movedim(1, -1)
+
+
+def cast_tail(parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return weights as matrices, and biases, of both convolutions of single voxels."""
+    return [p.to(dtype).flatten(1) if p.dim() > 1 else p.to(dtype) for p in parameters]
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Return the sum over all voxels of the products of channels."""
+    return a.flatten(0, -2).T @ b.flatten(0, -2)
