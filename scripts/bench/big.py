@@ -27,7 +27,8 @@ def query(words: str) -> list[dict[str, Any]]:
         code = run_command([*words.split(), "format=json", f"output={output}"])
         if code:
             sys.exit(code)
-        rows = json.loads(output.read_text())
+        content = json.loads(output.read_text())
+        rows = content if isinstance(content, list) else [content]
         return [{key: row[key] for key in FIELDS if key in row} for row in rows]
 
 

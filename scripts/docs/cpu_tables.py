@@ -65,6 +65,19 @@ def depthwise() -> str:
     return make_table("channels-last maps | float32 | bfloat16", lines)
 
 
+def mednext() -> str:
+    """Compare the memory of MedNeXt L and the time of MedNeXt S on a CPU by strategy."""
+    report, lines = read_result("cpu-mednext"), []
+    for name, row in report["memory"].items():
+        sizes = [format_gib(row[f"peak_{kind}_bytes"], 1) for kind in ("allocated", "reserved")]
+        step = report["steps"].get(name)
+        time = "" if step is None else f"{step['ratio']:.2f}x"
+        lines.append(" | ".join([f"`{name}`", *sizes, time]))
+    size = report["size"]
+    heads = f"MedNeXt S at 2 x {size}^3 on a CPU, of MONAI's time"
+    return make_table(f"`checkpointing=` | allocated | reserved | {heads}", lines)
+
+
 def classes() -> str:
     """Compare the memory of a step by the number of classes."""
     peaks = read_result("cpu-classes")["peak_mib"]

@@ -59,7 +59,8 @@ def run_block(forward: Any, block: Any, tile_bytes: int, x: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or is_transformed():
         return forward(block, x)
     parts = block.conv1, block.norm, block.conv2, block.conv3
-    y = StoreInput.apply(x, block, tile_bytes, *(p for part in parts for p in part.parameters()))
+    weights = (weight for part in parts for weight in (part.weight, part.bias))
+    y = StoreInput.apply(x, block, tile_bytes, *weights)
     if block.do_res:
         return x + y
     if getattr(block, "resample_do_res", False):
