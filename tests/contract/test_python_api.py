@@ -32,6 +32,7 @@ KEYWORDS = {
     "keep_largest_component allow_targets backend skip_background flip_axes",
     "replace_pooling": "model pool",
     "train": "overrides folder config_dir log",
+    "use_fast_depthwise": "network",
 }
 METHODS = {
     "predict": "self image spacing_mm affine",

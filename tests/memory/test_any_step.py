@@ -559,9 +559,10 @@ def test_recurrent_layers_are_said_to_keep_more():
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
 def test_a_step_of_several_processes_is_refused_with_the_reason(wrap):
     from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     make = nn.parallel.DistributedDataParallel if wrap == "ddp" else fully_shard
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         with pytest.raises(UsageError, match="exchanges values with other processes"):
             unet3d.estimate_step(lambda: loop(make(make_network())), device="cpu")
