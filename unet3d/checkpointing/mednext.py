@@ -1,8 +1,8 @@
 """Blocks of MONAI's MedNeXt that store only their input, as the fused blocks of a UNet3D do.
 
 A block is a depthwise convolution, a norm by channel, and two convolutions of single voxels around
-a GELU. The first is 1 % of the FLOPs, so backward repeats it. The hidden map, two to eight times as
-wide as the input, exists in tiles only, in forward and in backward.
+a GELU. The first is a small part of the work, so backward repeats it. The hidden map, two to eight
+times as wide as the input, exists in tiles only, in forward and in backward.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from unet3d.checkpointing.recompute import checkpoint_block
-from unet3d.custom_ops import is_transformed
+from unet3d.custom_ops import get_device_type, is_transformed
 from unet3d.types import Retention
 
 BLOCKS = ("MedNeXtBlock", "MedNeXtDownBlock", "MedNeXtUpBlock")
 """Classes of MONAI 1.6.1; forward reads their attributes."""
 SPACE = (2, 3, 4)
-TILE_BYTES = 64 * 2**20
-"""Size of a tile of the hidden map: larger ones save launches, not time."""
+TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
+"""Size of a tile of the hidden map: small ones stay in a CPU's cache, large ones save launches."""
 
 
 def fuse_mednext(model: Any, retention: Retention) -> bool:
@@ -31,10 +31,9 @@ def fuse_mednext(model: Any, retention: Retention) -> bool:
     Where the last output of the first encoder level is not stored, both stages of full resolution
     store their input only.
     """
-    tile_bytes = retention.tile_bytes or TILE_BYTES
     blocks: list[Any] = [module for module in model.modules() if is_mednext_block(module)]
     for block in blocks:
-        block.forward = partial(run_block, type(block).forward, block, tile_bytes)
+        block.forward = partial(run_block, type(block).forward, block, retention.tile_bytes)
     recomputes = retention.get_level("encoder", 0).last != "store"
     if recomputes and blocks and hasattr(model, "enc_stages"):
         for stage in (model.enc_stages[0], model.dec_stages[-1]):
@@ -54,12 +53,13 @@ def is_mednext_block(module: Any) -> bool:
     )
 
 
-def run_block(forward: Any, block: Any, tile_bytes: int, x: Tensor) -> Tensor:
+def run_block(forward: Any, block: Any, tile_bytes: int | None, x: Tensor) -> Tensor:
     """Run a block of any of the three kinds; `forward` is MONAI's, for compilers and transforms."""
     if torch.compiler.is_compiling() or is_transformed():
         return forward(block, x)
     parts = block.conv1, block.norm, block.conv2, block.conv3
     weights = (weight for part in parts for weight in (part.weight, part.bias))
+    tile_bytes = tile_bytes or TILE_BYTES.get(get_device_type(x), TILE_BYTES["cuda"])
     y = StoreInput.apply(x, block, tile_bytes, *weights)
     if block.do_res:
         return x + y
