@@ -3,7 +3,8 @@
     python -m scripts.bench.larger_than_memory    # writes benchmarks/cpu-larger-than-memory.json
 
 A store of 64 GiB (float32) takes little of the disk: its chunks are links to one of few files.
-Prediction is measured on stores of 1, 2 and 4 GiB, with memory_gib=0.5 and a network of 1 channel.
+Prediction is measured on stores of 0.5, 1 and 2 GiB, with memory_gib=0.5, a network of 1 channel
+and windows that do not overlap.
 """
 
 import json
@@ -21,7 +22,7 @@ import zarr
 from scripts.bench.results import ROOT, make_parser, write_results
 
 CHUNK, ORIGINALS = 128, 25
-SIDE = {1: (640, 640, 640), 2: (768, 768, 896), 4: (1024, 1024, 1024), 64: (2560, 2560, 2688)}
+SIDE = {0.5: (512, 512, 512), 1: (640, 640, 640), 2: (768, 768, 896), 64: (2560, 2560, 2688)}
 """Sizes of stores (z, y, x) by their GiB."""
 SPLIT = ["gap=37", "count=16", "size=[112,112,112]"]
 DATA = [
@@ -33,7 +34,7 @@ DATA = [
 NETWORK = ["model.width=1", "model.depth=2", "data.patch_size=[64,64,64]", "data.batch_size=2"]
 
 
-def make_store(folder: Path, gib: int) -> None:
+def make_store(folder: Path, gib: float) -> None:
     """Write an image and labels of few different chunks."""
     shutil.rmtree(folder, ignore_errors=True)
     rng, shape = np.random.default_rng(0), SIDE[gib]
@@ -108,7 +109,7 @@ def main() -> None:
         ),
         *("evaluation.enabled=false", "data.num_workers=0", "trainer.enable_progress_bar=false"),
     )
-    for gib in (1, 2, 4):
+    for gib in (0.5, 1, 2):
         make_store(root / str(gib), gib)
         results[f"predict, {gib} GiB"] = run(
             *(root, "predict", "checkpoint=run", f"input={gib}/image.ome.zarr", "memory_gib=0.5"),

@@ -141,10 +141,20 @@ def nnunet_loader() -> str:
     theirs, ours = seconds["nnUNetTrainer"], seconds["nnUNetTrainerLean"]
     return (
         f"Two processes of nnU-Net's loader deliver {rates['nnU-Net']:.1f} patches of 128x128x128 "
-        f"per second, without transforms {rates['without transforms']:.1f}.\nOn a CPU, where "
+        f"per second, those for a GPU {rates['without transforms']:.1f}.\nOn a CPU, where "
         f"transforms stay in the loader, an iteration of a small plan takes {ours / theirs:.2f}x "
         f"of the time\n(`python -m scripts.bench.nnunet_loader`)."
     )
+
+
+def larger_than_memory() -> str:
+    """List memory and time of what reads stores by parts."""
+    stores = read_result("cpu-larger-than-memory")["stores"]
+    lines = [
+        f"{name} | {row['resident_mib']:,} MiB | {row['seconds']:,.0f} s"
+        for name, row in stores.items()
+    ]
+    return make_table("command | resident memory: | time on two cores:", lines)
 
 
 def predict_speed() -> str:

@@ -36,7 +36,7 @@ def estimate_step(
     Example::
 
         >>> def build():
-        ...     network = nn.Linear(1024, 1024)
+        ...     network = torch.nn.Linear(1024, 1024)
         ...     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         ...     def step():
         ...         loss = network(torch.randn(64, 1024)).square().mean()
