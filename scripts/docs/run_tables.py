@@ -147,16 +147,6 @@ def nnunet_loader() -> str:
     )
 
 
-def larger_than_memory() -> str:
-    """List memory and time of what reads stores by parts."""
-    stores = read_result("cpu-larger-than-memory")["stores"]
-    lines = [
-        f"{name} | {row['resident_mib']:,} MiB | {row['seconds']:,.0f} s"
-        for name, row in stores.items()
-    ]
-    return make_table("command | resident memory: | time on two cores:", lines)
-
-
 def predict_speed() -> str:
     """Compare the time of a scan with MONAI's sliding window, as ratios."""
     networks = {"unet_tiny": "`unet_tiny`", "dynunet": "MONAI's DynUNet"}
