@@ -27,9 +27,8 @@ from unet3d.config.compose import (
     find_user_config_dirs,
     get_config_dir,
     list_config_groups,
+    protect_overrides,
     quote,
-    quote_override,
-    replace_mapping,
 )
 from unet3d.config.keys import CONFIG_ERRORS, check_config, format_command_help, format_config_error
 from unet3d.data.case import InvalidDatasetError
@@ -121,8 +120,7 @@ def translate(command: str, words: Sequence[str], *, sweeping: bool) -> list[str
             raise UsageError("output= names no folder")
         key = "hydra.sweep.dir=" if sweeping else "hydra.run.dir="
         words = [re.sub("^output=", key, word) for word in words]
-    quoted = [quote_override(word, sweep=sweeping) for word in words]
-    return [override for word in quoted for override in replace_mapping(word)]
+    return protect_overrides(words, sweep=sweeping)
 
 
 def collect_files(command: str, words: Sequence[str]) -> list[str]:

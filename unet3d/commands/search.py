@@ -24,7 +24,7 @@ from unet3d.config.compose import (
     ComposedConfig,
     compose_config,
     format_overrides,
-    quote_override,
+    protect_overrides,
     to_yaml_literal,
 )
 from unet3d.config.fields import integer, number, read, read_settings
@@ -71,7 +71,7 @@ class SearchConfig:
 
     def make_trial(self, values: Mapping[str, Any]) -> TrainConfig:
         """Return the settings of a trial with these values, which goes on where it was stopped."""
-        own = [quote_override(f"{key}={value}", sweep=False) for key, value in values.items()]
+        own = protect_overrides([f"{key}={value}" for key, value in values.items()], sweep=False)
         composed = compose_config([*self.overrides, *own], "train")
         return replace(parse_train_config(composed), resume="auto")
 

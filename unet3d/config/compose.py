@@ -242,6 +242,12 @@ def quote_override(override: str, *, sweep: bool) -> str:
     return f"{key}={quote(value)}"
 
 
+def protect_overrides(overrides: Sequence[str], *, sweep: bool) -> list[str]:
+    """Return words of the command line as Hydra reads them: paths quoted, mappings replaced."""
+    quoted = [quote_override(override, sweep=sweep) for override in overrides]
+    return [word for override in quoted for word in replace_mapping(override)]
+
+
 def replace_mapping(override: str) -> list[str]:
     """Let a mapping replace that of a file, which Hydra would merge it with.
 

@@ -32,8 +32,7 @@ from unet3d.config.compose import (
     get_config_dir,
     list_config_groups,
     list_options,
-    quote_override,
-    replace_mapping,
+    protect_overrides,
     split_options,
     to_yaml_literal,
 )
@@ -135,8 +134,7 @@ def compose_api_config(
 
     `config_dir` holds options of the user's, by default those in conf/ in the working folder.
     """
-    quoted = [quote_override(text, sweep=False) for text in overrides]
-    args = [override for text in quoted for override in replace_mapping(text)]
+    args = protect_overrides(overrides, sweep=False)
     if config_dir is not None and not config_dir.is_dir():
         raise UsageError(f"config_dir: no folder {config_dir.absolute()}")
     user_dirs = find_user_config_dirs(config_dir)
