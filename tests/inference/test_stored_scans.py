@@ -37,7 +37,7 @@ def tasks(write_scans, tmp_path):
 
 
 def store(predictor, monkeypatch, *, slabs=3):
-    """Let the predictor read scans by parts, in so many slabs, of blocks of 500 voxels."""
+    """Let the predictor read scans by parts, in a number of slabs, of blocks of 500 voxels."""
     monkeypatch.setattr(Predictor, "estimate_reading", lambda self, task: 2**62)
     monkeypatch.setattr(regions, "BLOCK", 500)
 

@@ -13,7 +13,7 @@ from unet3d.types import Triple
 
 FLOAT32_BYTES = 4
 READ_BYTES = 16  # that a voxel takes which is read, normalized, resampled and held
-MANY = 12  # slabs of which each is estimated
+MANY = 12  # slabs; above this number, not every number of slabs is tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +90,10 @@ def list_plans(volume: VolumeToSegment, budget: Budget, *, split: bool) -> Itera
         starts = compute_window_starts(whole.size[h], whole.patch[h], whole.overlap)
         for count in list_counts(len(starts)) if split else (1,):
             slabs = tuple(_split_into_slabs(volume, (d, h, w), starts, count))
-            largest = [
-                slab.window_grid for slab in (slabs if count < MANY else slabs[:: count // MANY])
-            ]
-            sums = max(_estimate_sums(volume, window_grid) for window_grid in largest)
-            temporary = max(_estimate_temporaries(volume, window_grid) for window_grid in largest)
-            held = volume.held_bytes + max(_estimate_stored(volume, grid) for grid in largest)
+            grids = {_locate_columns(slab): slab.window_grid for slab in slabs}.values()
+            sums = max(_estimate_sums(volume, window_grid) for window_grid in grids)
+            temporary = max(_estimate_temporaries(volume, window_grid) for window_grid in grids)
+            held = volume.held_bytes + max(_estimate_stored(volume, grid) for grid in grids)
             peaks = [(True, held + sums + max(temporary, window), 0)]  # sums in RAM, RAM, GPU
             if budget.gpu_bytes is not None:
                 peaks = [(False, held, sums + max(temporary, window))]
@@ -131,6 +129,12 @@ def _split_into_slabs(
     for start, stop in pairwise(edges):
         columns = (max(0, start - resampled), stop)
         yield Slab(replace(volume.window_grid, order=order, columns=columns), (start, stop))
+
+
+def _locate_columns(slab: Slab) -> tuple[int, ...]:
+    """Return where a slab's windows start and its columns end; slabs that agree need the same."""
+    first, last = slab.window_grid.column_span
+    return (last - first, *(start - first for start in slab.window_grid.starts[1]))
 
 
 def _estimate_stored(volume: VolumeToSegment, window_grid: WindowGrid) -> int:

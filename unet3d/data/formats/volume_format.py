@@ -176,7 +176,7 @@ def iter_slabs(channels: np.ndarray) -> Iterator[np.ndarray]:
 def iter_boxes(
     shape: Sequence[int], chunks: Sequence[int], voxels: int
 ) -> Iterator[tuple[slice, ...]]:
-    """Yield boxes of a volume (D, H, W), of whole chunks and about so many voxels.
+    """Yield boxes of a volume (D, H, W), of whole chunks, with about this number of voxels.
 
     >>> [[(s.start, s.stop) for s in box] for box in iter_boxes((2, 4, 5), (2, 4, 2), 16)]
     [[(0, 2), (0, 4), (0, 2)], [(0, 2), (0, 4), (2, 4)], [(0, 2), (0, 4), (4, 5)]]
