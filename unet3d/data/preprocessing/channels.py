@@ -138,10 +138,17 @@ def normalize_in_place(
 
 def find_background(channels: np.ndarray, background: Sequence[float | str]) -> list[float]:
     """Return the value of each channel (C, D, H, W); AUTO gives 0 if the border is not constant."""
-    values = background if len(background) > 1 else [background[0]] * len(channels)
+    return choose_background_values(background, list(map(list_faces, channels)))
+
+
+def choose_background_values(
+    background: Sequence[float | str], faces: Sequence[Sequence[np.ndarray]]
+) -> list[float]:
+    """Return the value of each channel, whose `faces` are read for AUTO alone."""
+    values = background if len(background) > 1 else [background[0]] * len(faces)
     return [
-        (find_border_value(list_faces(channel)) or 0.0) if value == AUTO else float(value)
-        for channel, value in zip(channels, values, strict=True)
+        (find_border_value(own) or 0.0) if value == AUTO else float(value)
+        for own, value in zip(faces, values, strict=True)
     ]
 
 

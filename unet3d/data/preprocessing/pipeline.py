@@ -19,6 +19,7 @@ from unet3d.data.preprocessing.channels import (
     resample_labels,
 )
 from unet3d.data.preprocessing.statistics import (
+    Percentiles,
     Statistics,
     measure_percentiles,
     to_lists,
@@ -97,23 +98,15 @@ class Preprocessing:
             spacing_mm=self.spacing_mm,
             background=self.background,
             crop_to_foreground=self.crop == "nonzero",
-            normalize=self.normalize * (len(channels) if len(self.normalize) == 1 else 1),
+            normalize=self.list_methods(len(channels)),
             intensities=self.intensities,
         )
-        cropped = grid.crop(channels)
-        old_mm = get_spacing(affine, grid.axes)
-        extent_mm = np.multiply(old_mm, cropped.shape[1:])
-        return PreprocessedScan(
-            image=image,
-            grid=grid,
-            spacing_mm=to_tuples((extent_mm / grid.shape).tolist()),
-            affine=affine,
-            statistics=Statistics(
-                spacing_mm=old_mm,
-                extent_mm=to_tuples(extent_mm.tolist()),
-                percentiles=tuple(map(measure_percentiles, cropped)),
-            ),
-        )
+        percentiles = tuple(map(measure_percentiles, grid.crop(channels)))
+        return describe_scan(image, grid, affine, percentiles)
+
+    def list_methods(self, channels: int) -> tuple[str, ...]:
+        """Return how each channel is normalized, given their number."""
+        return self.normalize * (channels if len(self.normalize) == 1 else 1)
 
     def preprocess_label(self, file: Path, scan: PreprocessedScan) -> np.ndarray:
         """Preprocess a label to classes (D, H, W) on the scan's grid."""
@@ -137,6 +130,23 @@ class Preprocessing:
             classes = table[values.clip(0, len(table) - 1)]
         classes[np.isin(values, self.ignore_labels)] = get_ignore_label(classes)
         return classes
+
+
+def describe_scan(
+    image: Any, grid: FileGrid, affine: np.ndarray, percentiles: tuple[Percentiles, ...]
+) -> PreprocessedScan:
+    """Return a preprocessed image with what its grid says of it."""
+    old_mm = get_spacing(affine, grid.axes)
+    extent_mm = np.multiply(old_mm, [stop - start for start, stop in grid.box])
+    return PreprocessedScan(
+        image=image,
+        grid=grid,
+        spacing_mm=to_tuples((extent_mm / grid.shape).tolist()),
+        affine=affine,
+        statistics=Statistics(
+            spacing_mm=old_mm, extent_mm=to_tuples(extent_mm.tolist()), percentiles=percentiles
+        ),
+    )
 
 
 def choose_background(channels: Sequence[str]) -> Background:

@@ -19,9 +19,9 @@ from unet3d.data.preprocessing.channels import (
     AUTO,
     FileGrid,
     Intensity,
+    choose_background_values,
     choose_interpolation_orders,
     compute_resampled_shape,
-    find_border_value,
     find_orientation,
     get_spacing,
     make_interpolation_matrices,
@@ -29,12 +29,15 @@ from unet3d.data.preprocessing.channels import (
     normalize_in_place,
     reorient,
 )
-from unet3d.data.preprocessing.pipeline import PreprocessedScan, Preprocessing, check_channels
+from unet3d.data.preprocessing.pipeline import (
+    PreprocessedScan,
+    Preprocessing,
+    check_channels,
+    describe_scan,
+)
 from unet3d.data.preprocessing.statistics import (
     MAX_VOXELS,
-    Statistics,
     measure_percentiles,
-    to_tuples,
 )
 from unet3d.errors import UsageError
 
@@ -151,7 +154,7 @@ def preprocess_stored_scan(
     """Preprocess a scan as `Preprocessing.preprocess_scan` does, without holding it."""
     shape, affine = channels.shape, read_header(channels.files[0]).affine
     check_channels(", ".join(file.name for file in channels.files), shape[0], names)
-    count, blocks = shape[0], channels.list_blocks()
+    blocks = channels.list_blocks()
     axes, flips = find_orientation(affine, preprocessing.orientation)
     background = find_stored_background(channels, preprocessing.background)
     found = [(0, size) for size in shape[1:]]
@@ -173,49 +176,35 @@ def preprocess_stored_scan(
         box=box,
         shape=compute_resampled_shape(cropped, old_mm, new_mm),
     )
-    normalize = preprocessing.normalize * (count if len(preprocessing.normalize) == 1 else 1)
+    normalize = preprocessing.list_methods(shape[0])
     measured, percentiles = measure_stored(channels, blocks, grid, normalize, background)
     for c, method in enumerate(normalize):
         if method == "ct":
             assert preprocessing.intensities is not None
             measured[c] = preprocessing.intensities[c]
-    extent_mm = np.multiply(old_mm, cropped)
-    return PreprocessedScan(
-        image=RegionImage(
-            channels=channels,
-            grid=grid,
-            orders=choose_interpolation_orders(old_mm, new_mm, 3),
-            normalize=normalize,
-            background=background,
-            intensities=measured,
-        ),
+    image = RegionImage(
+        channels=channels,
         grid=grid,
-        spacing_mm=to_tuples((extent_mm / grid.shape).tolist()),
-        affine=affine,
-        statistics=Statistics(
-            spacing_mm=old_mm, extent_mm=to_tuples(extent_mm.tolist()), percentiles=percentiles
-        ),
+        orders=choose_interpolation_orders(old_mm, new_mm, 3),
+        normalize=normalize,
+        background=background,
+        intensities=measured,
     )
+    return describe_scan(image, grid, affine, percentiles)
 
 
 def find_stored_background(
     channels: StoredChannels, background: Sequence[float | str]
 ) -> list[float]:
     """Return the value of each channel; AUTO gives 0 if the border is not constant."""
-    count, *shape = channels.shape
-    values = background if len(background) > 1 else [background[0]] * count
-    if AUTO not in values:
-        return [float(value) for value in values]
-    faces = []
-    for axis, size in enumerate(shape):
+    faces: list[np.ndarray] = []
+    for axis, size in enumerate(channels.shape[1:] if AUTO in background else ()):
         for start in (0, size - 1):
             box = [slice(None)] * 3
             box[axis] = slice(start, start + 1)
             faces.append(channels.read(box).squeeze(1 + axis))
-    return [
-        (find_border_value([face[c] for face in faces]) or 0.0) if value == AUTO else float(value)
-        for c, value in enumerate(values)
-    ]
+    by_channel = [[face[c] for face in faces] for c in range(channels.shape[0])]
+    return choose_background_values(background, by_channel)
 
 
 def find_stored_foreground(
@@ -269,7 +258,6 @@ def measure_stored(
                 moments[c][0].add(values)
                 if normalize[c] == "zscore_nonzero":
                     moments[c][1].add(values[values != np.float32(background[c])])
-    percentiles = [measure_percentiles(np.concatenate(s)[:, None, None]) for s in samples]
-    return [(nonzero if nonzero.count else whole).intensity for whole, nonzero in moments], tuple(
-        percentiles
-    )
+    percentiles = (measure_percentiles(np.concatenate(s)[:, None, None]) for s in samples)
+    chosen_moments = [nonzero if nonzero.count else whole for whole, nonzero in moments]
+    return [found.intensity for found in chosen_moments], tuple(percentiles)
