@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from unet3d.data.case import Case
 from unet3d.data.dataset import SplitRule
 from unet3d.data.layouts.splits import read_groups
@@ -58,7 +60,10 @@ def find_rare_classes(
     """Return warnings about classes (name -> labels) of which cases have no or hardly a voxel."""
     parts = training, validation or training
     trained, validated = (set().union(*(v.classes for v in part)) for part in parts)
-    voxels = Counter(label for v in validation for label in v.foreground_points[:, 0].tolist())
+    voxels: Counter[int] = Counter()
+    for volume in validation:  # thousands of points per class and case
+        found = np.unique(volume.foreground_points[:, 0], return_counts=True)
+        voxels.update(dict(zip(*(part.tolist() for part in found), strict=True)))
     names: dict[tuple[bool, bool, bool], list[str]] = {}  # in training, in validation, few there
     for name, labels in classes.items():
         is_trained, count = not trained.isdisjoint(labels), sum(voxels[n] for n in labels)
