@@ -246,7 +246,8 @@ def find_median_error_ratio(device, autocast, network):
     for seed in range(3):
         plain, fused = (m.to(device) for m in make_pair(MIXED, torch.float32, **NETWORKS[network]))
         reference = copy.deepcopy(plain).double()
-        x, labels = (t.to(device) for t in make_batch((16, 16, 16), torch.float32))
+        # With 16 voxels, plain modules have a depth of two, and oneDNN's gradient may be NaN.
+        x, labels = (t.to(device) for t in make_batch((24, 16, 16), torch.float32))
         x = x + seed
         DiceCE()(reference(x.double()), labels).backward()
         exact = torch.cat([p.grad.flatten() for p in reference.parameters()])
