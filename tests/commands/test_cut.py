@@ -31,7 +31,9 @@ def cut(*options):
 
 def test_annotated_blocks_are_cases_with_their_place_in_space(volume, capsys):
     assert cut("size=[12,10,8]", "gap=0", "ignore_label=255") == 0
-    assert "next: unet3d check data=pairs data.root=cases" in capsys.readouterr().out
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")]
+    main([*line.split()[2:], "data.channels=[a,b]"])
+    assert "2 cases" in capsys.readouterr().out
     with Path("cases/boxes.csv").open() as file:
         rows = {
             row.pop("case"): {k: int(v) for k, v in row.items()} for row in csv.DictReader(file)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import h5py
 import highdicom
 import nibabel
 import numpy as np
@@ -74,6 +75,13 @@ def write_zarr(path, array, affine):
 
 def write_numpy(path, array, affine):
     np.save(path, array)
+
+
+def write_hdf5(path, array, affine):
+    """Write a dataset in micrometers."""
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("volumes/raw", data=array.T)
+        dataset.attrs["element_size_um"] = np.diag(affine)[2::-1] * 1000
 
 
 def write_series(folder, array, affine):
@@ -174,6 +182,13 @@ def read_numpy(path):
     return np.load(path), np.eye(4)
 
 
+def read_hdf5(path):
+    with h5py.File(path) as file:
+        dataset = file["label"]
+        spacing = dataset.attrs["element_size_um"][::-1] / 1000
+        return dataset[:].T, np.diag([*spacing, 1.0])
+
+
 def read_seg(path):
     """Read a DICOM SEG whose segment numbers are the labels."""
     segmentation = highdicom.seg.segread(path)
@@ -193,6 +208,7 @@ FORMATS = {
     "tif": (write_tiff, read_tiff, STRAIGHT),
     "ome.zarr": (write_zarr, read_zarr, STRAIGHT),
     "npy": (write_numpy, read_numpy, np.eye(4)),
+    "h5": (write_hdf5, read_hdf5, STRAIGHT),
     "series": (write_series, read_seg, OBLIQUE),
 }
 

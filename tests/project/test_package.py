@@ -75,7 +75,8 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
                 imported.add((node.module or "").partition(".")[0])
     outside = {names.get(name, name) for name in imported - sys.stdlib_module_names - {"unet3d"}}
     extras = project["optional-dependencies"]
-    groups = "bundle dicom export hub itk mlflow nnunet nvml openvino search tiff view wandb zarr"
-    optional = {Requirement(line).name for name in groups.split() for line in extras[name]}
+    groups = {"bundle", "dicom", "export", "hdf5", "hub", "itk", "mlflow", "nnunet", "nvml"}
+    groups |= {"openvino", "search", "tiff", "view", "wandb", "zarr"}
+    optional = {Requirement(line).name for name in groups for line in extras[name]}
     assert outside - required - optional == {"triton"}  # torch installs it for GPUs
     assert required <= outside | {"tensorboard"}  # torch's SummaryWriter needs it

@@ -68,7 +68,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     )
     write_text(table, "\n".join([*lines, *(",".join(map(str, row)) for row in rows), ""]))
     print(f"{pluralize(len(rows), 'block')} of {settings.image} in {settings.output}")
-    print(f"next: unet3d check data=pairs data.root={settings.output}")
+    words = ["data=pairs", f"data.root={settings.output}", "data.label_values=auto"]
+    if settings.ignore_label is not None:
+        words.append(f"data.ignore_label={settings.ignore_label}")
+    print("next: unet3d check", *words)
     return 0
 
 

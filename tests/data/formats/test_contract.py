@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.contract.helpers.datasets import save
 from tests.data.helpers.formats import (
     turn,
+    write_hdf5,
     write_itk,
     write_nifti,
     write_numpy,
@@ -45,6 +46,7 @@ WRITERS = {
     "a.mhd": (write_itk, OBLIQUE),
     "a.tif": (write_tiff, STRAIGHT),
     "a.ome.zarr": (write_zarr, STRAIGHT),
+    "a.h5": (write_hdf5, STRAIGHT),
     "a.npy": (write_numpy, np.eye(4)),
     "a": (write_series, OBLIQUE),
 }
@@ -115,7 +117,9 @@ fraction = st.floats(0, 1)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries, about what they find
-@pytest.mark.parametrize("name", [*TRUSTING, "a.nii.gz", "a.nii", "a.tif", "a.zarr", "a.npy", "a"])
+@pytest.mark.parametrize(
+    "name", [*TRUSTING, "a.nii.gz", "a.nii", "a.tif", "a.zarr", "a.h5", "a.npy", "a"]
+)
 @settings(
     max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

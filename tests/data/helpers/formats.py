@@ -30,6 +30,7 @@ write_itk = return_path(contract.write_itk)
 write_numpy = return_path(contract.write_numpy)
 write_series = return_path(contract.write_series)
 write_tiff = return_path(contract.write_tiff)
+write_hdf5 = return_path(contract.write_hdf5)
 
 
 def write_zarr(

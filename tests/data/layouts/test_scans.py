@@ -66,7 +66,6 @@ def test_a_single_file_may_lie_beside_files_of_the_same_name(folder):
         ((), "none.nii", "no file or folder"),
         (("a.png",), "a.png", "must be a folder"),
         (("a.MGZ",), "a.MGZ", r"; convert it by nibabel's command: nib-convert a.MGZ a.nii.gz"),
-        (("a.txt", "b.h5"), "", "; read its arrays by h5py"),
         (("a.nii", "a.nii.gz"), "", "same case name a"),
         (("a_0000.nii", "a_0000.nii.gz"), "", "the same channel of a"),
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from unet3d.data.formats.dicom import Dicom, is_series
+from unet3d.data.formats.hdf5 import Hdf5, split_array
 from unet3d.data.formats.itk import Itk
 from unet3d.data.formats.nifti import Nifti
 from unet3d.data.formats.numpy_file import NumPy
@@ -34,6 +35,7 @@ FORMATS: tuple[VolumeFormat, ...] = (
     Itk("MetaImage", ".mha", ".mhd"),
     Tiff(),
     OmeZarr(),
+    Hdf5(),
     NumPy(),
     DICOM,
 )
@@ -54,6 +56,7 @@ OUTPUT_FORMATS = {
     "mha": ".mha",
     "tif": ".tif",
     "zarr": ".ome.zarr",
+    "h5": ".h5",
     "npy": ".npy",
     "seg": SEG_SUFFIX,
 }
@@ -66,9 +69,8 @@ ORTHOGONAL = 1e-4  # tolerated cosine of the angle between two axes; SimpleITK h
 
 def is_volume(path: Path) -> bool:
     """Return whether a name is that of a volume and not hidden, or a folder a DICOM series."""
-    if path.name.startswith("."):
-        return False
-    return path.name.endswith(SUFFIXES) or is_series(path)
+    name = split_array(path)[0].name
+    return not name.startswith(".") and (name.endswith(SUFFIXES) or is_series(path))
 
 
 def list_volumes(folder: Path) -> list[Path]:
@@ -90,14 +92,16 @@ def split_suffix(path: Path) -> tuple[str, str]:
     >>> split_suffix(Path("scans/case.1.nii.gz"))
     ('case.1', '.nii.gz')
     """
-    suffix = next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), "")
-    return path.name.removesuffix(suffix), suffix
+    name = split_array(path)[0].name
+    suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+    return name.removesuffix(suffix), suffix
 
 
 def find_format(path: Path) -> VolumeFormat:
     """Return the format of a file or folder, which may be missing."""
+    name = split_array(path)[0].name
     for format in FORMATS:
-        if path.name.endswith(format.suffixes):
+        if name.endswith(format.suffixes):
             return format
     if is_series(path):
         return DICOM
@@ -110,8 +114,6 @@ def advise_conversion(name: str) -> str:
     stem, _, suffix = name.rpartition(".")
     if suffix.lower() in ("mgz", "mgh", "img", "hdr"):
         return f"; convert it by nibabel's command: nib-convert {name} {stem}.nii.gz"
-    if suffix.lower() in ("h5", "hdf5"):
-        return "; read its arrays by h5py, and save each as NIfTI with its affine, or by numpy.save"
     return ""
 
 
@@ -130,10 +132,11 @@ def describe_nested_series(folder: Path) -> str:
 @contextmanager
 def open_format(path: Path) -> Generator[VolumeFormat]:
     """Yield the format of a file that can be read; errors in the body name the file in one line."""
+    file, _ = split_array(path)
     try:
-        if not path.exists():
+        if not file.exists():
             raise UnreadableFileError("is missing")
-        if path.is_file() and not path.stat().st_size:
+        if file.is_file() and not file.stat().st_size:
             raise UnreadableFileError("is empty")
         format = find_format(path)
         import_packages(format, path)

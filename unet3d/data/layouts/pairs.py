@@ -6,6 +6,7 @@ from glob import escape
 from pathlib import Path
 
 from unet3d.data.case import Case, DatasetDescription, Finding
+from unet3d.data.formats.hdf5 import split_array
 from unet3d.data.formats.volumes import (
     SUFFIX_LIST,
     SUFFIXES,
@@ -22,7 +23,7 @@ class Pairs:
     """Files in `root` by pattern: one image pattern per channel and one label pattern.
 
     `*` stands for the case's name and matches within one folder or file name; if a pattern has
-    several, all of them stand for the same name.
+    several, all of them stand for the same name. An array of HDF5 files is named: *.h5/raw.
     """
 
     def __init__(
@@ -42,7 +43,8 @@ class Pairs:
         for key, pattern in self.patterns:
             is_folder = "." not in pattern.rpartition("*")[2]  # as those of DICOM images
             is_within = not {"**", "..", ""} & set(pattern.split("/"))
-            if not ("*" in pattern and is_within and (is_folder or pattern.endswith(SUFFIXES))):
+            is_file = split_suffix(Path(pattern))[1] != ""
+            if not ("*" in pattern and is_within and (is_folder or is_file)):
                 raise UsageError(
                     f"data.{key} must be a pattern within data.root, with * for the case's name, "
                     f"that ends in {SUFFIX_LIST}, such as {key}/*.nii.gz, or is that of folders "
@@ -94,7 +96,11 @@ class Pairs:
 
     def find_problems(self) -> list[Finding]:
         """Return a hint on volumes that no pattern matches, whatever the case of their ending."""
-        used = {file for case in self.list_cases() for file in (*case.images, case.label)}
+        used = {
+            split_array(file)[0]
+            for case in self.list_cases()
+            for file in (*case.images, case.label)
+        }
         # Other .npy files are those of a cache, which may be in the same folder.
         suffixes = tuple(s for s in SUFFIXES if s != ".npy" or self.labels.endswith(s))
         unused = [
@@ -115,6 +121,7 @@ class Pairs:
         return self.root / pattern.replace("*", name)
 
     def _match_names(self, pattern: str) -> Iterator[str]:
+        pattern = pattern.removesuffix(f"/{split_array(Path(pattern))[1]}")
         parts = pattern.split("*")
         first, *rest = map(re.escape, parts)
         path = re.compile(first + "(?P<name>[^/]+)" + "(?P=name)".join(rest))

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from unet3d.data.formats.dicom import is_series
+from unet3d.data.formats.hdf5 import split_array
 from unet3d.data.formats.volumes import (
     SEG_SUFFIX,
     SUFFIX_LIST,
@@ -40,7 +41,7 @@ class ScanFiles:
 
 def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
     """Return the scans of a folder, sorted by name, or the scan that a file belongs to."""
-    if not source.exists():
+    if not split_array(source)[0].exists():
         raise UsageError(f"no file or folder of scans at {source.absolute()}")
     if source.is_dir() and not is_volume(source):
         scans = group_channels(list_volumes(source), len(channels))
