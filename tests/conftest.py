@@ -15,6 +15,7 @@ import torch
 from hydra._internal import config_loader_impl as hydra_loader
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import DefaultsList, Overrides
+from hypothesis import settings
 from omegaconf import DictConfig
 
 from unet3d.config.compose import compose_config
@@ -26,6 +27,9 @@ Compose = Callable[..., TrainConfig]
 
 COLLECTED: Counter[str] = Counter()
 """Number of collected items by file."""
+
+settings.register_profile("untimed", deadline=None)  # a busy machine fails no test
+settings.load_profile("untimed")
 
 gc.disable()  # until all tests are imported: it takes half of the time of collecting them
 

@@ -99,7 +99,7 @@ def test_a_thin_axis_is_not_rotated_scaled_or_deformed():
 
 
 @given(seed=st.integers(0, 10**6), patch=st.tuples(*[st.integers(2, 14)] * 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_context_holds_every_sampled_voxel(seed, patch):
     """A context of ones gives a patch of ones: the zeros outside are never sampled."""
     augment = Augment(rotation_p=1.0, scale_p=1.0, elastic_p=seed % 2)

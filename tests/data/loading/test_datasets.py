@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.helpers.cases import noise, preprocess, write_case
@@ -147,7 +147,6 @@ def test_an_epoch_has_full_batches_and_every_case():
 
 
 @given(samples=st.integers(1, 30), batch_size=st.integers(1, 9), fraction=st.floats(0, 1))
-@settings(deadline=None)
 def test_every_batch_and_the_whole_run_have_their_fraction_of_foreground(
     samples, batch_size, fraction
 ):
