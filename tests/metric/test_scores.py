@@ -76,3 +76,27 @@ def test_a_distance_equal_to_the_tolerance_is_within_it():
     assert 3 * 0.1 > 0.3  # in float64
     settings = {"spacing_mm": (0.1,) * 3, "tolerance_mm": 0.3}
     assert compute_surface_scores(prediction, reference, **settings)[1] == 1
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["at the border", "inside"])
+def test_faces_towards_ignored_voxels_are_no_surface(first):
+    """Slices that are annotated alone have the distances of their outlines."""
+    prediction, reference = np.zeros((2, 12, 24, 24), np.uint8)
+    prediction[:, 4:16, 5:20], reference[:, 4:19, 5:20] = 1, 1
+    reference[[z for z in range(12) if (z - first) % 4]] = 255
+    spacing_mm, outlines = (3.0, 1.0, 1.5), []
+    for mask in (prediction[first] == 1, reference[first] == 1):
+        inside = mask[1:-1, 1:-1] & mask[2:, 1:-1] & mask[:-2, 1:-1]
+        inside &= mask[1:-1, 2:] & mask[1:-1, :-2]
+        outlines.append(np.argwhere(mask & ~np.pad(inside, 1)) * spacing_mm[1:])
+    distances = np.linalg.norm(outlines[0][:, None] - outlines[1], axis=-1)
+    ways = [distances.min(1), distances.min(0)]
+    settings = {"spacing_mm": spacing_mm, "classes": {"a": (1,)}, "ignore_labels": [255]}
+    scores = score_case(prediction, reference, **settings)["a"]
+    if first:  # or voxels at the border of the volume are on the surface
+        assert scores["hd95_mm"] == max(np.percentile(way, 95) for way in ways) == 3
+        assert scores["surface_dice"] == pytest.approx(np.mean(np.concatenate(ways) <= 1))
+    reference[:, 3:20, 4:21][reference[:, 3:20, 4:21] == 0] = 255  # no voxel beside it is known
+    scores = score_case(prediction, reference, **settings)["a"]
+    assert np.isnan(scores["hd95_mm"]) == bool(first)
+    assert scores["dice"] < 1

@@ -36,7 +36,8 @@ RULES = {
     "absent from one": "a class that only the prediction or only the reference has gets Dice, IoU "
     "and surface Dice 0, and the diagonal of the image in mm as HD95, the worst possible values",
     "not annotated": "a class that a case does not annotate is not part of its scores",
-    "ignored voxels": "where the reference is an ignored label, both count as background",
+    "ignored voxels": "where the reference is an ignored label, both count as background, but a "
+    "face towards it is no surface; HD95 and surface Dice are not known where no surface is left",
 }
 """Rules for special cases, written to the results."""
 
@@ -84,11 +85,13 @@ def score_case(
     Classes may overlap. Scores are NaN where neither array has the class, HD95 and surface Dice
     also where surfaces exceed `max_points` voxels. Temporary arrays are booleans in a class's box.
     """
+    whole = reference
     prediction, reference = mask_ignored(prediction, reference, ignore_labels)
+    is_partial = reference is not whole
     voxel_ml = float(np.prod(spacing_mm)) / 1000
     diagonal = float(np.linalg.norm(np.multiply(reference.shape, spacing_mm)))
     results = {}
-    for name, p, r in iter_masks(prediction, reference, classes):
+    for name, p, r, box in iter_masks(prediction, reference, classes):
         in_p, in_r, shared = (int(np.count_nonzero(m)) for m in (p, r, p & r))
         scores = dict.fromkeys(("dice", "iou", "hd95_mm", "surface_dice"), np.nan)
         extra = {score: np.nan for metric in metrics for score in metric.scores}
@@ -107,7 +110,12 @@ def score_case(
         if in_p and in_r:
             mm = tolerance_mm if isinstance(tolerance_mm, float | int) else tolerance_mm[name]
             scores["hd95_mm"], scores["surface_dice"] = compute_surface_scores(
-                p, r, spacing_mm=spacing_mm, tolerance_mm=mm, max_points=max_points
+                p,
+                r,
+                spacing_mm=spacing_mm,
+                tolerance_mm=mm,
+                max_points=max_points,
+                ignored=find_ignored_around(box, whole, ignore_labels) if is_partial else None,
             )
         volumes_ml = {
             "reference_ml": in_r * voxel_ml,
@@ -120,8 +128,8 @@ def score_case(
 
 def iter_masks(
     prediction: np.ndarray, reference: np.ndarray, classes: Mapping[str, Sequence[int]]
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield each class with both masks, cropped to the box that holds them."""
+) -> Iterator[tuple[str, np.ndarray, np.ndarray, tuple[slice, ...]]]:
+    """Yield each class with both masks, cropped to the box that holds them, and this box."""
     from scipy.ndimage import find_objects
 
     volumes = prediction, reference
@@ -134,7 +142,7 @@ def iter_masks(
         )
         box = merged or (slice(0, 0),) * 3  # empty where neither has the class
         p, r = (reduce(np.logical_or, (v[box] == c for c in labels)) for v in volumes)
-        yield name, p, r
+        yield name, p, r, box
 
 
 def mask_ignored(
@@ -144,6 +152,25 @@ def mask_ignored(
     if not ignore_labels or not (ignored := np.isin(reference, ignore_labels)).any():
         return prediction, reference
     return np.where(ignored, 0, prediction), np.where(ignored, 0, reference)
+
+
+def find_ignored_around(
+    box: Sequence[slice], labels: np.ndarray, ignore_labels: Sequence[int]
+) -> np.ndarray:
+    """Return which voxels of a box, and of those around it, have a label to ignore."""
+    sides = [(side.start - 1, side.stop + 1, n) for side, n in zip(box, labels.shape, strict=True)]
+    part = labels[tuple(slice(max(a, 0), min(b, n)) for a, b, n in sides)]
+    outside = [(int(a < 0), int(b > n)) for a, b, n in sides]
+    return np.pad(np.isin(part, ignore_labels), outside)
+
+
+def find_surface(mask: np.ndarray, ignored: np.ndarray | None) -> np.ndarray:
+    """Return the voxels of a mask with a face to others, those of `ignored`, around it, aside."""
+    from scipy.ndimage import binary_erosion
+
+    if ignored is None:
+        return mask & ~binary_erosion(mask)
+    return mask & ~binary_erosion(np.pad(mask, 1) | ignored)[(slice(1, -1),) * 3]
 
 
 def find_labels(volume: np.ndarray) -> list[int]:
@@ -158,17 +185,17 @@ def compute_surface_scores(
     spacing_mm: Sequence[float],
     tolerance_mm: float,
     max_points: int | None = None,
+    ignored: np.ndarray | None = None,
 ) -> tuple[float, float]:
     """Return HD95 in mm and the surface Dice of two non-empty boolean volumes (D, H, W).
 
-    Both may be cropped to their common bounding box. NaN if the surfaces have more than
-    `max_points` voxels together, since the time grows with their number.
+    Both may be cropped to their common bounding box; `ignored` is a voxel larger on each side. NaN
+    if the surfaces have more than `max_points` voxels together, since the time grows with their
+    number, or if one has none.
     """
-    from scipy.ndimage import binary_erosion
-
-    predicted, true = (mask & ~binary_erosion(mask) for mask in (prediction, reference))
-    points = np.count_nonzero(predicted) + np.count_nonzero(true)
-    if max_points is not None and points > max_points:
+    predicted, true = (find_surface(mask, ignored) for mask in (prediction, reference))
+    points = [np.count_nonzero(predicted), np.count_nonzero(true)]
+    if not all(points) or (max_points is not None and sum(points) > max_points):
         return np.nan, np.nan
     to_reference = measure_surface_distances(predicted, true, spacing_mm)
     to_prediction = measure_surface_distances(true, predicted, spacing_mm)
