@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from threading import Barrier, BrokenBarrierError
+from types import SimpleNamespace
 
 import nibabel
 import numpy as np
@@ -18,7 +19,7 @@ from unet3d.data.preprocessing.statistics import Statistics
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor
 from unet3d.training import final_evaluation
-from unet3d.training.final_evaluation import choose_postprocessing
+from unet3d.training.final_evaluation import choose_postprocessing, find_single_components
 
 
 def read_voxels(path):
@@ -90,6 +91,16 @@ def test_a_case_that_cannot_be_predicted_costs_no_other_case(unet3d, tmp_path, m
     scored = json.loads((tmp_path / "run" / "evaluation" / "evaluation.json").read_text())["cases"]
     assert (len(errors), len(scored)) == (1, 1)
     assert not errors.keys() & scored.keys()
+
+
+@pytest.mark.parametrize(("has_ignored", "labels"), [(False, [1]), (True, [])])
+def test_one_component_proves_nothing_where_others_may_not_be_annotated(has_ignored, labels):
+    label = np.zeros((8, 8, 8), np.uint8)
+    label[2:5, 2:5, 2:5] = 1
+    volume = SimpleNamespace(label=label, has_ignored=has_ignored)
+    dataset = SimpleNamespace(classes=("background", "cell"), regions=None)
+    run = SimpleNamespace(data=SimpleNamespace(dataset=dataset, training=[volume] * 10))
+    assert find_single_components(run)[0] == labels
 
 
 def draw_components(number):

@@ -142,7 +142,7 @@ def find_single_components(run: TrainingRun) -> tuple[list[int], str]:
 
     def measure(volume: CachedVolume) -> dict[int, tuple[int, float]]:
         left = list(cases)  # labels that no case has spoken against so far
-        if not left:
+        if not left or volume.has_ignored:  # other components may not be annotated
             return {}
         cleaned = np.array(volume.label)
         sizes = np.bincount(cleaned.ravel(), minlength=len(classes)).tolist()

@@ -11,6 +11,7 @@ from unet3d.data.preprocessing.channels import (
     find_nonzero_box,
     resample,
     resample_labels,
+    spread_annotations,
 )
 
 SIZES = st.tuples(*[st.integers(1, 9)] * 3)
@@ -51,6 +52,21 @@ def test_labels_are_those_of_the_masks_interpolated_as_a_whole(size, shape, orde
     labels = np.random.default_rng(seed).integers(0, 4, size).astype(np.int16)
     masks = [resample((labels == c).astype(np.float32), shape, orders) for c in range(4)]
     np.testing.assert_array_equal(resample_labels(labels, shape, orders), np.argmax(masks, 0))
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("planes", [7, 13, 20, 32, 50])
+def test_an_annotated_slice_is_found_in_a_coarser_volume(planes, order):
+    for annotated in range(32):
+        labels = np.full((6, 6, 32), 255, np.uint8)
+        labels[..., annotated] = np.arange(36).reshape(6, 6) % 5
+        shape = (6, 6, planes)
+        spread = spread_annotations(labels, shape, 255)
+        resampled = resample_labels(spread, shape, [order] * 3)
+        known = (resampled != 255).all((0, 1))
+        thickness = max(1, planes / 32) + 1
+        assert 1 <= known.sum() <= thickness
+        assert (resampled[..., known] == labels[..., [annotated]]).all()
 
 
 def test_values_are_not_interpolated_across_a_coarse_axis():

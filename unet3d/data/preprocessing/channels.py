@@ -308,6 +308,21 @@ def resample_labels(labels: np.ndarray, shape: Sequence[int], orders: Sequence[i
     return result
 
 
+def spread_annotations(labels: np.ndarray, shape: Sequence[int], ignored: int) -> np.ndarray:
+    """Label ignored voxels as one beside them that will be part of the same, larger voxel.
+
+    Or an annotated slice between two planes of a coarser grid would not be part of any.
+    """
+    labels = labels.copy()
+    for axis, (old, new) in enumerate(zip(labels.shape, shape, strict=True)):
+        planes = np.moveaxis(labels, axis, 0)
+        target = ((np.arange(old) + 0.5) * new / old).astype(int)
+        forward = [(n, n + 1) for n in range(old - 1) if target[n] == target[n + 1]]
+        for start, end in (*forward, *((end, start) for start, end in reversed(forward))):
+            np.copyto(planes[end], planes[start], where=planes[end] == ignored)
+    return labels
+
+
 def get_directions(orientation: str) -> list[str]:
     """Return the direction of each axis of a volume."""
     names = {"RL": "left-right", "AP": "front-back", "SI": "up-down"}

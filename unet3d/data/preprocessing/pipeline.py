@@ -17,6 +17,7 @@ from unet3d.data.preprocessing.channels import (
     get_spacing,
     preprocess_channels,
     resample_labels,
+    spread_annotations,
 )
 from unet3d.data.preprocessing.statistics import (
     Percentiles,
@@ -29,7 +30,7 @@ from unet3d.errors import UsageError
 from unet3d.text import join_first
 from unet3d.types import FloatTriple, get_ignore_label, get_label_dtype
 
-PREPROCESSING_VERSION = 5
+PREPROCESSING_VERSION = 6
 """Part of every key of the cache: raise it when the same files and settings give other values."""
 
 Background = tuple[float | str, ...]
@@ -115,9 +116,11 @@ class Preprocessing:
         known = self.label_values or range(self.num_classes)
         for problem, _ in check_label_values(present, known, self.ignore_labels):
             raise UsageError(f"{file} {problem}")
-        label = self.to_classes(values)
+        label, shape = scan.grid.crop(self.to_classes(values)), scan.grid.shape
+        if self.ignore_labels:
+            label = spread_annotations(label, shape, get_ignore_label(label))
         orders = choose_interpolation_orders(scan.statistics.spacing_mm, scan.spacing_mm, 1)
-        return np.ascontiguousarray(resample_labels(scan.grid.crop(label), scan.grid.shape, orders))
+        return np.ascontiguousarray(resample_labels(label, shape, orders))
 
     def to_classes(self, values: np.ndarray) -> np.ndarray:
         """Return the class of each value of a label file, or the label of voxels to skip."""
