@@ -34,9 +34,7 @@ DAMAGES = ("is empty", "is damaged", "cannot be", "lacks", "names")
 """How problems of files begin that another copy of the file may not have."""
 
 FIX_SHAPE = "resample one onto the other's grid, or remove the case"
-FIX_GRID = (
-    "if the voxel grids already match, copy the correct header; else resample one onto the other"
-)
+FIX_GRID = "resample one onto the other's grid, or correct the header that is wrong"
 
 Problems = Iterator[tuple[str, str]]  # (problem, fix) pairs
 
@@ -86,11 +84,12 @@ def check_scan_headers(
     headers: dict[Path, VolumeHeader] = {}
     for file in (*images, *([] if label is None else [label])):
         try:
-            header = read_header(file, next(iter(headers.values()), None))
+            is_label = file == label
+            header = read_header(file, next(iter(headers.values()), None) if is_label else None)
         except UnreadableFileError as error:
             yield make_unreadable_finding(name, file, error)
             continue
-        for problem in check_single_header(header, is_label=file == label, ram=ram):
+        for problem in check_single_header(header, is_label=is_label, ram=ram):
             yield Finding(name, file, *problem)
         headers[file] = header
     readable = [file for file in images if file in headers]
@@ -302,7 +301,10 @@ def check_voxels(
         setting = f"[{', '.join(map(str, used))}]" if len(used) == len(classes) <= 20 else "auto"
         advice = f"set data.label_values={setting} to make each of them a class, in this order"
         if setting == "auto":
-            advice += ", and leave out data.num_classes and data.classes"
+            advice += (
+                ", and leave out data.num_classes and data.classes; if each value is an object "
+            )
+            advice += "(an instance), write 1 for all of them: classes are learned, not objects"
         if negative or len(unknown) == 1:
             ignored = f"[{','.join(map(str, negative or unknown))}]"
             other = "" if len(negative) == len(unknown) else f"{advice}; "

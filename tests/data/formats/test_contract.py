@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 import SimpleITK
@@ -26,6 +27,7 @@ from unet3d.data.formats.volumes import (
     list_files,
     list_volumes,
     read_header,
+    read_label_pair,
     read_labels,
     read_volume,
     split_suffix,
@@ -120,9 +122,7 @@ fraction = st.floats(0, 1)
 @pytest.mark.parametrize(
     "name", [*TRUSTING, "a.nii.gz", "a.nii", "a.tif", "a.zarr", "a.h5", "a.npy", "a"]
 )
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(part=fraction, start=fraction, end=fraction, noise=st.binary(max_size=64))
 def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path, name, part, start, end, noise):
     """A file that is cut off or overwritten."""
@@ -210,6 +210,43 @@ def test_a_part_of_a_grid_has_an_offset(shape, translation, scale, offset):
     affine = np.diag([*scale, 1.0])
     affine[:3, 3] = translation
     assert find_offset(Grid(shape=shape, affine=affine), whole) == offset
+
+
+@pytest.mark.parametrize("axes", ["LPS", "SRA", "AIL"])
+def test_labels_along_other_axes_are_turned_to_their_image(tmp_path, labels, axes):
+    image = write_nifti(tmp_path / "image.nii", labels, OBLIQUE)
+    stored = nibabel.load(image)
+    turn = nibabel.orientations.ornt_transform(
+        nibabel.io_orientation(OBLIQUE), nibabel.orientations.axcodes2ornt(axes)
+    )
+    nibabel.save(stored.as_reoriented(turn), tmp_path / "label.nii")
+    grid = read_header(image)
+    values, affine = read_labels(tmp_path / "label.nii", grid)
+    np.testing.assert_array_equal(values, labels)
+    np.testing.assert_allclose(affine, grid.affine, atol=1e-5)
+    assert read_header(tmp_path / "label.nii", grid).shape == labels.shape
+    assert not np.array_equal(read_labels(tmp_path / "label.nii")[0], labels)
+    (first, _), (second, _) = read_label_pair(tmp_path / "label.nii", image)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_labels_that_are_elsewhere_are_not_turned(tmp_path, labels):
+    image = write_nifti(tmp_path / "image.nii", labels, OBLIQUE)
+    elsewhere = write_nifti(tmp_path / "label.nii", labels, OBLIQUE @ np.diag([-1.0, 1, 1, 1]))
+    values, affine = read_labels(elsewhere, read_header(image))
+    np.testing.assert_array_equal(values, labels)
+    np.testing.assert_array_equal(affine, read_header(elsewhere).affine)
+
+
+def test_labels_without_a_spacing_have_that_of_their_image(tmp_path, labels):
+    image = write_tiff(tmp_path / "image.tif", labels, STRAIGHT)
+    for shape, expected in ((labels.shape, STRAIGHT), (labels[1:].shape, np.eye(4))):
+        label = write_numpy(tmp_path / "label.npy", np.ones(shape, np.uint8), np.eye(4))
+        for affine in (
+            read_header(label, read_header(image)).affine,
+            read_labels(label, read_header(image))[1],
+        ):
+            np.testing.assert_allclose(affine, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float64"])

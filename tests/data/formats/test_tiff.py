@@ -60,7 +60,7 @@ def test_slices_without_a_distance_get_that_of_the_columns(tmp_path, stack):
     tifffile.imwrite(tmp_path / "a.tif", stack, **options)
     header = read_header(tmp_path / "a.tif")
     assert header.spacing_mm == pytest.approx((5e-4, 5e-4, 5e-4))
-    assert "no spacing of its slices" in header.assumption
+    assert "no spacing along z" in header.assumption
     write_labels(tmp_path / "b.tif", stack.T, tmp_path / "a.tif")
     assert (read_header(tmp_path / "b.tif").affine == header.affine).all()
 

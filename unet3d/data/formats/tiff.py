@@ -200,5 +200,5 @@ def read_spacing(tif: Any) -> tuple[FloatTriple, str | None]:
     if x is None or y is None:
         return (1.0, 1.0, 1.0), NO_SPACING
     if z is None:
-        return (x, y, x), "no spacing of its slices: that of its columns is assumed"
+        return (x, y, x), "no spacing along z: that along x is assumed"
     return (x, y, z), None

@@ -53,6 +53,13 @@ class Grid:
     shape: tuple[int, ...]  # (D, H, W), or (D, H, W, C)
     affine: np.ndarray  # (4, 4), voxels -> mm; the axes point right, forward and up
 
+    @property
+    def orientation(self) -> str:
+        """Return the orientation of the axes, such as LPS."""
+        from nibabel.orientations import aff2axcodes
+
+        return "".join(map(str, aff2axcodes(self.affine)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeHeader(Grid):
@@ -68,13 +75,6 @@ class VolumeHeader(Grid):
     def spacing_mm(self) -> FloatTriple:
         """Return the voxel sizes that the affine gives."""
         return tuple(np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)).tolist())
-
-    @property
-    def orientation(self) -> str:
-        """Return the orientation of the axes, such as LPS."""
-        from nibabel.orientations import aff2axcodes
-
-        return "".join(map(str, aff2axcodes(self.affine)))
 
     @property
     def num_channels(self) -> int:

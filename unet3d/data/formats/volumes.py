@@ -17,12 +17,14 @@ from unet3d.data.formats.numpy_file import NumPy
 from unet3d.data.formats.ome_zarr import OmeZarr
 from unet3d.data.formats.tiff import Tiff
 from unet3d.data.formats.volume_format import (
+    NO_SPACING,
     Grid,
     StoredVoxels,
     UnreadableFileError,
     VolumeFormat,
     VolumeHeader,
 )
+from unet3d.data.preprocessing.channels import find_orientation, reorient
 from unet3d.errors import UsageError, describe_os_error, explain_missing_packages
 from unet3d.files import atomic_write, create_folder
 from unet3d.text import join_first, pluralize
@@ -169,7 +171,7 @@ def list_files(path: Path) -> list[Path]:
 def read_header(path: Path, grid: Grid | None = None) -> VolumeHeader:
     """Read the header of a 3D volume, with or without channels, without decoding any voxel.
 
-    A volume that may hold a part of its image's grid gets `grid`, if it is a part of it.
+    With the `grid` of an image, that of labels as `read_volume` puts them on it.
     """
     with open_format(path) as format:
         header = format.read_header(path)
@@ -183,7 +185,10 @@ def read_header(path: Path, grid: Grid | None = None) -> VolumeHeader:
                 f"has shape {size}: it must be 3D, or 4D with the channels last{reason}"
             )
     header = replace(header, shape=shape)
-    if grid is None or not header.may_be_cropped or find_offset(header, grid) is None:
+    if grid is None:
+        return header
+    header, _ = turn_to_grid(header, grid)
+    if not header.may_be_cropped or find_offset(header, grid) is None:
         return header
     return replace(header, shape=grid.shape[:3], affine=grid.affine)
 
@@ -191,12 +196,17 @@ def read_header(path: Path, grid: Grid | None = None) -> VolumeHeader:
 def read_volume(path: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return (channels (C, D, H, W), affine); integers that need no scaling stay integers.
 
-    A volume that may hold a part of its image's grid is put on `grid`, if it is a part of it.
+    Labels are put on the `grid` of their image if they are on it but for the order and direction of
+    their axes, or say nothing of their spacing, or if they may hold a part of it.
     """
     header = read_header(path)
     with open_format(path) as format:
         channels = format.read_voxels(path, header)
-    if grid is None or not header.may_be_cropped or header.shape[:3] == grid.shape[:3]:
+    if grid is None:
+        return channels, header.affine
+    header, (axes, flips) = turn_to_grid(header, grid)
+    channels = reorient(channels, axes, flips)
+    if not header.may_be_cropped or header.shape[:3] == grid.shape[:3]:
         return channels, header.affine
     offset = find_offset(header, grid)
     if offset is None:
@@ -212,6 +222,34 @@ def open_voxels(path: Path) -> StoredVoxels | None:
     header = read_header(path)
     with open_format(path) as format:
         return format.open_voxels(path, header)
+
+
+def turn_to_grid(
+    header: VolumeHeader, grid: Grid
+) -> tuple[VolumeHeader, tuple[Triple, Sequence[bool]]]:
+    """Return the header of labels with the axes of their image, and how these are found.
+
+    Labels that do not say their spacing have that of an image of their size. Where the labels would
+    be elsewhere than the image, nothing changes.
+    """
+    as_it_is = header, ((0, 1, 2), (False, False, False))
+    for affine in (header.affine, grid.affine):
+        if not np.isfinite(affine).all() or not np.linalg.det(affine[:3, :3]):
+            return as_it_is
+    if header.assumption == NO_SPACING and header.shape[:3] == grid.shape[:3]:
+        return replace(header, affine=grid.affine, assumption=None), as_it_is[1]
+    axes, flips = find_orientation(header.affine, grid.orientation)
+    to_file = np.zeros((4, 4))
+    to_file[3, 3] = 1
+    for n, (axis, flip) in enumerate(zip(axes, flips, strict=True)):
+        to_file[axis, [n, 3]] = (-1, header.shape[axis] - 1) if flip else (1, 0)
+    turned = Grid(
+        shape=tuple(header.shape[axis] for axis in axes) + header.shape[3:],
+        affine=header.affine @ to_file,
+    )
+    if turned.shape[:3] != grid.shape[:3] or find_offset(turned, grid) != (0, 0, 0):
+        return as_it_is
+    return replace(header, shape=turned.shape, affine=turned.affine), (axes, flips)
 
 
 def find_offset(part: Grid, grid: Grid) -> Triple | None:
@@ -262,8 +300,12 @@ def read_labels(file: Path, grid: Grid | None = None) -> tuple[np.ndarray, np.nd
 def read_label_pair(
     first: Path, second: Path
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return the labels and affine of two files; a SEG may hold a part of the other's grid."""
-    return read_labels(first, read_header(second)), read_labels(second, read_header(first))
+    """Return the labels and affine of two files, on the grid of the first where they have one.
+
+    A SEG may hold a part of the other's grid.
+    """
+    labels, affine = read_labels(first, read_header(second, read_header(first)))
+    return (labels, affine), read_labels(second, Grid(shape=labels.shape, affine=affine))
 
 
 def to_label_values(labels: np.ndarray, values: Sequence[int] | None) -> np.ndarray:
