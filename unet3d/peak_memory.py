@@ -23,6 +23,7 @@ class MemoryRecord:
 
     allocated: int | None = None  # tensors on the GPU
     reserved: int | None = None  # what the caching allocator reserved on the GPU for them
+    reserved_at_most: int | None = None  # of an estimate: with other kernels of cuDNN
     process: int | None = None  # all of the process on the GPU, as nvidia-smi reports it
     resident: int | None = None  # all of the process, as the operating system reports it
     above_start: int | None = None  # resident beyond that with which training began: tensors

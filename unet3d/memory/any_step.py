@@ -84,10 +84,16 @@ class StepEstimate:
         return self.details.peak.reserved or 0
 
     @property
+    def reserved_at_most(self) -> int:
+        """Return what torch reserves if cuDNN's kernels take more than is known of them."""
+        return self.details.peak.reserved_at_most or 0
+
+    @property
     def process(self) -> tuple[int, int]:
         """Return what a process usually takes of the device, and what it takes at most."""
-        context = CONTEXT_BYTES if self.details.trace.cuda else (0, 0)
-        low, high = (get_device_bytes(self.details) + n for n in context)
+        low = high = get_device_bytes(self.details)
+        if self.details.trace.cuda:
+            low, high = low + CONTEXT_BYTES[0], self.reserved_at_most + CONTEXT_BYTES[1]
         return low, high
 
     def describe_fit(self) -> str:

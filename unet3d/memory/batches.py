@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 
 from unet3d.memory.allocator import replay
-from unet3d.memory.estimate import MemoryEstimate, add_context_bytes
+from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, find_most_reserved
 from unet3d.peak_memory import MemoryRecord
 
 LARGEST_BATCH = 2**14 - 1
@@ -27,6 +27,7 @@ class BatchExtrapolation:
         )
         self.affine = self._events == others
         self._steady_step, self._graph_pool = slice(*two.steady_step), two.trace.graph_pool
+        self._trace = two.trace
         if self.affine:
             blocks = max(self._events)
             at_two, at_three = (
@@ -40,9 +41,16 @@ class BatchExtrapolation:
         """Return the peak of a steady-state step."""
         sizes = self._base + batch * self._slope
         result = replay(self._events, sizes.tolist(), self._graph_pool)
+        reserved = max(result.reserved[self._steady_step])
+
+        def replay_with(sums: np.ndarray) -> list[int]:
+            larger = (sizes + sums[: len(sizes)]).tolist()
+            return replay(self._events, larger, self._graph_pool).reserved[self._steady_step]
+
         return MemoryRecord(
             allocated=max(result.allocated[self._steady_step]),
-            reserved=max(result.reserved[self._steady_step]),
+            reserved=reserved,
+            reserved_at_most=find_most_reserved(reserved, replay_with, self._trace),
         )
 
     def find_largest(self, budget: int, limit: int = LARGEST_BATCH) -> int:

@@ -45,6 +45,10 @@ VECTOR_BYTES = 16
 FEW_CHANNELS = 32
 """With at most these, cuDNN's weight gradients in float32 read no channels-last tensors."""
 
+PARTIAL_SUMS = ((4, 4 * MIB), (11, 14 * MIB))
+"""What cuDNN may take besides, for partial sums of a weight's gradient: this many times the weight
+in float32, up to these bytes. An H100 showed no rule but that it depends on the channels."""
+
 CUBLAS_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
 HOPPER_CUBLAS_BYTES = 32 * MIB
 CUBLASLT_BYTES = MIB

@@ -6,7 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ import unet3d
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.allocator import Replay, replay
-from unet3d.memory.cuda_libraries import COLUMNS
+from unet3d.memory.cuda_libraries import COLUMNS, PARTIAL_SUMS
 from unet3d.memory.fake_tensors import simulate_cuda_step
 from unet3d.memory.trace import Block, Trace
 from unet3d.model.weights import count_parameters
@@ -100,10 +100,19 @@ class MemoryEstimate:
         start, stop = self.steady_step
         return start + int(self.curve[start:stop].argmax())
 
-    @property
+    @cached_property
     def peak(self) -> MemoryRecord:
         """Return the peaks of the steady step."""
-        return self._record(*self.steady_step)
+        record = self._record(*self.steady_step)
+        if not self.trace.cuda:
+            return record
+        nbytes = np.array([block.nbytes for block in self.trace.blocks], np.int64)
+        at_most = find_most_reserved(
+            record.reserved or 0,
+            lambda sums: self._replay((nbytes + sums).tolist()).reserved[slice(*self.steady_step)],
+            self.trace,
+        )
+        return replace(record, reserved_at_most=at_most)
 
     @property
     def allocated(self) -> int:
@@ -198,14 +207,28 @@ class MemoryEstimate:
         return MemoryRecord(allocated=int(self.curve[span].max()), reserved=reserved)
 
 
+def find_most_reserved(
+    reserved: int, replay_with: Callable[[np.ndarray], Sequence[int]], trace: Trace
+) -> int:
+    """Return the most that is reserved if cuDNN takes memory for partial sums.
+
+    A few MiB more may move a large block to a segment of its own.
+    """
+    weights = np.zeros(len(trace.blocks), np.int64)
+    weights[list(trace.weights)] = [4 * numel for numel in trace.weights.values()]
+    for times, most in PARTIAL_SUMS if weights.any() else ():
+        reserved = max(reserved, *replay_with(np.minimum(times * weights, most)))
+    return reserved
+
+
 def get_device_bytes(estimate: MemoryEstimate) -> int:
     """Return what a step takes of the device; on a CPU no caching allocator reserves more."""
     return estimate.peak.reserved or estimate.allocated
 
 
 def add_context_bytes(peak: MemoryRecord) -> int:
-    """Return what a process takes of the device: its step, and 600 MiB for the CUDA context."""
-    return (peak.reserved or peak.allocated or 0) + CUDA_CONTEXT_BYTES
+    """Return what a process takes of the device at most, with 600 MiB for the CUDA context."""
+    return (peak.reserved_at_most or peak.reserved or peak.allocated or 0) + CUDA_CONTEXT_BYTES
 
 
 class UntraceableError(UsageError):

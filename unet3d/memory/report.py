@@ -55,6 +55,11 @@ def format_peaks(estimate: MemoryEstimate) -> str:
     kinds, total = [("at the peak", "MiB", "share")], sum(estimate.kinds.values())
     kinds += [(k, format_mib(n), f"{100 * n / total:.0f}%") for k, n in estimate.kinds.items()]
     parts, without = [format_columns(peaks), format_columns(kinds)], estimate.without_workspaces
+    if (at_most := estimate.peak.reserved_at_most) and at_most > (estimate.peak.reserved or 0):
+        parts.append(
+            "with the largest workspaces that cuDNN may take for gradients of weights: "
+            f"{format_mib(at_most)} MiB reserved"
+        )
     if without < estimate.allocated:
         parts.append(
             "without the workspaces of cuDNN and cuBLAS, which depend on the GPU: "
@@ -136,6 +141,7 @@ def estimate_to_dict(estimate: MemoryEstimate) -> dict[str, Any]:
     return {
         "peak_allocated_bytes": estimate.peak.allocated,
         "peak_reserved_bytes": estimate.peak.reserved,
+        "peak_reserved_at_most_bytes": estimate.peak.reserved_at_most,
         "parameters": estimate.parameters,
         "phases": {
             phase: {f"{k}_bytes": v for k, v in record.known().items()}

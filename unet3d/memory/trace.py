@@ -105,6 +105,7 @@ class Trace(TorchDispatchMode):
         self.calls: list[EventRange] = []  # of leaf modules
         self.phases: list[EventRange] = []
         self.graph_pool: list[range] = []  # events in the memory pool of CUDA graphs
+        self.weights: dict[int, int] = {}  # numel of a weight, by the workspace of its gradient
         self._stream = "default"
         # What has a workspace of cuBLAS: threads and cuBLASLt, for each stream.
         self._cublas_users: set[tuple[str, str]] = set()
@@ -296,7 +297,10 @@ class Trace(TorchDispatchMode):
         for output, nbytes in zip(outputs, workspaces, strict=True):
             if output is not None:
                 self._see(output, op)
-                self._free(self._allocate(nbytes, "cuDNN", "workspaces"))
+                workspace = self._allocate(nbytes, "cuDNN", "workspaces")
+                self._free(workspace)
+                if output.shape == weight.shape and not is_forward:
+                    self.weights[workspace.id] = weight.numel()
         if copy is not None:
             self._free(copy)
 
