@@ -33,7 +33,9 @@ def test_a_shortfall_of_memory_comes_with_what_to_do(predictor, task, monkeypatc
             predictor.prepare(task)
         unknown = replace(read_header(task.scan.files[0]), assumption="no voxel spacing")
         patch.setattr(predictor_module, "read_header", lambda file: unknown)
-        with pytest.raises(DoesNotFitError, match=r"has no voxel spacing; write its v"):
+        with pytest.raises(
+            DoesNotFitError, match=r"^the scan has no voxel spacing: pre.*: write its v"
+        ):
             predictor.prepare(task)
         with pytest.raises(DoesNotFitError, match=r"^needs at least .* available: close other pro"):
             predictor.plan(task, scan)

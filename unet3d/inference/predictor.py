@@ -199,9 +199,9 @@ class Predictor:
         preprocessing, channels = self.ensemble.preprocessing, self.ensemble.channels
         if needed <= ram:
             return preprocessing.preprocess_scan(task.scan.files, channels)
-        stored, advice = open_channels(task.scan.files), self._ram_advice
+        stored, advice, reason = open_channels(task.scan.files), self._ram_advice, ""
         if assumed := read_header(task.scan.files[0]).assumption:  # the size depends on it
-            advice = f"the scan has {assumed}; write its voxel size, or {advice}"
+            reason, advice = f"the scan has {assumed}: ", f"write its voxel size, or {advice}"
         writes_parts = find_format(task.labels).writes_parts
         if stored is None:
             advice += ", or convert it to OME-Zarr or another format that is read by parts"
@@ -209,7 +209,7 @@ class Predictor:
             advice += ", or set output_format=zarr or npy, which are written by parts"
         if stored is None or not writes_parts:
             raise DoesNotFitError(
-                f"preprocessing needs {format_bytes(needed)} of RAM, "
+                f"{reason}preprocessing needs {format_bytes(needed)} of RAM, "
                 f"{format_bytes(ram)} are available: {advice}"
             )
         for option, is_given in {
