@@ -1,5 +1,6 @@
 """Earlier names of options and keys work on the command line, in files and in saved configs."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from unet3d.config.keys import compose_api_config
 from unet3d.config.names import announce
 from unet3d.inference.ensemble import load_ensemble
 from unet3d.model.plain_unet import PlainUNet3D
+from unet3d.model.unet import UNet3D
 from unet3d.training.same_experiment import find_differences, list_compared
 
 RELEASED = Path(__file__).parents[1] / "released" / "1"
@@ -94,6 +96,17 @@ def test_a_checkpoint_of_a_network_with_an_earlier_name_loads(tmp_path):
     content["state_dict"] = {f"model.{name}": value for name, value in weights.items()}
     save_checkpoint(content, tmp_path / "best.ckpt")
     assert isinstance(load_ensemble([tmp_path / "best.ckpt"]).networks[0], PlainUNet3D)
+
+
+def test_deep_supervision_of_an_earlier_network_of_two_levels_loads_and_resumes(tmp_path):
+    content = torch.load(RELEASED / "best.ckpt", weights_only=True)
+    present = {"config": copy.deepcopy(content["unet3d"]["config"])}
+    content["unet3d"]["config"]["model"]["deep_supervision"] = True
+    save_checkpoint(content, tmp_path / "best.ckpt")
+    network = load_ensemble([tmp_path / "best.ckpt"]).networks[0]
+    assert isinstance(network, UNet3D)
+    saved, now = (list_compared(c, {"cases": {}}) for c in (content["unet3d"], present))
+    assert not [line for line in find_differences(saved, now) if "deep_supervision" in line]
 
 
 def test_a_run_resumes_whose_config_has_earlier_names():

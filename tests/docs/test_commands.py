@@ -96,7 +96,7 @@ def shorten(words: list[str], small: list[str], page: str) -> list[str]:
     options = {word.partition("=")[0]: word.partition("=")[2] for word in given}
     network = options.get("model") or options.get("experiment", "")
     if command in ("memory", "suggest") and network.startswith("unet_"):
-        given += ["model.depth=2", "model.convs_per_level=1"]
+        given += ["model.depth=2", "model.convs_per_level=1", "model.deep_supervision=false"]
     if options.get("benchmark") == "true":
         return [*words, "data.patch_size=[8,8,8]", "model.depth=2", "model.width=4", "seconds=1"]
     if command == "plan" and "max_time" not in options:

@@ -32,7 +32,7 @@ VARIED = {
     "unet_small": ["pool=approx_median", "model.depth=2"],
     "unet_large": ["pool=median", "model.depth=2", "model.norm=group", "model.pool_kernel=[1,3,1]"],
     "unet_cicek2016": ["pool=avg", "model.depth=2", "model.norm=none", "model.upsampling=nearest"],
-    "unet_nnunet": ["pool=max", "model.depth=2", "model.kernel_size=[[1,3,3],3]"],
+    "unet_nnunet": ["pool=max", "model.depth=4", "model.kernel_size=[[1,3,3],3,3,3]"],
 }
 SLOW = (*VARIED, "unet_resenc")
 """The others are MONAI's networks and plain twins of ours: what breaks them is a new torch."""

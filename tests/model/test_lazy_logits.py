@@ -114,6 +114,7 @@ def test_a_step_holds_a_fraction_of_its_logits():
 def test_the_estimate_of_a_step_with_many_classes_is_its_real_peak_to_the_byte():
     words = ["data.num_classes=40", "model.width=4", "data.patch_size=[16,16,16]"]
     words += ["data.in_channels=1", "trainer.accelerator=cpu", "model.deep_supervision=true"]
+    words += ["model.depth=4"]
     config = parse_train_config(compose_config(words, "train")).step
     estimated = estimate_configured_step(config, validates=False)
     step = build_configured_step(config, torch.device("cpu"))

@@ -52,6 +52,7 @@ def test_blocks_yields_every_level_twice_except_the_coarsest():
         ({"residual_blocks": 0}, "residual_blocks"),
         ({"stochastic_depth": 1.0}, "stochastic_depth"),
         ({"stochastic_depth": 0.9}, "stochastic_depth"),
+        ({"deep_supervision": True, "depth": 3}, "deep_supervision"),
         ({"negative_slope": -0.2, "activation": "leaky_relu"}, "negative_slope"),
         ({"depth": 2.5}, "depth"),
         ({"width": 4.0}, "width"),

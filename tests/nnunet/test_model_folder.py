@@ -13,14 +13,15 @@ from unet3d.step.build import build_network
 
 pytest.importorskip("dynamic_network_architectures.architectures.unet")
 
-SIZES = ["model.pool_kernel=[[1,2,2],[2,2,1]]", "model.kernel_size=[[3,1,3],3,3]", "pool=strided"]
-PLAIN = ["model=unet_nnunet", "model.channels=[4,8,12]", *SIZES]
-RESIDUAL = ["model=unet_resenc", "model.channels=[4,8,12]", *SIZES]
+SIZES = ["model.channels=[4,8,12,12]", "model.pool_kernel=[[1,2,2],[2,2,1],[1,1,2]]"]
+SIZES += ["model.kernel_size=[[3,1,3],3,3,3]", "pool=strided"]
+PLAIN = ["model=unet_nnunet", *SIZES]
+RESIDUAL = ["model=unet_resenc", *SIZES]
 NETWORKS = {
     "plain": PLAIN,
     "no deep supervision": [*PLAIN, "model.deep_supervision=false"],
-    "convolutions": [*PLAIN, "model.convs_per_level=[1,3,2]"],
-    "residual": [*RESIDUAL, "model.residual_blocks=[1,2,3]", "model.convs_per_level=[2,1,1]"],
+    "convolutions": [*PLAIN, "model.convs_per_level=[1,3,2,2]"],
+    "residual": [*RESIDUAL, "model.residual_blocks=[1,2,3]", "model.convs_per_level=[2,1,1,1]"],
     "norm": [*RESIDUAL, "model.norm=batch", "model.residual_blocks=1", "model.activation=relu"],
 }
 
@@ -78,7 +79,8 @@ def test_plans_have_nnunets_order_of_axes(build, tmp_path):
     sizes = plans["configurations"]["3d_fullres"]
     assert sizes["patch_size"] == [12, 16, 8]
     assert sizes["spacing"] == [3, 2, 1]
-    assert sizes["architecture"]["arch_kwargs"]["strides"] == [[1, 1, 1], [2, 2, 1], [1, 2, 2]]
+    strides = sizes["architecture"]["arch_kwargs"]["strides"]
+    assert strides == [[1, 1, 1], [2, 2, 1], [1, 2, 2], [2, 1, 1]]
     assert sizes["normalization_schemes"] == ["ZScoreNormalization", "CTNormalization"]
     assert plans["foreground_intensity_properties_per_channel"]["1"]["percentile_99_5"] == 7
     assert plans["image_reader_writer"] == "NibabelIOWithReorient"

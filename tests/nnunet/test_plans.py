@@ -80,6 +80,11 @@ def test_a_residual_network_has_the_blocks_and_convolutions_of_nnunet(path):
     assert model <= {*read_plans(path, "3d_fullres", None)}
 
 
+def test_a_network_of_three_stages_is_built_without_deep_supervision(path):
+    network = read_settings(path).step.network.bind(in_channels=1, num_outputs=2).build()
+    assert len(network.list_heads()) == 1  # nnU-Net has a second one, of weight 0
+
+
 def test_a_configuration_inherits_and_the_command_line_wins(path):
     lines = []
     words = ["data.batch_size=7", f"experiment={path}:3d_lowres", "data.root=/elsewhere"]

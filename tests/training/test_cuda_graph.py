@@ -50,7 +50,7 @@ def assert_equal(run, other):
     [
         pytest.param(("model.norm=batch", "precision=bf16"), marks=pytest.mark.slow),
         (
-            *("checkpointing=lean", "model.deep_supervision=true"),
+            *("checkpointing=lean", "model.deep_supervision=true", "model.depth=4"),
             "trainer.accumulate_grad_batches=2",
         ),
         ("model=dynunet", "model.filters=[2,4,4]", "model.norm_name=batch"),
@@ -206,7 +206,10 @@ def test_ranks_that_replay_take_the_steps_of_ranks_that_do_not(composed, tmp_pat
     [
         (),
         ("precision=16", "model.norm=batch", "ema_decay=0.9"),
-        ("precision=bf16", "checkpointing=lean", "model.deep_supervision=true"),
+        (
+            *("precision=bf16", "checkpointing=lean", "model.deep_supervision=true"),
+            "model.depth=4",
+        ),
         ("checkpointing=leanest", "trainer.accumulate_grad_batches=2"),
         (
             *("precision=16", "pool=strided", "model.residual_blocks=[1,2,2]"),

@@ -86,4 +86,15 @@ def rename_saved_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved config with its keys and values under their present names."""
     config = {k: dict(v) if isinstance(v, Mapping) else v for k, v in saved.items()}
     rename_keys(config, announces=False)
+    _switch_off_ignored(config.get("model") or {})
     return config
+
+
+def _switch_off_ignored(model: dict[str, Any]) -> None:
+    """Switch off options that did nothing in the network, and are refused now."""
+    if "stochastic_depth" in model and model.get("residual_blocks", True) is None:
+        model["stochastic_depth"] = 0.0
+    channels = model.get("channels")
+    levels = len(channels) if isinstance(channels, list | tuple) else model.get("depth")
+    if model.get("_target_") == "unet3d.model.unet.UNet3D" and levels in (2, 3):
+        model["deep_supervision"] = False

@@ -90,8 +90,6 @@ def parse_saved_network(
     """
     saved = rename_saved_keys(saved)
     model = {key: value for key, value in saved["model"].items() if key != "prior_bias"}
-    if "residual_blocks" in model and model["residual_blocks"] is None:
-        model.pop("stochastic_depth", None)  # which did nothing there, and is refused now
     if allow_targets is not None:
         for key, values in (("model", model), ("pool", saved["pool"])):
             check_saved_config(values, key, allow_targets)

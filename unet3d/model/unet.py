@@ -101,6 +101,11 @@ class UNet3D(nn.Module):
             raise UsageError(f"negative_slope must be at least 0, got {negative_slope}")
         enc = resolve_encoder_channels(channels, depth, width, max_width)
         depth = len(enc)
+        if deep_supervision and depth < 4:
+            raise UsageError(
+                f"deep_supervision has a single output with {depth} levels, as the coarsest "
+                "decoder level has none: use depth >= 4, or leave it off"
+            )
         dec = resolve_decoder_channels(decoder_channels, enc)
         convs = (
             [convs_per_level] * depth if isinstance(convs_per_level, int) else list(convs_per_level)
@@ -152,7 +157,7 @@ class UNet3D(nn.Module):
             self.decoder.append(DecoderLevel(up, ConvBlock(widths, make_layer=layers[level])))
             previous = dec[level]
 
-        supervised = range(max(1, depth - 2)) if deep_supervision else range(1)
+        supervised = range(depth - 2 if deep_supervision else 1)
         self.heads = nn.ModuleList(nn.Conv3d(dec[level], num_classes, 1) for level in supervised)
 
     has_lazy_logits = True

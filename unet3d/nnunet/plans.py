@@ -201,6 +201,7 @@ def _describe_network(architecture: Mapping[str, Any], axes: Sequence[int]) -> l
         *([] if blocks is None else [f"model.residual_blocks={_list(blocks)}"]),
         f"model.norm={norm}",
         f"model.activation={activation}",
+        *(["model.deep_supervision=false"] if len(options["features_per_stage"]) < 4 else []),
         f"model.negative_slope={(options['nonlin_kwargs'] or {}).get('negative_slope', 0.01)}",
     ]
 

@@ -269,7 +269,10 @@ def _get_model_changes(config: StepConfig, levels: Levels, is_overridden: IsOver
     has_depth = "depth" in config.network.model.arguments
     if not has_depth or is_overridden("model.depth") or is_overridden("model.channels"):
         return {}
+    has_one_output = len(levels.kernels) < 4 and not is_overridden("model.deep_supervision")
+    is_supervised = config.network.model.arguments.get("deep_supervision", False)
     return {
+        **({"model.deep_supervision": False} if is_supervised and has_one_output else {}),
         "model.depth": len(levels.kernels),
         "model.pool_kernel": [list(window) for window in levels.pool_windows],
         "model.kernel_size": [list(kernel) for kernel in levels.kernels],
