@@ -1,10 +1,12 @@
 """Logits that a loss reads tile by tile: those of many classes are never in memory as a whole."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 
 class Rows(NamedTuple):
@@ -24,21 +26,22 @@ TileGradient = Callable[[Rows, Tensor], Tensor]
 """Return the gradient of some rows of logits, given these."""
 
 
+@dataclass(eq=False)
 class LazyLogits:
     """Logits that are computed when they are read, and once more in backward.
 
-    `edge` is their place in autograd's graph: it has their shape and the memory of one element.
-    Whoever differentiates them calls `add_gradient` in backward, and passes no gradient to `edge`.
+    `edge` is their place in autograd's graph, a tensor of one element. Whoever differentiates them
+    calls `add_gradient` in backward, and passes no gradient to `edge`.
     """
 
-    def __init__(
-        self,
-        edge: Tensor,
-        tiles: Callable[[], Iterator[Tile]],
-        add_gradient: Callable[[TileGradient], Any],
-    ):
-        self.edge, self.tiles, self.add_gradient = edge, tiles, add_gradient
-        self.shape, self.device = edge.shape, edge.device
+    edge: Tensor
+    shape: torch.Size
+    tiles: Callable[[], Iterator[Tile]]
+    add_gradient: Callable[[TileGradient], Any]
+
+    @property
+    def device(self) -> torch.device:
+        return self.edge.device
 
     def map(
         self,
@@ -56,12 +59,21 @@ class LazyLogits:
         def add_gradient(compute: TileGradient) -> None:
             self.add_gradient(lambda rows, x: gradient(rows, x, compute(rows, function(rows, x))))
 
-        return LazyLogits(self.edge, iter_tiles, add_gradient)
+        return LazyLogits(self.edge, self.shape, iter_tiles, add_gradient)
 
     @torch.no_grad()
     def are_finite(self) -> bool:
         """Return whether all logits are finite."""
         return all(bool(x.isfinite().all()) for _, x in self.tiles())
+
+
+# DistributedDataParallel and FSDP attach backward to the tensors in outputs: those of a pytree, or
+# of a dataclass.
+register_pytree_node(
+    LazyLogits,
+    lambda logits: ([logits.edge], (logits.shape, logits.tiles, logits.add_gradient)),
+    lambda leaves, others: LazyLogits(*leaves, *others),
+)
 
 
 def run_network(model: Any, loss: Any, image: Tensor) -> Any:

@@ -1,5 +1,6 @@
-"""Synchronized batch norm in fused blocks: ranks equal one process with all of their batches."""
+"""Fused blocks in two processes: synchronized batch norm, and wrappers that read lazy logits."""
 
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -7,7 +8,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
+from unet3d.loss.overlap import DiceCE
 from unet3d.model.unet import UNet3D
 from unet3d.types import Retention
 
@@ -61,3 +65,38 @@ def test_synchronized_batch_norm_of_one_process_is_batch_norm():
     images = torch.randn(2, 1, 9, 8, 8, dtype=torch.float64)
     model = nn.SyncBatchNorm.convert_sync_batchnorm(make_network())
     assert_equal(run_step(model, images), run_step(make_network(), images))
+
+
+WRAPPERS = {
+    "static graph": partial(DistributedDataParallel, static_graph=True),
+    "unused parameters": partial(DistributedDataParallel, find_unused_parameters=True),
+    "FSDP": fully_shard,
+}
+
+
+def train_wrapped(wrapper, image, *, lazy):
+    torch.manual_seed(0)
+    network = UNet3D(in_channels=1, num_classes=9, depth=4, width=4, deep_supervision=True)
+    network = WRAPPERS[wrapper](network.double())
+    optimizer, loss = torch.optim.SGD(network.parameters(), 0.1), DiceCE()
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss(network(image, lazy_logits=lazy), image[:, 0].gt(0).long()).backward()
+        optimizer.step()
+    return [getattr(p, "full_tensor", lambda p=p: p)() for p in network.parameters()]
+
+
+def compare_lazy_logits(rank, wrapper, images, init_file):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=init_file, rank=rank, world_size=2)
+    expected = train_wrapped(wrapper, images[rank], lazy=False)
+    assert_equal([train_wrapped(wrapper, images[rank], lazy=True)], [expected])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_ranks_train_equally_with_lazy_logits(wrapper, tmp_path):
+    images = torch.randn(2, 1, 1, 16, 16, 16, dtype=torch.float64)
+    mp.spawn(compare_lazy_logits, (wrapper, images, f"file://{tmp_path / 'init'}"), nprocs=2)

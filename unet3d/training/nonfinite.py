@@ -196,7 +196,7 @@ def find_first_nonfinite_module(model: nn.Module, image: Tensor) -> str | None:
 
 def are_all_finite(values: Any) -> bool:
     """Return whether all values of all tensors are finite."""
-    parts = tree_leaves(values)
+    parts = tree_leaves(values, is_leaf=lambda value: isinstance(value, LazyLogits))
     return all(x.are_finite() for x in parts if isinstance(x, LazyLogits)) and all(
         bool(x.isfinite().all()) for x in parts if isinstance(x, Tensor)
     )

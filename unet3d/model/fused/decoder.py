@@ -213,7 +213,7 @@ class FusedDecoderLevel(FusedBlock):
         outputs = [] if self.last else [self.placeholder(self.output.channels)]
         if self.head is not None:
             head, self.head.source = self.head, self.output
-            outputs.append(self.placeholder(head.classes) if head.lazy else head.compute_logits())
+            outputs.append(self.edge() if head.lazy else head.compute_logits())
         return tuple(outputs)
 
     def backward(

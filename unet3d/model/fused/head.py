@@ -42,7 +42,9 @@ class Head:
 
     def make_lazy(self, edge: Tensor) -> LazyLogits:
         """Return the logits, given their place in autograd's graph."""
-        return LazyLogits(edge, self._iter_logits, self.logit_gradients.append)
+        layout = self.source.layout
+        shape = torch.Size([layout.batch, self.classes, *layout.size])
+        return LazyLogits(edge, shape, self._iter_logits, self.logit_gradients.append)
 
     def compute_logits(self) -> Tensor:
         """Return the logits (B, K, D, H, W) as a whole."""

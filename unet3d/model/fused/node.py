@@ -28,10 +28,13 @@ class FusedBlock:
         """Return the layout of the output."""
         return self.output.layout
 
+    def edge(self) -> Tensor:
+        """Return a tensor of one element for autograd's graph."""
+        return torch.empty(1, dtype=self.layout.dtype, device=self.device)
+
     def placeholder(self, channels: int) -> Tensor:
         """Return a tensor for autograd's graph: the shape of a map, the memory of one element."""
-        one = torch.empty(1, dtype=self.layout.dtype, device=self.device)
-        return one.expand(self.layout.batch, channels, *self.layout.size)
+        return self.edge().expand(self.layout.batch, channels, *self.layout.size)
 
     def run(self, *edges: Tensor) -> list[Tensor]:
         """Return the block's outputs, given the edges of its input maps."""
