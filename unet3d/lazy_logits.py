@@ -43,6 +43,12 @@ class LazyLogits:
     def device(self) -> torch.device:
         return self.edge.device
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"lazy logits have no {name}: they are not computed as a whole; call the network "
+            "without lazy_logits=True"
+        )
+
     def map(
         self,
         function: Callable[[Rows, Tensor], Tensor],

@@ -132,6 +132,12 @@ def test_a_head_with_nan_is_named():
     assert "heads.0, whose weights are not finite" in locate_nonfinite(network, image, outputs)
 
 
+def test_lazy_logits_say_why_they_are_no_tensor():
+    logits = make_network(CLASSES)(make_batch(torch.float32)[0], lazy_logits=True)[0]
+    with pytest.raises(AttributeError, match=r"^lazy logits have no argmax: .*without lazy_logits"):
+        logits.argmax(1)
+
+
 def test_a_second_backward_is_refused():
     network, (image, label) = make_network(CLASSES), make_batch(torch.float32)
     loss = DiceCE()(run_network(network, DiceCE(), image), label)
