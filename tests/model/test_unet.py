@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from unet3d.config.instantiate import Factory
+from unet3d.config.instantiate import Factory, read_option
 from unet3d.errors import UsageError
 from unet3d.model.plain_unet import PlainUNet3D
 from unet3d.model.unet import UNet3D
@@ -71,3 +71,10 @@ def test_an_invalid_argument_is_named_as_in_python_and_by_its_key_in_a_config(op
 def test_a_layer_in_place_of_a_function_that_makes_one_is_named():
     with pytest.raises(UsageError, match=r"^pool must be .* the layer MaxPool3d.*: use MaxPool3d"):
         make_unet(pool=nn.MaxPool3d(2))
+
+
+def test_strided_convolutions_have_a_name_as_in_a_config():
+    options = {"depth": 3, "residual_blocks": 1}
+    by_name = make_unet(pool="strided", **options)
+    assert str(by_name) == str(make_unet(pool=read_option("pool", "strided")(), **options))
+    assert by_name.encoder[1].convs[0].conv1.conv.stride == (2, 2, 2)

@@ -35,7 +35,8 @@ class RecomputeBlocks:
         if not blocks:
             raise UsageError(
                 f"{type(model).__name__} does not list its blocks, which checkpointing=blocks "
-                "recomputes: use checkpointing=none"
+                "recomputes: give it a method blocks() that yields (level, module), or use "
+                "checkpointing=none"
             )
         if isinstance(model, HasRetention):
             model.retention = None

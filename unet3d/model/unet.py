@@ -25,6 +25,7 @@ from unet3d.model.blocks import (
 from unet3d.model.fused.decoder import FusedDecoderLevel
 from unet3d.model.fused.encoder import ConvEncoderLevel, ResidualEncoderLevel, make_input_map
 from unet3d.model.fused.support import find_hook, find_unsupported
+from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.replace import get_pooling
 from unet3d.types import LevelPolicy, PoolFactory, Retention, Size, Triple
 
@@ -59,8 +60,8 @@ class UNet3D(nn.Module):
     residual blocks and the finest one begins with a convolution, as in nnU-Net's residual encoder;
     `convs_per_level` is then that of the decoder.
 
-    `pool` is "max", "avg", "median", "approx_median" or a function that makes a layer from a kernel
-    size.
+    `pool` is "max", "avg", "median", "approx_median", "strided" (convolutions with a stride) or a
+    function that makes a layer from a kernel size.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class UNet3D(nn.Module):
         self.retention: Retention | None = Retention() if fused else None
         self._warned_of: str | None = None
         self.norm = norm
-        pool = get_pooling(pool)
+        pool = partial(Strided, skip_pool=AvgPool3d) if pool == "strided" else get_pooling(pool)
 
         make_activation = partial(lookup(ACTIVATIONS, activation, "activation"), negative_slope)
         layers = [
