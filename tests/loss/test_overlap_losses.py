@@ -50,6 +50,13 @@ def test_tversky_and_generalized_dice_are_those_of_monai(regions):
         assert_same(ours, theirs, regions, largest=1)
 
 
+@pytest.mark.parametrize("loss", [DiceCE(), Tversky(), GeneralizedDice(), SkeletonRecall()])
+def test_torch_confirms_the_gradient(loss):
+    logits, labels = make_batch(size=(3, 2, 2))
+    logits = logits.detach().double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: loss(x, labels), (logits,))
+
+
 def test_focal_tversky_has_a_finite_gradient_where_all_is_right():
     _, labels = make_batch()
     certain = torch.nn.functional.one_hot(labels.long(), 4).movedim(-1, 1) * 200.0 - 100

@@ -120,7 +120,9 @@ class _SumClasses(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _: Tensor) -> tuple[Tensor | None, ...]:
+        if grad is None:  # nothing depends on the sums
+            return (None,) * 5
         logits, labels, table, threshold = ctx.saved_tensors
         kind, lazy, ctx.lazy = ctx.kind, ctx.lazy, None  # which holds the network's last map
         if lazy is not None:
