@@ -131,6 +131,7 @@ def test_a_batch_without_labeled_voxels_gives_no_nan():
         ({"class_weights": [0.0, 0.0]}, "list of numbers >= 0, not all 0"),
         ({"class_weights": [-1.0, 1.0]}, "list of numbers >= 0, not all 0"),
         ({"class_weights": [1.0, 2.0]}, "has 2 weights, the network 4 outputs"),
+        ({"regions": {"a": [1, 2], "b": [2]}}, "has 2 regions, the network 4 outputs"),
     ],
 )
 def test_invalid_options_are_explained(bad, message):

@@ -75,6 +75,12 @@ class OverlapLoss(nn.Module):
         """Logits (B, K, D, H, W), labels (B, D, H, W) of any integer type -> scalar."""
         num_classes = None if self.region_table is None else IGNORE_LABEL
         levels = split_levels(logits, labels, num_classes, self.check_labels)
+        table, outputs = self.region_table, levels[0][0].shape[1]
+        if table is not None and len(table) != outputs:
+            raise UsageError(
+                f"the loss has {len(table)} regions, the network {outputs} outputs: give the "
+                "network one output per region, without a background"
+            )
         return average_levels(self.compute_levels(levels))
 
     def compute_levels(self, levels: Sequence[Level]) -> Tensor:
