@@ -112,3 +112,10 @@ def test_offloading_leaves_little_of_any_network_on_a_gpu(model):
 
     kept = estimate_kept_activations("checkpointing=none")
     assert estimate_kept_activations("checkpointing=offload") < kept / 3
+
+
+def test_a_second_strategy_says_which_one_the_network_has():
+    model = build_plain_network()
+    RecomputeBlocks().apply(model)
+    with pytest.raises(UsageError, match=r"^RecomputeBlocks has been applied to this network"):
+        PerLevelStrategy().apply(model)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from unet3d.checkpointing.mednext import fuse_mednext
+from unet3d.checkpointing.recompute import is_recomputed
 from unet3d.errors import UsageError
 from unet3d.text import MIB
 from unet3d.types import INNER_POLICIES, LAST_POLICIES, HasRetention, Retention
@@ -54,6 +55,11 @@ class PerLevelStrategy:
     def apply(self, model: nn.Module) -> None:
         """Set the network's retention; parameters, buffers and their names do not change."""
         if isinstance(model, HasRetention):
+            if is_recomputed(model):
+                raise UsageError(
+                    "RecomputeBlocks has been applied to this network, which takes one strategy: "
+                    "build it anew"
+                )
             model.retention = self.retention
         elif not fuse_mednext(model, self.retention) and not self.allow_plain:
             raise UsageError(

@@ -51,6 +51,12 @@ class RecomputeBlocks:
                 module.forward = partial(checkpoint_block, type(module).forward, module)
 
 
+def is_recomputed(model: nn.Module) -> bool:
+    """Return whether the strategy has been applied to a network."""
+    forwards = (vars(module).get("forward") for module in model.modules())
+    return any(getattr(forward, "func", None) is checkpoint_block for forward in forwards)
+
+
 def checkpoint_block(forward: Any, module: nn.Module, *inputs: Any, **options: Any) -> Any:
     """Run `forward` and store only its inputs; backward runs it again."""
     return checkpoint(
