@@ -59,6 +59,13 @@ def test_a_segmenter_can_be_sent_to_another_process():
     np.testing.assert_array_equal(*labels)
 
 
+def test_one_number_is_the_spacing_along_all_axes():
+    segmenter, image = load(), np.random.default_rng(0).normal(size=(9, 8, 7))
+    labels = [segmenter.predict(image, spacing_mm=mm) for mm in (2.0, np.float32(2), (2, 2, 2))]
+    for other in labels[1:]:
+        np.testing.assert_array_equal(labels[0], other)
+
+
 NAN = np.where(np.arange(8) < 2, np.nan, np.zeros((8, 8, 8)))
 
 
@@ -67,6 +74,7 @@ NAN = np.where(np.arange(8) < 2, np.nan, np.zeros((8, 8, 8)))
     [
         (lambda s, a: s.predict(a), "needs spacing_mm or affine, one of them"),
         (lambda s, a: s.predict(a, spacing_mm=(1, 1, 0)), "three numbers > 0"),
+        (lambda s, a: s.predict(a, spacing_mm=0.0), "three numbers > 0"),
         (lambda s, a: s.predict(a, affine=np.diag([1, 1, 0, 1])), r"an invertible \(4, 4\)"),
         (lambda s, a: s.predict(a, affine=np.eye(3)), r"an invertible \(4, 4\)"),
         (lambda s, a: s.predict(a[0], spacing_mm=(1, 1, 1)), r"is \(D, H, W\) or \(C, D, H, W\)"),

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,14 +58,15 @@ class Segmenter:
         self,
         image: np.ndarray,
         *,
-        spacing_mm: Sequence[float] | None = None,
+        spacing_mm: float | Sequence[float] | None = None,
         affine: np.ndarray | None = None,
     ) -> np.ndarray:
         """Segment an image that is in memory.
 
         Args:
             image: ``(D, H, W)``, or ``(C, D, H, W)``, as a NIfTI file holds them.
-            spacing_mm: voxel spacing along D, H and W, if the axes point right, forward and up.
+            spacing_mm: voxel spacing along D, H and W, or one number for all, if the axes point
+                right, forward and up.
             affine: ``(4, 4)`` matrix from voxels to mm, as of nibabel, instead of ``spacing_mm``.
 
         Returns:
@@ -77,9 +79,11 @@ class Segmenter:
         if (spacing_mm is None) == (affine is None):
             raise UsageError("predict needs spacing_mm or affine, one of them")
         if spacing_mm is not None:
-            if len(spacing_mm) != 3 or not all(0 < mm < np.inf for mm in spacing_mm):
-                raise UsageError(f"spacing_mm must be three numbers > 0, got {list(spacing_mm)}")
-            affine = np.diag([*map(float, spacing_mm), 1.0])
+            given: Any = spacing_mm
+            spacing: list[Any] = [given] * 3 if isinstance(given, Real) else list(given)
+            if len(spacing) != 3 or not all(0 < mm < np.inf for mm in spacing):
+                raise UsageError(f"spacing_mm must be three numbers > 0, got {spacing}")
+            affine = np.diag([*map(float, spacing), 1.0])
         affine = np.asarray(affine, np.float64)
         if not is_valid_affine(affine):
             raise UsageError(f"affine must be an invertible (4, 4) in mm, got {affine.tolist()}")
