@@ -100,24 +100,13 @@ def hippocampus() -> str:
 
 def same_dice() -> str:
     """Compare fused blocks with plain modules, seed by seed."""
-    titles = {
-        "default": "default run",
-        "hippocampus": "hippocampus, width 8",
-        "nnunet hippocampus": "hippocampus in nnU-Net",
-        "nnunet brain": "brain tumors in nnU-Net",
-        "nnunet_trainer": "nnUNetTrainer",
-        "nnunet_lean": "nnUNetTrainerLean",
-    }
-    lines = []
+    titles, lines = {"default": "default run", "hippocampus": "hippocampus, width 8"}, []
     for job, variants in read_result("cpu-same-dice").items():
         for variant, found in variants.items():
             dice = ", ".join(f"{row['dice']['mean']:.4f}" for row in found["rows"].values())
             mean, steps = f"{found['summary']['dice']:.4f}", found["summary"]["steps"]
-            lines.append(
-                f"{titles[job]}, {steps} steps | `{titles.get(variant, variant)}` | {dice} | {mean}"
-            )
-    heads = " | `checkpointing=`, or trainer | Dice of seeds 0, 1 and 2 | mean"
-    return make_table(heads, lines)
+            lines.append(f"{titles[job]}, {steps} steps | `{variant}` | {dice} | {mean}")
+    return make_table(" | `checkpointing=` | Dice of seeds 0, 1 and 2 | mean", lines)
 
 
 def monai_parts() -> str:
