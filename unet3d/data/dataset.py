@@ -221,7 +221,9 @@ def build_preprocessing(
     normalize, intensities = choose_normalization(data, dataset.channels), None
     if "ct" in normalize:
         background = choose_background(dataset.channels)  # as `unet3d plan` reads it
-        fingerprints = fingerprint_dataset(cases, data.orientation, data.cache, background)
+        fingerprints = fingerprint_dataset(
+            cases, data.orientation, data.cache, background, dataset.ignore_labels
+        )
         intensities = compute_foreground_intensities(fingerprints)
     return Preprocessing(
         num_classes=len(dataset.classes),

@@ -102,7 +102,9 @@ def inspect_dataset(
     chosen = data.background
     background = chosen if is_overridden("data.background") else choose_background(facts.channels)
     fingerprints = usable.run_on_valid_cases(
-        lambda cases: fingerprint_dataset(cases, data.orientation, data.cache, background)
+        lambda cases: fingerprint_dataset(
+            cases, data.orientation, data.cache, background, facts.ignore_labels
+        )
     )
     fingerprints = [fingerprint.with_classes(facts.label_values) for fingerprint in fingerprints]
     notes, group_by, too_few = [], None, None

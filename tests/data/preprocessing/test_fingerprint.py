@@ -9,18 +9,20 @@ from unet3d.data.preprocessing.fingerprint import (
 )
 
 
-def test_ct_is_clipped_and_scaled_by_the_foreground_of_the_dataset(tmp_path):
+@pytest.mark.parametrize("ignored", [9, -1])
+def test_ct_is_clipped_and_scaled_by_the_foreground_of_the_dataset(tmp_path, ignored):
     image = noise(8, 8, 8)
-    label = np.zeros((8, 8, 8), np.uint8)
-    label[2:6] = 1
+    label = np.zeros((8, 8, 8), np.int16)
+    label[2:6], label[6:] = 1, ignored
     case = write_case(tmp_path, image, label)
-    fingerprints = fingerprint_dataset([case], "RAS", tmp_path / "cache")
+    fingerprints = fingerprint_dataset([case], "RAS", tmp_path / "cache", ignored=[ignored])
     intensities = compute_foreground_intensities(fingerprints)
-    foreground = image[label > 0]
+    foreground = image[label == 1]
     mean, std = foreground.mean(), foreground.std()
     low, high = np.percentile(foreground, (0.5, 99.5))
     np.testing.assert_allclose(intensities, [(mean, std, low, high)], rtol=1e-5)
-    volume = preprocess(case, tmp_path, normalize=("ct",), intensities=intensities)
+    settings = {"normalize": ("ct",), "intensities": intensities, "ignore_labels": (ignored,)}
+    volume = preprocess(case, tmp_path, **settings)
     expected = (np.clip(image, low, high) - mean) / std
     np.testing.assert_allclose(volume.image[0], expected, atol=1e-4)
 

@@ -73,7 +73,11 @@ def compute_median_spacing(cases: Sequence[Case], code: str) -> FloatTriple:
 
 
 def fingerprint_dataset(
-    cases: Sequence[Case], code: str, cache: Path, background: Background = (AUTO,)
+    cases: Sequence[Case],
+    code: str,
+    cache: Path,
+    background: Background = (AUTO,),
+    ignored: Sequence[int] = (),
 ) -> list[CaseFingerprint]:
     """Return the fingerprint of every case, from the cache if it is there."""
     folder = cache / "fingerprints"
@@ -81,7 +85,7 @@ def fingerprint_dataset(
     contents = digest_cases(cases, cache)
 
     def make(case: Case) -> Entry:
-        values = asdict(fingerprint_case(case, code, background))
+        values = asdict(fingerprint_case(case, code, background, ignored))
         return {"intensities": values.pop("intensities")}, values
 
     def choose_threads(missing: Sequence[Case]) -> int:
@@ -89,7 +93,7 @@ def fingerprint_dataset(
         return min(4, count_usable_cores())
 
     return load_or_make(
-        {case: folder / make_key(code, background, *contents[case]) for case in cases},
+        {case: folder / make_key(code, background, ignored, *contents[case]) for case in cases},
         load=_load,
         make=make,
         choose_threads=choose_threads,
@@ -115,8 +119,10 @@ def _load(case: Case, folder: Path) -> CaseFingerprint:
     return CaseFingerprint(**values, intensities=np.array(map_array(folder, "intensities")))
 
 
-def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) -> CaseFingerprint:
-    """Read a case and compute its fingerprint."""
+def fingerprint_case(
+    case: Case, code: str, background: Background = (AUTO,), ignored: Sequence[int] = ()
+) -> CaseFingerprint:
+    """Read a case and compute its fingerprint; ignored voxels are no foreground."""
     channels, affine = read_channels(case.images)
     labels, _ = read_labels(case.label, Grid(shape=channels.shape[1:], affine=affine))
     axes, flips = find_orientation(affine, code)
@@ -124,7 +130,7 @@ def fingerprint_case(case: Case, code: str, background: Background = (AUTO,)) ->
     box = find_nonzero_box(reorient(channels, axes, flips), values)
     grid = FileGrid(file_shape=labels.shape, axes=axes, flips=flips, box=box, shape=labels.shape)
     channels, labels = grid.crop(channels), grid.crop(labels)
-    foreground = np.nonzero(labels > 0)
+    foreground = np.nonzero((labels > 0) & ~np.isin(labels, ignored))
     if len(foreground[0]) > MAX_SAMPLES:
         chosen = np.random.default_rng(0).choice(len(foreground[0]), MAX_SAMPLES, replace=False)
         foreground = tuple(indices[chosen] for indices in foreground)
