@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from unet3d.metric.bootstrap import compute_bootstrap_means
+from unet3d.metric.bootstrap import compute_bootstrap_difference, compute_bootstrap_means
 
 NAN = math.nan
 
@@ -66,3 +66,26 @@ def test_groups_of_other_sizes_count_by_their_cases():
     (single,), _ = compute_bootstrap_means(values, ["a", "a", "b"])
     assert single["mean"] == pytest.approx(0.5)
     assert (single["low"], single["high"]) == pytest.approx((0.3, 0.9))
+
+
+def test_the_mean_over_classes_is_that_of_all_of_them_in_each_resample():
+    values = np.random.default_rng(0).normal(0.9, 0.02, (15, 2))
+    values[:, 1] = NAN
+    values[:2, 1] = (0.2, 0.3)
+    (_, rare), overall = compute_bootstrap_means(values)
+    assert overall["mean"] == pytest.approx(np.nanmean(values, 0).mean())
+    assert overall["low"] < overall["mean"] < overall["high"] < (0.93 + rare["high"]) / 2
+    never = np.array([[0.5, NAN], [NAN, 0.2]])  # in a resample of both
+    overall = compute_bootstrap_means(never)[1]
+    assert overall["low"] == overall["high"] == overall["mean"] == pytest.approx(0.35)
+
+
+def test_a_difference_is_that_of_the_means_also_where_one_has_no_score():
+    values, others = np.random.default_rng(0).uniform(size=(2, 12, 2))
+    values[3, 1], values[5, 0], others[5, 0] = NAN, NAN, NAN
+    found = compute_bootstrap_difference(values, others)
+    means = [compute_bootstrap_means(scores)[1]["mean"] for scores in (values, others)]
+    assert found["mean"] == pytest.approx(means[0] - means[1])
+    assert found["low"] < found["mean"] < found["high"]
+    paired = compute_bootstrap_difference(others + 0.125, others)
+    assert list(paired.values()) == pytest.approx([0.125] * 3)

@@ -15,7 +15,7 @@ import numpy as np
 from unet3d.config.names import rename_option, rename_saved_keys
 from unet3d.errors import UsageError
 from unet3d.files import read_json
-from unet3d.metric.bootstrap import compute_bootstrap_means
+from unet3d.metric.bootstrap import compute_bootstrap_difference, compute_bootstrap_means
 from unet3d.report.charts import Line, draw_chart
 from unet3d.report.figures import make_figure, to_svg
 from unet3d.report.page import format_mean, format_score, render_page
@@ -186,7 +186,7 @@ def find_differing_keys(values: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def compute_difference(run: RunSummary, best: RunSummary) -> dict[str, float]:
-    """Return the mean difference of Dice in the same cases, over classes, and its interval."""
+    """Return the difference of mean Dice, of the same cases, and its interval."""
     cells = [(case, name) for case, classes in best.cases.items() for name in classes]
     dice = [
         [scores[case][name]["dice"] for case, name in cells] for scores in (run.cases, best.cases)
@@ -194,7 +194,7 @@ def compute_difference(run: RunSummary, best: RunSummary) -> dict[str, float]:
     of_run, of_best = np.array(dice, float).reshape(2, len(best.cases), -1)  # None becomes NaN
     known = best.evaluation.get("groups") or run.evaluation.get("groups")
     groups = [known[case] for case in best.cases] if known else None
-    return compute_bootstrap_means(of_run - of_best, groups)[1]
+    return compute_bootstrap_difference(of_run, of_best, groups)
 
 
 def collect_keys(values: Sequence[Mapping[str, Any]]) -> list[str]:
