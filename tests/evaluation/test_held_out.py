@@ -8,6 +8,7 @@ import unet3d as api
 from unet3d.__main__ import main
 from unet3d.checkpoint_file import load_checkpoint, save_checkpoint
 from unet3d.errors import UsageError
+from unet3d.evaluation import options
 from unet3d.evaluation.options import group_cases_by_use
 
 
@@ -35,3 +36,26 @@ def test_cases_are_held_out_unless_a_checkpoint_has_seen_them(small, tmp_path, c
     save_checkpoint(content, last)
     with pytest.raises(UsageError, match=r"does not list the cases .* leave out checkpoint="):
         group_cases_by_use([last], ["new"])
+
+
+def test_a_case_of_a_run_has_the_use_of_this_run_and_another_scan_of_a_patient_is_not_held_out(
+    tmp_path, monkeypatch
+):
+    cases = {
+        "0": {"training": ["p1_t0"], "validation": ["p2_t0"]},
+        "1": {"training": ["p2_t0"], "validation": ["p1_t0"]},
+    }
+    monkeypatch.setattr(options, "list_cases_of_run", lambda path: cases[path.name])
+    runs = [tmp_path / name for name in cases]
+    for run in runs:
+        run.mkdir()
+    names = ["p1_t0", "p2_t0"]
+    folds = zip(names, runs[::-1], strict=True)
+    files = {name: run / "validation" / f"{name}.nii" for name, run in folds}
+    assert group_cases_by_use(runs, names)["training"] == names
+    assert group_cases_by_use(runs, names, files)["validation"] == names
+    later = ["p1_t1", "p3_t0"]
+    assert group_cases_by_use(runs, later)["held out"] == later
+    used = group_cases_by_use(runs, later, group_by=r"(.+)_t\d")
+    assert (used["training"], used["held out"]) == (["p1_t1"], ["p3_t0"])
+    assert group_cases_by_use(runs, later, group_by=r"scan(\d)")["held out"] == later

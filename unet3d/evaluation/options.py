@@ -1,6 +1,7 @@
 """Build an evaluation and its metrics from settings: match the files, name the classes."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
@@ -106,10 +107,15 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
             replace(pair, unknown=frozenset(annotations.find_unannotated(pair.name)))
             for pair in pairs
         ]
-    if settings.group_by is not None:
-        groups = read_groups(settings.group_by, case_names, "group_by")
+    group_by = settings.group_by
+    if group_by is not None:
+        groups = read_groups(group_by, case_names, "group_by")
+    elif group_by := trained.get("config", {}).get("data", {}).get("group_by"):
+        with suppress(UsageError):  # it says nothing of other names
+            groups = read_groups(group_by, case_names)
     if settings.checkpoints:
-        roles = group_cases_by_use(settings.checkpoints, case_names)
+        files = {pair.name: pair.prediction[0] for pair in pairs if pair.prediction}
+        roles = group_cases_by_use(settings.checkpoints, case_names, files, group_by)
     return Evaluation(
         pairs=pairs,
         predictions=", ".join(map(str, settings.predictions)),
@@ -269,21 +275,47 @@ def resolve_tolerance(
     return tolerance
 
 
-def group_cases_by_use(checkpoints: Sequence[Path], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the cases that trained a checkpoint, that chose it, and that did neither, by name."""
-    used = {"training": set(), "validation": set()}
-    for path in checkpoints:
-        content = load_run(path)
-        try:
-            cases = content["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
-        except KeyError as error:
-            raise UsageError(
-                f"checkpoint={path}: it does not list the cases of its run: leave out checkpoint=, "
-                "then nothing is said about held-out cases"
-            ) from error
-        for part in used:
-            used[part] |= set(cases[part])
+def group_cases_by_use(
+    checkpoints: Sequence[Path],
+    names: Sequence[str],
+    files: Mapping[str, Path] | None = None,
+    group_by: str | None = None,
+) -> dict[str, list[str]]:
+    """Return the cases that trained a checkpoint, that chose it, and that did neither, by name.
+
+    Of a case whose file of labels is in the folder of a run, this run alone counts. Cases of a
+    group are alike: another scan of a patient is not held out.
+    """
+    runs = [(find_run_folder(path), list_cases_of_run(path)) for path in checkpoints]
+    known = {name for _, cases in runs for part in cases.values() for name in part}
+    groups = {name: name for name in {*names, *known}}
+    if group_by is not None:
+        with suppress(UsageError):
+            groups = read_groups(group_by, list(groups))
     roles: dict[str, list[str]] = {"training": [], "validation": [], "held out": []}
     for name in names:
-        roles[next((part for part in used if name in used[part]), "held out")].append(name)
+        folders = files[name].resolve().parents if files and name in files else ()
+        own = [cases for folder, cases in runs if folder in folders]
+        role = "held out"
+        for part in ("validation", "training"):
+            for cases in own or [cases for _, cases in runs]:
+                if groups[name] in {groups[other] for other in cases[part]}:
+                    role = part
+        roles[role].append(name)
     return roles
+
+
+def find_run_folder(checkpoint: Path) -> Path:
+    """Return the folder of a run, given that or a checkpoint of it."""
+    return (checkpoint if checkpoint.is_dir() else checkpoint.parent.parent).resolve()
+
+
+def list_cases_of_run(path: Path) -> Mapping[str, Any]:
+    """Return the cases of a checkpoint's run, by training and validation."""
+    try:
+        return load_run(path)["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
+    except KeyError as error:
+        raise UsageError(
+            f"checkpoint={path}: it does not list the cases of its run: leave out checkpoint=, "
+            "then nothing is said about held-out cases"
+        ) from error
