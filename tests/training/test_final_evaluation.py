@@ -19,7 +19,11 @@ from unet3d.data.preprocessing.statistics import Statistics
 from unet3d.inference.postprocess import keep_largest_component
 from unet3d.inference.predictor import Predictor
 from unet3d.training import final_evaluation
-from unet3d.training.final_evaluation import choose_postprocessing, find_single_components
+from unet3d.training.final_evaluation import (
+    choose_postprocessing,
+    evaluate_best_checkpoint,
+    find_single_components,
+)
 
 
 def read_voxels(path):
@@ -101,6 +105,15 @@ def test_one_component_proves_nothing_where_others_may_not_be_annotated(has_igno
     dataset = SimpleNamespace(classes=("background", "cell"), regions=None)
     run = SimpleNamespace(data=SimpleNamespace(dataset=dataset, training=[volume] * 10))
     assert find_single_components(run)[0] == labels
+
+
+def test_the_report_says_why_regions_keep_all_components(tmp_path):
+    dataset = SimpleNamespace(classes=("background", "rim", "core"), regions={"whole": (1, 2)})
+    data = SimpleNamespace(dataset=dataset, training=[], validation=[])
+    run, lines = SimpleNamespace(folder=tmp_path, data=data), []
+    found = evaluate_best_checkpoint(run, lines.append)["postprocessing"]
+    assert found["evidence"] == "regions overlap: none is reduced to its largest component"
+    assert (found["largest_component"], len(lines)) == ([], 1)
 
 
 def draw_components(number):

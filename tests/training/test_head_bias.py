@@ -78,6 +78,10 @@ def test_a_start_whose_classes_or_channels_meant_something_else_is_named():
     before = {"classes": ["background", "liver", "tumor"], "channels": ["flair", "t1"]}
     assert describe_other_meaning(before, before) is None
     assert describe_other_meaning({}, before) is None  # of another project
+    regions = {"regions": {"whole": [1, 2], "core": [2]}}
+    assert describe_other_meaning(before | regions, before | {"classes": []} | regions) is None
+    other = describe_other_meaning(before | regions, before | {"regions": {"core": [2], "a": [1]}})
+    assert other.startswith("init_from: classes were whole, core and are core, a: ")
     now = before | {"classes": ["background", "tumor", "liver"]}
     assert describe_other_meaning(before, now) == (
         "init_from: classes were background, liver, tumor and are background, tumor, liver: "

@@ -41,8 +41,10 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
     files = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     checkpoints = [path for path in files if path.exists()]
     volumes, folder = run.data.validation, run.folder / "validation"
-    log(f"looking for classes of one component in {pluralize(len(run.data.training), 'label')}")
-    single, evidence = find_single_components(run)
+    single, evidence = [], "regions overlap: none is reduced to its largest component"
+    if not run.data.dataset.regions:
+        log(f"looking for classes of one component in {pluralize(len(run.data.training), 'label')}")
+        single, evidence = find_single_components(run)
     names = run.data.dataset.classes
     if not volumes:
         chosen = [names[label] for label in single]
@@ -56,7 +58,8 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
     failures = predict_cases(run, ensemble, folder, log)
     found = choose_postprocessing(volumes, single, folder, run.data.preprocessing)
     chosen = [names[label] for label in found]
-    evidence += f"; Dice on {pluralize(len(volumes), 'validation case')} is not lower"
+    if single:
+        evidence += f"; Dice on {pluralize(len(volumes), 'validation case')} is not lower"
     postprocessing = record_postprocessing(chosen, evidence, checkpoints, log)
     result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
     for name, reason in result.errors.items():
@@ -138,7 +141,7 @@ def find_single_components(run: TrainingRun) -> tuple[list[int], str]:
     that lesions cost little time.
     """
     classes, volumes = run.data.dataset.classes, run.data.training
-    cases = {} if run.data.dataset.regions else dict.fromkeys(range(1, len(classes)), 0)
+    cases = dict.fromkeys(range(1, len(classes)), 0)
 
     def measure(volume: CachedVolume) -> dict[int, tuple[int, float]]:
         left = list(cases)  # labels that no case has spoken against so far

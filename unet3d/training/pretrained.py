@@ -39,7 +39,8 @@ def find_pretrained(path: Path) -> Path:
 
 def describe_other_meaning(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Warn if a network's outputs or inputs meant something else, by metadata of checkpoints."""
-    pairs = {key: (list(before.get(key) or now[key]), now[key]) for key in ("classes", "channels")}
+    pairs = {"classes": (list_outputs(before) or list_outputs(now), list_outputs(now))}
+    pairs["channels"] = list(before.get("channels") or now["channels"]), now["channels"]
     different = [
         f"{key} were {', '.join(one)} and are {', '.join(other)}"
         for key, (one, other) in pairs.items()
@@ -48,6 +49,11 @@ def describe_other_meaning(before: Mapping[str, Any], now: Mapping[str, Any]) ->
     if not different:
         return None
     return f"init_from: {'; '.join(different)}: weights are matched by position, not by name"
+
+
+def list_outputs(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the names of a network's outputs, by the metadata of its checkpoint."""
+    return list(metadata.get("regions") or metadata.get("classes") or ())
 
 
 def load_pretrained(model: nn.Module, path: Path, content: Mapping[str, Any]) -> str:
