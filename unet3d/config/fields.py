@@ -204,7 +204,7 @@ def _expand_patterns(value: Any) -> tuple[Path, ...]:
         if path.exists() or not set(str(path)) & set("*?["):
             paths.append(path)
         elif matches := sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor)))):
-            paths += matches
+            paths += [match for match in matches if match.is_dir()] or matches  # such as runs
         else:
             raise UsageError(f"no file matches {path}")
     return tuple(paths)

@@ -96,8 +96,11 @@ def resolve_checkpoint(path: Path) -> Path:
     if not path.is_dir() or is_bundle(path):
         return path
     if (found := find_run_checkpoint(path)) is None:
+        runs = any(path.glob("*/checkpoints"))  # of a sweep
+        advice = f": name its runs, as in checkpoint='{path}/*'" if runs else ""
         raise UsageError(
             f"checkpoint={path}: found neither best.ckpt nor last.ckpt in {path / 'checkpoints'}"
+            f"{advice}"
         )
     return found
 
