@@ -142,6 +142,15 @@ def test_a_finished_run_says_so(train, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").read_bytes() == before
 
 
+def test_a_finished_run_keeps_its_table(train, tmp_path):
+    assert train("logger=csv").code == 0
+    (table,) = (tmp_path / "run").rglob("metrics.csv")
+    before = table.read_text()
+    assert "final/peak_mib" in before or "final/step_seconds" in before
+    assert train("logger=csv", "resume=auto").code == 0
+    assert table.read_text() == before
+
+
 def test_a_finished_run_goes_on_to_a_higher_limit(train, tmp_path):
     assert train("trainer.max_steps=2", "logger=csv").code == 0
     before = read_curve(tmp_path / "run", "train/loss")

@@ -40,7 +40,7 @@ class RunStart:
 
 def prepare_start(run: TrainingRun) -> RunStart:
     """Prepare the folder, the loggers and the network of a run for the step that it starts from."""
-    folder, metadata, logged = run.folder / "checkpoints", run.module.metadata, 0
+    folder, metadata = run.folder / "checkpoints", run.module.metadata
     found = load_resume(run.settings.resume, folder)
     if found is not None:
         path, content, problems = found
@@ -48,8 +48,8 @@ def prepare_start(run: TrainingRun) -> RunStart:
     # All checks have passed: files change only from here on.
     if run.is_main:
         remove_temporary_files(folder / "*.ckpt")
-    purge_logs(run.trainer, logged)
     if found is None:
+        purge_logs(run.trainer, 0)
         return RunStart(messages=start_from_weights(run))
     metadata["pretrained_on"] = content["unet3d"].get("pretrained_on", [])
     if run.is_main:
@@ -61,6 +61,7 @@ def prepare_start(run: TrainingRun) -> RunStart:
         run.module.on_load_checkpoint(content)
         for callback in (callbacks.curves, callbacks.training_warnings):
             callback.load_state_dict(states[callback.state_key])
+    purge_logs(run.trainer, logged + finished)  # the last row of a finished run is its result
     # Lightning loads the file itself: the content must not stay in memory while it trains.
     return RunStart(
         checkpoint=path,
