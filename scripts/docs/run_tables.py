@@ -109,6 +109,16 @@ def same_dice() -> str:
     return make_table(" | `checkpointing=` | Dice of seeds 0, 1 and 2 | mean", lines)
 
 
+def larger_than_memory() -> str:
+    """Show time and resident memory of commands on stores of OME-Zarr."""
+    stores = read_result("cpu-larger-than-memory")["stores"]
+    lines = [
+        f"{name} | {row['seconds']:.0f} s | {row['resident_mib']:,} MiB"
+        for name, row in stores.items()
+    ]
+    return make_table(" | time | resident memory", lines)
+
+
 def monai_parts() -> str:
     """Compare time and memory of parts of MONAI with ours."""
     lines = []
