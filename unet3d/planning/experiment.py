@@ -48,7 +48,7 @@ RECIPES: dict[str, tuple[Sequence[str], str]] = {
 MANY_PASSES = 50
 """Times that a run sees each training case, from which it learns them by heart."""
 
-TURNING = {"augmentation.rotation_p": 0.4, "augmentation.scale_p": 0.4}
+TURNING = {"augmentation": "light_spatial"}
 
 LOW_RESOLUTION_FRACTION = 0.25
 """nnU-Net has a Dice per volume unless a patch covers less than this of the median case."""
