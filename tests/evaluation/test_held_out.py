@@ -59,3 +59,20 @@ def test_a_case_of_a_run_has_the_use_of_this_run_and_another_scan_of_a_patient_i
     used = group_cases_by_use(runs, later, group_by=r"(.+)_t\d")
     assert (used["training"], used["held out"]) == (["p1_t1"], ["p3_t0"])
     assert group_cases_by_use(runs, later, group_by=r"scan(\d)")["held out"] == later
+
+
+def test_cases_that_trained_the_network_of_init_from_are_not_held_out(tmp_path, monkeypatch):
+    def describe(training, source):
+        settings = {"cases": {"training": {training: ""}, "validation": {}}}
+        config = {"init_from": None if source is None else str(source)}
+        return {
+            "callbacks": {"ResumeState": {"fixed_settings": settings}},
+            "unet3d": {"config": config},
+        }
+
+    first, tuned = tmp_path / "first", tmp_path / "tuned"
+    contents = {first: describe("old", tmp_path / "gone"), tuned: describe("new", first)}
+    monkeypatch.setattr(options, "load_run", contents.__getitem__)
+    first.mkdir()
+    used = group_cases_by_use([tuned], ["old", "new", "other"])
+    assert used == {"training": ["old", "new"], "validation": [], "held out": ["other"]}

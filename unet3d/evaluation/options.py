@@ -310,10 +310,18 @@ def find_run_folder(checkpoint: Path) -> Path:
     return (checkpoint if checkpoint.is_dir() else checkpoint.parent.parent).resolve()
 
 
-def list_cases_of_run(path: Path) -> Mapping[str, Any]:
-    """Return the cases of a checkpoint's run, by training and validation."""
+def list_cases_of_run(path: Path) -> Mapping[str, set[str]]:
+    """Return the cases of a checkpoint's run, and of those that it started from, by their use."""
     try:
-        return load_run(path)["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
+        content = load_run(path)
+        listed = content["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
+        cases = {part: set(listed[part]) for part in ("training", "validation")}
+        source = content["unet3d"]["config"].get("init_from")
+        if source is not None and Path(source).exists():
+            with suppress(UsageError):  # weights of another project
+                for part, names in list_cases_of_run(Path(source)).items():
+                    cases[part] |= names
+        return cases
     except KeyError as error:
         raise UsageError(
             f"checkpoint={path}: it does not list the cases of its run: leave out checkpoint=, "
