@@ -1,9 +1,11 @@
 import json
 
+import numpy as np
 import pytest
 
 from tests.report.helpers.reports import make_report
 from unet3d.__main__ import main
+from unet3d.metric.bootstrap import compute_bootstrap_means
 
 
 def write_run(folder, dice, *, volumes=None, groups=None, **config):
@@ -19,24 +21,24 @@ def write_run(folder, dice, *, volumes=None, groups=None, **config):
     )
 
 
-@pytest.mark.parametrize(
-    ("groups", "low", "high"),
-    [
-        (None, -0.04, -0.01),
-        ({"one": "p1", "two": "p2", "three": "p2"}, -0.025, -0.02),  # only p2 to only p1
-    ],
-)
-def test_runs_are_compared_in_pairs_of_cases_and_patients(tmp_path, capsys, groups, low, high):
-    write_run(tmp_path / "best", {"one": 0.9, "two": 0.5, "three": 0.7}, groups=groups)
-    write_run(tmp_path / "worse", {"three": 0.66, "one": 0.88, "two": 0.49}, groups=groups)
+@pytest.mark.parametrize("patients", [None, ["p1", "p2", "p3", "p3"]])
+def test_runs_are_compared_in_pairs_of_cases_and_patients(tmp_path, capsys, patients):
+    best = {"one": 0.9, "two": 0.5, "three": 0.7, "four": 0.6}
+    worse = {"four": 0.59, "three": 0.66, "one": 0.88, "two": 0.49}
+    groups = patients and dict(zip(best, patients, strict=True))
+    for name, dice in (("best", best), ("worse", worse)):
+        write_run(tmp_path / name, dice, groups=groups)
+    pairs = np.array([[worse[case] - best[case]] for case in best])
+    expected = compute_bootstrap_means(pairs, patients)[1]
+    assert expected["high"] - expected["low"] < 0.03  # cases differ by far more
     assert main(["compare", str(tmp_path), f"output={tmp_path / 'table'}"]) == 0
     table = (tmp_path / "table").read_text()
     assert "against best [95 %]" in table
-    assert f"-0.0233 [{low:.4f}, {high:.4f}]" in table  # means differ by far less than cases do
+    assert f"-0.0200 [{expected['low']:.4f}, {expected['high']:.4f}]" in table
     assert main(["compare", str(tmp_path), "format=json"]) == 0
-    best, worse = json.loads(capsys.readouterr().out)
-    assert best["against_best"] is None
-    assert worse["against_best"] == pytest.approx({"mean": -0.07 / 3, "low": low, "high": high})
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["against_best"] is None
+    assert second["against_best"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

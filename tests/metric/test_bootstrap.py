@@ -40,7 +40,7 @@ def test_one_case_or_group_has_a_mean_but_no_interval():
 
 def test_resamples_without_the_class_do_not_count():
     rare = np.full((20, 1), NAN)
-    rare[:2, 0] = (0.2, 0.4)
+    rare[:3, 0] = (0.2, 0.3, 0.4)
     (single,), _ = compute_bootstrap_means(rare)
     assert (single["low"], single["high"]) == pytest.approx((0.2, 0.4))
 
@@ -62,20 +62,22 @@ def test_cases_of_a_group_are_resampled_together():
 
 
 def test_groups_of_other_sizes_count_by_their_cases():
-    values = np.array([[0.2], [0.4], [0.9]])
-    (single,), _ = compute_bootstrap_means(values, ["a", "a", "b"])
-    assert single["mean"] == pytest.approx(0.5)
+    values = np.array([[0.2], [0.4], [0.6], [0.9]])
+    (single,), _ = compute_bootstrap_means(values, ["a", "a", "b", "c"])
+    assert single["mean"] == pytest.approx(0.525)
     assert (single["low"], single["high"]) == pytest.approx((0.3, 0.9))
+    (single,), _ = compute_bootstrap_means(values, ["a", "a", "b", "b"])
+    assert math.isnan(single["low"])  # whose resamples have three means alone
 
 
 def test_the_mean_over_classes_is_that_of_all_of_them_in_each_resample():
     values = np.random.default_rng(0).normal(0.9, 0.02, (15, 2))
     values[:, 1] = NAN
-    values[:2, 1] = (0.2, 0.3)
+    values[:3, 1] = (0.2, 0.25, 0.3)
     (_, rare), overall = compute_bootstrap_means(values)
     assert overall["mean"] == pytest.approx(np.nanmean(values, 0).mean())
     assert overall["low"] < overall["mean"] < overall["high"] < (0.93 + rare["high"]) / 2
-    never = np.array([[0.5, NAN], [NAN, 0.2]])  # in a resample of both
+    never = np.array([[0.5, NAN], [NAN, 0.2], [NAN, 0.2]])
     overall = compute_bootstrap_means(never)[1]
     assert overall["low"] == overall["high"] == overall["mean"] == pytest.approx(0.35)
 

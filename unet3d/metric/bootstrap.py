@@ -10,6 +10,8 @@ DEFINITION = (
     "0); the mean over classes is that of their means, over resamples that have all of them"
 )
 RESAMPLES, CHUNK = 10_000, 500
+MIN_UNITS = 3
+"""Cases, or groups of cases, that an interval needs: resamples of two have three means."""
 
 
 def compute_bootstrap_means(
@@ -18,7 +20,7 @@ def compute_bootstrap_means(
     """Return statistics per class and over classes, from (cases, classes) with NaN for no score.
 
     `groups` has the group of each case, such as its patient: whole groups are resampled, because
-    their cases are not independent. Intervals of fewer than two of them and means of none are NaN.
+    their cases are not independent. Intervals of fewer than MIN_UNITS and means of none are NaN.
     """
     valid = ~np.isnan(values)
     per_class, sizes = resample_means(values, groups)
@@ -86,5 +88,7 @@ def _average_classes(means: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 def _compute_interval(means: np.ndarray, units: int) -> dict[str, float]:
     means = means[~np.isnan(means)]
-    low, high = np.percentile(means, (2.5, 97.5)) if units >= 2 and len(means) else (np.nan,) * 2
+    low, high = (
+        np.percentile(means, (2.5, 97.5)) if units >= MIN_UNITS and len(means) else (np.nan,) * 2
+    )
     return {"low": float(low), "high": float(high)}

@@ -58,7 +58,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
     failures = predict_cases(run, ensemble, folder, log)
     found = choose_postprocessing(volumes, single, folder, run.data.preprocessing)
     chosen = [names[label] for label in found]
-    if single:
+    if not run.data.dataset.regions:
         evidence += f"; Dice on {pluralize(len(volumes), 'validation case')} is not lower"
     postprocessing = record_postprocessing(chosen, evidence, checkpoints, log)
     result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)

@@ -107,7 +107,8 @@ def describe_differences(
             is_scaled = normalize[c if len(normalize) > 1 else 0].startswith("zscore")
             note = "; normalization removes a constant factor" if is_scaled else ""
             messages.append(
-                f"{values}, a spread of {_format_number(spread)} (training: {expected}{note})"
+                f"{values}, a spread of {_format_number(spread)} "
+                f"(training: a spread of {expected}{note})"
             )
             continue
         low, _, high = training.intensity_offsets[c]
