@@ -1,10 +1,12 @@
 """`unet3d plan data=... budget_gib=...`: choose settings, and write them as an experiment file."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+
+import numpy as np
 
 from unet3d.config.compose import ComposedConfig, compose_config, format_overrides
 from unet3d.config.fields import (
@@ -132,6 +134,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         measures = settings.measure_time
         timing = [describe_step_time(training.step, plan, steps)] if measures else []
     lines = summarize_plan(plan, budget, training.data.orientation)
+    if not is_overridden("data.spacing_mm"):
+        lines += describe_coarsening(plan.spacing_mm, [f.spacing_mm for f in dataset.fingerprints])
     lines += explain_limits(plan, is_overridden, is_timed=time is not None)
     if border := find_constant_border(dataset, is_overridden):
         span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in border))
@@ -170,6 +174,24 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     print(*lines, "", f"wrote {path}", sep="\n")
     print(f"unet3d train experiment={settings.name}{' fold=none' if dataset.too_few else ''}")
     return 0
+
+
+def describe_coarsening(
+    planned_mm: Sequence[float], spacings_mm: Sequence[Sequence[float]]
+) -> list[str]:
+    """Say how many cases become much coarser, and how to keep their voxels.
+
+    >>> print(*describe_coarsening((1, 1, 3), [(1, 1, 3), (1, 1, 1), (1, 1, 3)]))
+    1 of 3 cases are resampled to voxels twice as long or more: data.spacing_mm=[1,1,1] keeps them
+    """
+    coarser = [mm for mm in spacings_mm if (np.divide(planned_mm, mm) >= 2).any()]
+    if not coarser:
+        return []
+    finest = ",".join(f"{min(axis):.4g}" for axis in zip(*spacings_mm, strict=True))
+    return [
+        f"{len(coarser)} of {len(spacings_mm)} cases are resampled to voxels twice as long or "
+        f"more: data.spacing_mm=[{finest}] keeps them"
+    ]
 
 
 def choose_flip_axes(
