@@ -71,8 +71,10 @@ def test_cases_that_trained_the_network_of_init_from_are_not_held_out(tmp_path, 
         }
 
     first, tuned = tmp_path / "first", tmp_path / "tuned"
-    contents = {first: describe("old", tmp_path / "gone"), tuned: describe("new", first)}
-    monkeypatch.setattr(options, "load_run", contents.__getitem__)
-    first.mkdir()
-    used = group_cases_by_use([tuned], ["old", "new", "other"])
-    assert used == {"training": ["old", "new"], "validation": [], "held out": ["other"]}
+    for folder in (first, tuned):
+        folder.mkdir()
+    for before in (tmp_path / "gone", tuned):  # or a folder that was replaced later
+        contents = {first: describe("old", before), tuned: describe("new", first)}
+        monkeypatch.setattr(options, "load_run", contents.__getitem__)
+        used = group_cases_by_use([tuned], ["old", "new", "other"])
+        assert used == {"training": ["old", "new"], "validation": [], "held out": ["other"]}

@@ -1,6 +1,6 @@
 """Build an evaluation and its metrics from settings: match the files, name the classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -286,22 +286,23 @@ def group_cases_by_use(
     Of a case whose file of labels is in the folder of a run, this run alone counts. Cases of a
     group are alike: another scan of a patient is not held out.
     """
-    runs = [(find_run_folder(path), list_cases_of_run(path)) for path in checkpoints]
-    known = {name for _, cases in runs for part in cases.values() for name in part}
+    cases_of_runs = [list_cases_of_run(path) for path in checkpoints]
+    known = {name for cases in cases_of_runs for part in cases.values() for name in part}
     groups = {name: name for name in {*names, *known}}
     if group_by is not None:
         with suppress(UsageError):
             groups = read_groups(group_by, list(groups))
+    used = [
+        {part: {groups[case] for case in part_cases} for part, part_cases in cases.items()}
+        for cases in cases_of_runs
+    ]
+    runs = list(zip(map(find_run_folder, checkpoints), used, strict=True))
     roles: dict[str, list[str]] = {"training": [], "validation": [], "held out": []}
     for name in names:
         folders = files[name].resolve().parents if files and name in files else ()
-        own = [cases for folder, cases in runs if folder in folders]
-        role = "held out"
-        for part in ("validation", "training"):
-            for cases in own or [cases for _, cases in runs]:
-                if groups[name] in {groups[other] for other in cases[part]}:
-                    role = part
-        roles[role].append(name)
+        own = [parts for folder, parts in runs if folder in folders] or used
+        uses = (use for use in roles if any(groups[name] in parts.get(use, ()) for parts in own))
+        roles[next(uses, "held out")].append(name)
     return roles
 
 
@@ -310,20 +311,24 @@ def find_run_folder(checkpoint: Path) -> Path:
     return (checkpoint if checkpoint.is_dir() else checkpoint.parent.parent).resolve()
 
 
-def list_cases_of_run(path: Path) -> Mapping[str, set[str]]:
-    """Return the cases of a checkpoint's run, and of those that it started from, by their use."""
+def list_cases_of_run(path: Path, later: Collection[Path] = ()) -> Mapping[str, set[str]]:
+    """Return the cases of a checkpoint's run, and of those that it started from, by their use.
+
+    `later` are the folders of runs that started from this one.
+    """
+    content, runs = load_run(path), {*later, find_run_folder(path)}
     try:
-        content = load_run(path)
         listed = content["callbacks"]["ResumeState"]["fixed_settings"]["cases"]
-        cases = {part: set(listed[part]) for part in ("training", "validation")}
-        source = content["unet3d"]["config"].get("init_from")
-        if source is not None and Path(source).exists():
-            with suppress(UsageError):  # weights of another project
-                for part, names in list_cases_of_run(Path(source)).items():
-                    cases[part] |= names
-        return cases
     except KeyError as error:
         raise UsageError(
             f"checkpoint={path}: it does not list the cases of its run: leave out checkpoint=, "
             "then nothing is said about held-out cases"
         ) from error
+    cases = {part: set(listed[part]) for part in ("training", "validation")}
+    source = content.get("unet3d", {}).get("config", {}).get("init_from")
+    # A folder may have been replaced by the run that started from it.
+    if source is not None and Path(source).exists() and find_run_folder(Path(source)) not in runs:
+        with suppress(UsageError):  # weights of another project
+            for part, names in list_cases_of_run(Path(source), runs).items():
+                cases[part] |= names
+    return cases
