@@ -58,7 +58,7 @@ class PerLevelStrategy:
             if is_recomputed(model):
                 raise UsageError(
                     "RecomputeBlocks has been applied to this network, which takes one strategy: "
-                    "build it anew"
+                    "build another"
                 )
             model.retention = self.retention
         elif not fuse_mednext(model, self.retention) and not self.allow_plain:

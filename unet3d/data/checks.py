@@ -301,10 +301,8 @@ def check_voxels(
         setting = f"[{', '.join(map(str, used))}]" if len(used) == len(classes) <= 20 else "auto"
         advice = f"set data.label_values={setting} to make each of them a class, in this order"
         if setting == "auto":
-            advice += (
-                ", and leave out data.num_classes and data.classes; if each value is an object "
-            )
-            advice += "(an instance), write 1 for all of them: classes are learned, not objects"
+            advice += ", and leave out data.num_classes and data.classes; if each value is an "
+            advice += "object, write 1 for all of them: classes are learned, not instances"
         if negative or len(unknown) == 1:
             ignored = f"[{','.join(map(str, negative or unknown))}]"
             other = "" if len(negative) == len(unknown) else f"{advice}; "

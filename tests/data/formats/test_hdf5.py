@@ -40,6 +40,13 @@ def test_an_array_that_is_not_named_or_missing_is_refused(file, name, problem):
         read_volume(file / name if name else file)
 
 
+def test_a_file_without_a_volume_is_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as written:
+        written["table"] = np.zeros((2, 2))
+    with pytest.raises(UsageError, match="it has no array of three or four axes"):
+        read_volume(tmp_path / "a.h5")
+
+
 def test_patterns_name_the_arrays_of_images_and_labels(file):
     layout = make_layout(file.parent, images="*.h5/raw", labels="*.h5/label")
     [case] = layout.list_cases()

@@ -92,9 +92,12 @@ def open_array(path: Path) -> Any:
     h5py.File(path, "r", locking=False).visititems(add)
     if not name and len(arrays) == 1:
         name = next(iter(arrays))
+    if not arrays:
+        raise UnreadableFileError("has no array of three or four axes")
     if name not in arrays:
-        found = join_first(sorted(arrays)) or "none"
-        example = f", as in {path.name}/{next(iter(arrays))}" if arrays else ""
-        what = f"has no volume {name}" if name else "has several volumes" if arrays else "has none"
-        raise UnreadableFileError(f"{what}: {found}: name one{example}")
+        what = f"has no volume {name}" if name else "has several volumes"
+        example = f"{path.name}/{next(iter(arrays))}"
+        raise UnreadableFileError(
+            f"{what}: {join_first(sorted(arrays))}: name one, as in {example}"
+        )
     return arrays[name]
