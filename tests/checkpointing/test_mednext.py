@@ -1,8 +1,13 @@
 """MedNeXt's blocks that store their input: equal to MONAI's, by tile and by kind of block."""
 
+import copy
+import warnings
+
 import pytest
 import torch
+from monai.networks.blocks.mednext_block import MedNeXtBlock
 from monai.networks.nets.mednext import create_mednext
+from torch import nn
 
 from tests.config.helpers.configs import SHRUNK
 from unet3d.checkpointing.mednext import is_mednext_block
@@ -96,6 +101,77 @@ def test_other_blocks_stay_as_they_are():
     assert [any(map(is_mednext_block, network.modules())) for network in layers] == [True, False]
     layers[0].enc_stages[0][0].global_resp_norm = True
     assert not is_mednext_block(layers[0].enc_stages[0][0])
+
+
+class Wrapped(nn.Conv3d):
+    """An adapter with the attributes of the convolution that it wraps."""
+
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+def replace_norm(block):
+    block.norm = nn.InstanceNorm3d(block.norm.num_channels, affine=True)
+
+
+def double_output(module, given, output):
+    return output * 2
+
+
+CHANGES = {
+    "activation": lambda block: setattr(block, "act", nn.ReLU6()),
+    "adapter": lambda block: setattr(block.conv2, "__class__", Wrapped),
+    "sequence": lambda block: setattr(block, "conv3", nn.Sequential(block.conv3)),
+    "norm": replace_norm,
+    "hook": lambda block: block.conv3.register_forward_hook(double_output),
+    "hook of the norm": lambda block: block.norm.register_full_backward_hook(
+        lambda module, given, output: (given[0] * 2,)
+    ),
+    "parametrization": lambda block: nn.utils.parametrizations.weight_norm(block.conv1),
+}
+
+
+def build_blocks():
+    """Return a plain block and a fused one, with random weights."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(MedNeXtBlock(4, 4, expansion_ratio=2, kernel_size=3)).double()
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter)
+    fused = copy.deepcopy(plain)
+    STRATEGIES["tiles"].apply(fused)
+    return plain, fused
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_block_that_was_changed_runs_as_it_is_and_says_so(change):
+    x, results = torch.randn(2, 4, 6, 7, 8, dtype=torch.float64), []
+    for network in build_blocks():
+        CHANGES[change](network[0])
+        network.double()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loss = network(x).pow(2).mean()
+        said = [str(w.message) for w in caught]
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in network.parameters())])
+    assert len(said) == 1
+    assert "it runs as MONAI's module" in said[0]
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("learning", ["", "conv2"])
+def test_gradients_are_of_the_weights_that_functional_call_gives(learning):
+    x, results = torch.randn(2, 4, 6, 7, 8, dtype=torch.float64), []
+    for network in build_blocks():
+        weights = {
+            name: (p.detach() * 1.1 + 0.05).requires_grad_(learning in name)
+            for name, p in network.named_parameters()
+        }
+        loss = torch.func.functional_call(network, weights, (x,)).pow(2).mean()
+        results.append(torch.autograd.grad(loss, [w for w in weights.values() if w.requires_grad]))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_auto_has_strategies_for_it(composed):

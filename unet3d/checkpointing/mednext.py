@@ -5,6 +5,7 @@ a GELU. The first is a small part of the work, so backward repeats it. The hidde
 times as wide as the input, exists in tiles only, in forward and in backward.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -13,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 
 from unet3d.checkpointing.recompute import checkpoint_block
 from unet3d.custom_ops import get_device_type, is_transformed
+from unet3d.module_hooks import find_hook, has_global_hook
 from unet3d.types import Retention
 
 BLOCKS = ("MedNeXtBlock", "MedNeXtDownBlock", "MedNeXtUpBlock")
@@ -53,9 +56,41 @@ def is_mednext_block(module: Any) -> bool:
     )
 
 
+def find_changed_part(block: Any) -> str | None:
+    """Return a part that is not as MONAI builds it, and that `StoreInput` would not compute."""
+    if has_global_hook():
+        return "a hook on every module"
+    for name in ("conv1", "norm", "conv2", "act", "conv3"):
+        part = getattr(block, name)
+        if not _is_as_built(name, part) or find_hook(part):
+            return f"another {name} ({type(part).__name__}), or a hook on it"
+    return None
+
+
+def _is_as_built(name: str, part: Any) -> bool:
+    if name == "act":
+        return type(part) is nn.GELU and part.approximate == "none"
+    if [*part._parameters] != ["weight", "bias"] or part.bias is None:
+        return False
+    if name == "norm":
+        return type(part) is nn.GroupNorm and part.num_groups == part.num_channels
+    if name == "conv1":  # called as a module
+        is_ours = type(part).__module__.startswith(("torch.nn.modules.", "unet3d."))
+        return is_ours and isinstance(part, nn.Conv3d | nn.ConvTranspose3d)
+    is_plain = type(part) is nn.Conv3d and part.kernel_size == part.stride == (1, 1, 1)
+    return is_plain and part.groups == 1 and part.padding == (0, 0, 0)
+
+
 def run_block(forward: Any, block: Any, tile_bytes: int | None, x: Tensor) -> Tensor:
     """Run a block of any of the three kinds; `forward` is MONAI's, for compilers and transforms."""
     if torch.compiler.is_compiling() or is_transformed():
+        return forward(block, x)
+    if (changed := find_changed_part(block)) is not None:
+        warnings.warn(
+            f"{type(block).__name__} has {changed}: it runs as MONAI's module, which stores more "
+            "for backward; checkpointing=none does so without this warning",
+            stacklevel=2,
+        )
         return forward(block, x)
     parts = block.conv1, block.norm, block.conv2, block.conv3
     weights = (weight for part in parts for weight in (part.weight, part.bias))
@@ -100,7 +135,9 @@ class StoreInput(torch.autograd.Function):
         enabled = ctx.autocast is not None
         with torch.enable_grad(), torch.autocast(x.device.type, ctx.autocast, enabled=enabled):
             x = x.detach().requires_grad_(ctx.needs_input_grad[0])
-            convolved = ctx.block.conv1(x)
+            # These weights: torch.func.functional_call has put the module's own ones back.
+            own = dict(zip(("weight", "bias"), parameters[:2], strict=True))
+            convolved = functional_call(ctx.block.conv1, own, (x,))
         y = convolved.detach().contiguous(memory_format=torch.channels_last_3d)
         w1, b1, w2, _ = cast_tail(tail, y.dtype)
         sums = [torch.zeros_like(p, dtype=mean.dtype) for p in tail]

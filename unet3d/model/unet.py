@@ -24,7 +24,8 @@ from unet3d.model.blocks import (
 )
 from unet3d.model.fused.decoder import FusedDecoderLevel
 from unet3d.model.fused.encoder import ConvEncoderLevel, ResidualEncoderLevel, make_input_map
-from unet3d.model.fused.support import find_hook, find_unsupported
+from unet3d.model.fused.support import find_unsupported
+from unet3d.module_hooks import find_hook
 from unet3d.pool.avg import AvgPool3d
 from unet3d.pool.replace import get_pooling
 from unet3d.types import LevelPolicy, PoolFactory, Retention, Size, Triple

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from unet3d.config.instantiate import read_option
 from unet3d.errors import UsageError
 from unet3d.model.blocks import ConvNormAct, ResidualBlock, ResidualLevel, Strided
-from unet3d.model.fused.support import find_hook
 from unet3d.model.unet import UNet3D
+from unet3d.module_hooks import find_hook
 from unet3d.pool.avg import AvgPool3d
 
 NORMS = {nn.InstanceNorm3d: "instance", nn.BatchNorm3d: "batch", nn.SyncBatchNorm: "batch"}

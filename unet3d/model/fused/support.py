@@ -22,6 +22,7 @@ from unet3d.model.blocks import (
     StochasticDepth,
     Strided,
 )
+from unet3d.module_hooks import find_hook, has_global_hook
 from unet3d.pool.operators import Pool3d
 from unet3d.types import Triple
 
@@ -44,15 +45,6 @@ FORWARDS = {kind: kind.forward for kind in (*SUPPORTED, nn.Conv3d, nn.ConvTransp
 
 CONV_FORWARD = nn.Conv3d._conv_forward
 
-GLOBAL_HOOKS = tuple(
-    getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
-    for kind in ("forward", "forward_pre", "backward", "backward_pre")
-)
-"""Hooks on every module, in torch 2.13."""
-
-OBSERVERS = ("unet3d.", "torch.utils.")
-"""Modules whose hooks on every module only watch: memory, and torch's counter of operations."""
-
 
 def find_unsupported(network: nn.Module) -> str | None:
     """Return what fused blocks would ignore of a UNet3D, or None."""
@@ -61,8 +53,7 @@ def find_unsupported(network: nn.Module) -> str | None:
         return f"{name} cannot transform fused blocks"
     if network._backward_hooks or network._backward_pre_hooks:
         return "the network has a backward hook"
-    hooks = (hook for known in GLOBAL_HOOKS for hook in known.values())
-    if any(not str(getattr(hook, "__module__", "")).startswith(OBSERVERS) for hook in hooks):
+    if has_global_hook():
         return "torch has a hook on every module"
     parts: Any = network._modules
     for part in ("encoder", "decoder", "heads"):
@@ -76,19 +67,6 @@ def find_unsupported(network: nn.Module) -> str | None:
     for head in parts["heads"]:
         if type(head) is not nn.Conv3d or head.kernel_size != ONE or head.stride != ONE:
             return f"{_find_name(network, head)} is not a module that UNet3D builds"
-    return None
-
-
-def find_hook(module: Any) -> nn.Module | None:
-    """Return the first of the module and its submodules that has a hook or another forward."""
-    own = module.__dict__
-    if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
-        return module
-    if own["_backward_hooks"] or own["_backward_pre_hooks"]:
-        return module
-    for child in own["_modules"].values():
-        if child is not None and (found := find_hook(child)) is not None:
-            return found
     return None
 
 
