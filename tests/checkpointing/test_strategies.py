@@ -79,6 +79,22 @@ def test_a_copied_network_runs_its_own_weights(strategy, duplicate):
     assert copied(torch.randn(2, 1, 8, 8, 8, dtype=torch.float64)).abs().max() == 0
 
 
+def test_recomputed_blocks_have_the_weights_that_functional_call_gives():
+    networks, results = [build_plain_network() for _ in range(2)], []
+    RecomputeBlocks().apply(networks[1])
+    x = torch.randn(1, 1, 16, 16, 16, dtype=torch.float64)
+    for network in networks:
+        own = [p.clone() for p in network.parameters()]
+        weights = {
+            k: (p.detach() * 1.1 + 0.05).requires_grad_() for k, p in network.named_parameters()
+        }
+        loss = torch.func.functional_call(network, weights, (x,)).square().mean()
+        results.append(torch.autograd.grad(loss, [*weights.values()]))
+        assert all(map(torch.equal, network.parameters(), own))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("changed", ["weight", "activation"])
 def test_offloading_refuses_what_was_changed_before_backward(changed):
     """Of what stays on the GPU: weights, and tensors below min_mib."""

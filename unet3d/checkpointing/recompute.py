@@ -59,31 +59,33 @@ def is_recomputed(model: nn.Module) -> bool:
 
 def checkpoint_block(forward: Any, module: nn.Module, *inputs: Any, **options: Any) -> Any:
     """Run `forward` and store only its inputs; backward runs it again."""
+    weights = [(m, dict(m._parameters)) for m in module.modules()]
     return checkpoint(
         forward,
         module,
         *inputs,
         use_reentrant=False,
-        context_fn=lambda: (nullcontext(), preserve_buffers(module)),
+        context_fn=lambda: (nullcontext(), restore_forward(weights)),
         **options,
     )
 
 
 @contextmanager
-def preserve_buffers(module: nn.Module) -> Generator[None]:
-    """Run the body on copies of the buffers.
+def restore_forward(weights: Sequence[tuple[nn.Module, dict[str, Any]]]) -> Generator[None]:
+    """Run the body on the weights of forward, and on copies of the buffers.
 
-    Otherwise the recomputation would update BatchNorm's running statistics a second time
-    (pytorch#96136).
+    torch.func.functional_call has put a network's own weights back by then. The recomputation would
+    update BatchNorm's running statistics a second time (pytorch#96136).
     """
-    originals = [(m, dict(m._buffers)) for m in module.modules()]
-    for m, buffers in originals:
-        for name, buffer in buffers.items():
-            m._buffers[name] = None if buffer is None else buffer.clone()
+    originals = [(m, dict(m._parameters), dict(m._buffers)) for m, _ in weights]
+    for m, parameters in weights:
+        m._parameters.update(parameters)
+        m._buffers.update({k: None if b is None else b.clone() for k, b in m._buffers.items()})
     try:
         yield
     finally:
-        for m, buffers in originals:
+        for m, parameters, buffers in originals:
+            m._parameters.update(parameters)
             m._buffers.update(buffers)
 
 
