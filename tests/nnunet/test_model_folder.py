@@ -8,6 +8,7 @@ import torch
 
 from unet3d.errors import UsageError
 from unet3d.inference.ensemble import TrainedNetwork
+from unet3d.inference.sliding_window import AxisInterpolator
 from unet3d.nnunet.model_folder import CHECKPOINT, load_model_folder, write_model_folder
 from unet3d.step.build import build_network
 
@@ -84,6 +85,25 @@ def test_plans_have_nnunets_order_of_axes(build, tmp_path):
     assert sizes["normalization_schemes"] == ["ZScoreNormalization", "CTNormalization"]
     assert plans["foreground_intensity_properties_per_channel"]["1"]["percentile_99_5"] == 7
     assert plans["image_reader_writer"] == "NibabelIOWithReorient"
+
+
+def test_nnunet_interpolates_the_logits_of_thick_slices(build, tmp_path):
+    resampling = pytest.importorskip("nnunetv2.preprocessing.resampling.default_resampling")
+    write_model_folder(build(spacing_mm=[1.0, 1.0, 4.0]), tmp_path / "model")
+    sizes = read(tmp_path / "model", "plans")["configurations"]["3d_fullres"]
+    logits, new = torch.randn(1, 5, 6, 7), (9, 8, 9)
+    got = getattr(resampling, sizes["resampling_fn_probabilities"])(
+        logits.numpy(),
+        new,
+        (4, 1, 1),
+        (2.2, 0.75, 0.78),
+        **sizes["resampling_fn_probabilities_kwargs"],
+    )
+    expected = logits
+    for axis, size in enumerate(new, start=1):  # as unet3d predict
+        interpolator = AxisInterpolator(logits.shape[axis], size, logits.device)
+        expected = interpolator.interpolate(expected, axis, range(size), 0)
+    torch.testing.assert_close(torch.as_tensor(got), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

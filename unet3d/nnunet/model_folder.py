@@ -67,6 +67,8 @@ def make_plans(trained: TrainedNetwork, preprocessing: Preprocessing) -> dict[st
     resampling: dict[str, Any] = {}
     for name, is_seg, order in (("data", False, 3), ("seg", True, 1), ("probabilities", False, 1)):
         options = {"is_seg": is_seg, "order": order, "order_z": 0, "force_separate_z": None}
+        if name == "probabilities":  # linear along thick slices, too, as predict resamples logits
+            options["force_separate_z"] = False
         resampling[f"resampling_fn_{name}"] = "resample_data_or_seg_to_shape"
         resampling[f"resampling_fn_{name}_kwargs"] = options
     keys = ("mean", "std", "percentile_00_5", "percentile_99_5")
