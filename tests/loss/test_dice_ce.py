@@ -193,6 +193,14 @@ def test_a_label_that_is_no_class_is_named(value):
         loss(logits, labels.double())
 
 
+def test_minus_1_of_a_signed_byte_is_no_class():
+    logits, labels = make_sample()
+    labels = torch.zeros_like(labels, dtype=torch.int8)
+    labels[1, 2, 3, 4] = -1
+    with pytest.raises(UsageError, match="the value -1"):
+        DiceCE()(logits, labels)
+
+
 def test_label_254_may_be_of_a_region():
     loss = DiceCE(regions={"organ": [254]})
     logits, labels = make_sample()

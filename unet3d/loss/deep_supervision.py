@@ -47,6 +47,8 @@ def split_levels(
             f"got {list(labels.shape)}"
         )
     num_classes = num_classes or shape[1]
+    if labels.dtype == torch.int8:  # in which 255 is -1
+        labels = labels.to(torch.int16)
     converted = convert_labels(labels, num_classes)
     if check_labels is not None:
         check_labels(labels, num_classes)
