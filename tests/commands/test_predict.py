@@ -255,3 +255,12 @@ def test_an_assumed_orientation_is_one_warning_for_all_scans(predict, checkpoint
     warnings = [line for line in capsys.readouterr().err.splitlines() if "orientation" in line]
     assumed = "a.nii has no orientation: LAS is assumed, here and in other such scans"
     assert warnings == [f"warning: {assumed}"]
+
+
+def test_a_format_without_axes_is_a_warning_for_a_network_that_was_trained_on_oriented_files(
+    predict, checkpoint, tmp_path, capsys
+):
+    scan = np.random.default_rng(0).normal(0, 1, (16, 16, 16)).astype(np.float32)
+    np.save(tmp_path / "a.npy", scan)
+    assert predict(checkpoint=checkpoint("one"), input="a.npy") == 0
+    assert "warning: a.npy has no orientation: RAS is assumed" in capsys.readouterr().err

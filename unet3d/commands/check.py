@@ -175,7 +175,7 @@ def check_dataset(
     names = f"channels {', '.join(dataset.channels)}; "
     names += describe_classes(dataset.classes, dataset.regions)
     patch = f"{format_range(data.patch_size)} voxels along x, y and z"
-    if any("orientation" not in find_format(file).cannot_hold for file in headers):
+    if any(find_format(file).names_axes for file in headers):
         patch = f"{describe_axes(data.patch_size, data.orientation)} voxels"
     names += f"\npatches of {patch}"
     shapes = [

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from unet3d.app import get_exit_code
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, one_of, read_settings, word_or
-from unet3d.data.formats.volumes import OUTPUT_FORMATS, read_header
+from unet3d.data.formats.volumes import OUTPUT_FORMATS, find_format, read_header
 from unet3d.data.layouts.scans import describe_ignored, find_scans
 from unet3d.errors import UsageError, summarize_error
 from unet3d.inference.ensemble import load_ensemble
@@ -128,8 +128,9 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
         task = prepared.task
         assert task is not None
         print(prepared.memory_summary, flush=True)
-        header = read_header(task.scan.files[0])
-        if not header.has_orientation and header.orientation not in assumed:
+        header, format = read_header(task.scan.files[0]), find_format(task.scan.files[0])
+        is_oriented = header.has_orientation and (format.names_axes or not ensemble.names_axes)
+        if not is_oriented and header.orientation not in assumed:
             assumed.add(header.orientation)  # said once, not of every scan
             warning = f"warning: {task.scan.files[0].name} has no orientation: "
             warning += f"{header.orientation} is assumed, here and in other such scans"

@@ -33,6 +33,7 @@ class Ensemble:
     region_labels: list[int] | None = None  # what predictions hold in each region
     training_statistics: tuple[TrainingStatistics, ...] = ()  # older members have none
     mirroring_axes: tuple[int, ...] | None = None  # flipped in all trainings; None: unknown
+    names_axes: bool = False  # whether files that a training read did; older members do not say
     uses_tta: bool = False  # whether all trainings were evaluated with test-time augmentation
     digests: tuple[str, ...] = ()  # one per member, from the contents of its files
 
@@ -127,6 +128,7 @@ def combine_members(members: Sequence[TrainedNetwork]) -> Ensemble:
             name for name in components[0] if all(name in others for others in components)
         ),
         mirroring_axes=flipped,
+        names_axes=any(metadata.get("names_axes") for metadata in described),
         uses_tta=all(
             metadata.get("tta", metadata["config"].get("evaluation", {}).get("tta", False))
             for metadata in described

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from unet3d.checkpoint_file import FORMAT_VERSION
 from unet3d.cuda_graphs import CudaGraphs, GraphedPass
 from unet3d.data.dataset import get_network_sizes
+from unet3d.data.formats.volumes import find_format
 from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.evaluation.options import build_metrics
 from unet3d.inference.sliding_window import SlidingWindow, choose_label_function
@@ -276,4 +277,5 @@ def make_metadata(config: dict[str, Any], data: VolumeDataModule) -> dict[str, A
         "training_statistics": statistics.to_dict(),
         # Axes of the network's input; None if a user's augmentation does not report them.
         "mirroring_axes": getattr(data.augment, "mirroring_axes", None),
+        "names_axes": any(find_format(v.case.images[0]).names_axes for v in data.training),
     }

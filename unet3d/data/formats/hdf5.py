@@ -30,6 +30,7 @@ class Hdf5(VolumeFormat):
     name = "HDF5"
     suffixes = SUFFIXES
     packages = ("h5py",)
+    names_axes = False
     cannot_hold = ("orientation", "position")
 
     def list_files(self, file: Path) -> list[Path]:

@@ -20,6 +20,7 @@ class NumPy(VolumeFormat):
 
     name = "NumPy"
     suffixes = (".npy",)
+    names_axes = False
     writes_parts = True
 
     def read_header(self, file: Path) -> VolumeHeader:

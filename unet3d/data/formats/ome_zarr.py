@@ -43,6 +43,7 @@ class OmeZarr(VolumeFormat):
     name = "OME-Zarr"
     suffixes = (".ome.zarr", ".zarr")
     packages = ("zarr", "numcodecs")
+    names_axes = False
     cannot_hold = ("orientation",)
     is_folder = writes_parts = True
 

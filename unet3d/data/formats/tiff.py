@@ -30,6 +30,7 @@ class Tiff(VolumeFormat):
     name = "TIFF"
     suffixes = (".ome.tif", ".ome.tiff", ".tif", ".tiff")
     packages = ("tifffile", "imagecodecs")
+    names_axes = False
     cannot_hold = ("orientation", "position")
 
     def read_header(self, file: Path) -> VolumeHeader:

@@ -125,6 +125,7 @@ class VolumeFormat(Protocol):
     name: str
     suffixes: tuple[str, ...]
     packages: tuple[str, ...] = ()  # optional ones, as pip calls them; the first is imported
+    names_axes: bool = True  # files may say which axis is left-right, and so on
     cannot_hold: tuple[str, ...] = ()  # what labels on some grids would lose
     is_folder: bool = False  # whether labels are written to a folder
     writes_parts: bool = False  # whether labels need not be written at once
