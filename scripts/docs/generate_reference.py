@@ -170,8 +170,7 @@ def join_lines(lines: list[str]) -> str:
 
 def commands_page() -> str:
     """Render docs/reference/commands.md."""
-    rows = [f"| [`{name}`](#unet3d-{name}) | {about} |" for name, about in COMMANDS.items()]
-    lines = [COMMANDS_HEAD, *make_table(rows, "| command | |")]
+    lines = [COMMANDS_HEAD, ", ".join(f"[`{name}`](#unet3d-{name})" for name in COMMANDS), ""]
     train = link("unet3d train")
     keys = {name: list_keys(CONF / f"{name}.yaml") for name in COMMANDS}
     shared = {key: [] for key, count in Counter(chain(*keys.values())).items() if count > 1}
@@ -193,7 +192,8 @@ def commands_page() -> str:
             others = f" (default: {', '.join(choices)})" if choices else ""
             lines += [f"Takes the keys of {train}{others}, and", ""]
         own = [replace(k, comment=k.comment or f"as in {train}") for k in keys[name]]
-        lines += make_table([key.format_row() for key in own if key not in shared])
+        own = [key for key in own if key not in shared and not key.comment.startswith("no effect")]
+        lines += make_table([key.format_row() for key in own])
     return join_lines(lines)
 
 
@@ -205,7 +205,7 @@ def options_page() -> str:
     lines += ["The keys outside of groups are those of [unet3d train](commands.md#unet3d-train)."]
     for group in list_groups():
         lines += ["", f"## {group}", "", f"Default: `{group}={choices[group][0]}`.", ""]
-        sections, rows, owners_by_key = [], [], {}
+        sections, rows, owners_by_key, words_by_option = [], [], {}, {}
         for path in sorted((CONF / group).glob("*.yaml")):
             first, rest = read_about(path)
             keys = list_keys(path, "" if group == "experiment" else f"{group}.")
@@ -224,19 +224,31 @@ def options_page() -> str:
                 same = [k for k in owners_by_key if (k.name, k.comment) == (key.name, key.comment)]
                 owners_by_key.setdefault(*same or [key], []).append(f"`{path.stem}`")
                 values += [key] if same and same[0].value != key.value else []
-            about = " ".join([first, *describe_bases(path, values)])
+            words = words_by_option[path.stem] = list_words(path, values)
+            about = " ".join([first, *describe_bases(path, words, words_by_option)])
             rows.append(f"| {label} | {escape_bars(about)} |")
         lines += make_table(rows, f"| `{group}=` | |")
         lines += [*make_key_table(owners_by_key, "option"), *sections]
     return join_lines(lines)
 
 
-def describe_bases(path: Path, values: list[Key]) -> Iterator[str]:
-    """Yield what an option extends, and the values that it sets of keys described elsewhere."""
+def list_words(path: Path, values: list[Key]) -> list[str]:
+    """Return the options and the values that an option sets, as typed on the command line."""
     words = [f"{key.name}={key.value}" for key in values]
     if path.parent.name == "experiment":
         words = [f"{name}={option}" for name, (option, _) in read_choices(path).items()] + words
+    return words
+
+
+def describe_bases(
+    path: Path, words: list[str], words_by_option: dict[str, list[str]]
+) -> Iterator[str]:
+    """Yield what an option extends, or is like but for one word, and the words that it sets."""
     bases = [f"`{base}`" for base in list_bases(path) if not base.startswith("_")]
+    for other, others in words_by_option.items():
+        different = [word for word in words if word not in others]
+        if not bases and len(different) == 1 and len(words) == len(others) > 1:
+            bases, words = [f"`{other}`"], different
     if bases:
         yield f"As {', '.join(bases)}" + (", with" if words else ".")
     elif words:

@@ -13,7 +13,6 @@ from scripts.docs.tables import (
     OPEN,
     Row,
     find_gpu_report,
-    format_mib,
     format_strategy,
     make_table,
     read_estimates,
@@ -35,18 +34,19 @@ def peers() -> str:
     for name in dict.fromkeys(names):
         peak, seconds, estimate = OPEN, OPEN, ""
         if name in estimates:
-            estimate = format_mib(estimates[name]["peak_allocated_mib"] * MIB)
+            estimate = f"{estimates[name]['peak_allocated_mib']:,.0f}"
         if row := measured.get(name):
-            peak = format_mib(row["measured"]["allocated"])
-            seconds = f"{1000 * row['step_seconds']:.0f} ms"
+            peak = f"{row['measured']['allocated'] / MIB:,.0f}"
+            seconds = f"{1000 * row['step_seconds']:.0f}"
         lines.append(f"{name} | {estimate} | {peak} | {seconds}")
-    return make_table(" | estimated peak: | measured: | step:", lines)
+    return make_table(" | estimated peak, MiB: | measured, MiB: | step, ms:", lines)
 
 
 def format_peak(row: Row) -> str:
-    """Format the measured peak of a step, with the estimate in brackets where there is one."""
-    peak = format_mib(row["measured"]["allocated"]) if "allocated" in row["measured"] else OPEN
-    return peak + (f" ({format_mib(row['predicted']['allocated'])})" if "predicted" in row else "")
+    """Format a step's measured peak in MiB, with the estimate in brackets where there is one."""
+    kinds = [row.get(kind, {}).get("allocated") for kind in ("measured", "predicted")]
+    peak, estimate = (None if nbytes is None else f"{nbytes / MIB:,.0f}" for nbytes in kinds)
+    return (peak or OPEN) + (f" ({estimate})" if estimate else "")
 
 
 def gpu_error() -> str:
@@ -106,7 +106,7 @@ def gpu_step() -> str:
     for name, row in read_gpu("tuned").items():
         if name.startswith("small, "):
             lines.append(f"{name.removeprefix('small, ')} | {list_cells(row)} |  |  | ")
-    peak, seconds = "peak (estimated)", "seconds per step"
+    peak, seconds = "peak in MiB (estimated)", "seconds per step"
     heads = f"on a GPU | small: {peak} | {seconds} | largest batch in 7000 MiB (estimated)"
     return make_table(f"{heads} | large: {peak} | {seconds}", lines)
 
@@ -121,18 +121,15 @@ def gpu_graphs() -> str:
     lines = []
     for name, row in read_gpu("graphs").items():
         job, _, network = name.partition(": ")
-        cells = [f"{1000 * row['step_seconds']:.0f} ms"]
-        reserved = [row["measured"]["reserved"]]
+        steps = {"step": (row["step_seconds"], row["measured"]["reserved"])}
         if replayed := row.get("replayed"):
-            cells.append(f"{1000 * replayed['step_seconds']:.0f} ms")
-            reserved.append(replayed["reserved"])
-        else:
-            cells.append("")
+            steps["replayed"] = (replayed["step_seconds"], replayed["reserved"])
+        found = [steps.get(way) for way in ("step", "replayed")]
+        times = ["" if step is None else f"{1000 * step[0]:.0f}" for step in found]
+        sizes = ["" if step is None else f"{step[1] / MIB:,.0f}" for step in found]
         label = "the same" if network == job else network.removeprefix(f"{job}, ")
-        lines.append(
-            f"{job} | {label} | {' | '.join(cells)} | {', '.join(map(format_mib, reserved))}"
-        )
-    heads = "network |  | step: | replayed: | reserved, and replayed"
+        lines.append(" | ".join([job, label, *times, *sizes]))
+    heads = "network |  | step, ms: | replayed, ms: | reserved, MiB: | replayed, MiB:"
     return f"{make_table(heads, lines)}\n\n{describe_device('graphs')}"
 
 

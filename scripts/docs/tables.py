@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from scripts.bench.results import BENCHMARKS
-from unet3d.text import GIB, MIB
+from unet3d.text import MIB
 
 OPEN = "not measured yet"
 
@@ -63,11 +63,6 @@ def make_table(heads: str, lines: Iterable[str]) -> str:
 def format_mib(nbytes: float) -> str:
     """Format bytes in MiB."""
     return f"{nbytes / MIB:,.0f} MiB"
-
-
-def format_gib(nbytes: float, digits: int = 1) -> str:
-    """Format bytes in GiB."""
-    return f"{nbytes / GIB:.{digits}f} GiB"
 
 
 def format_shape(shape: Sequence[int], separator: str = "x") -> str:
