@@ -190,7 +190,7 @@ def commands_page() -> str:
             lines += ["Takes the [config groups](options.md#config-groups), and", ""]
         elif "train" in list_bases(path):
             others = f" (default: {', '.join(choices)})" if choices else ""
-            lines += [f"Takes the keys of {train}{others}, and", ""]
+            lines += [f"Takes [train's keys](#unet3d-train){others}, and", ""]
         own = [replace(k, comment=k.comment or f"as in {train}") for k in keys[name]]
         own = [key for key in own if key not in shared and not key.comment.startswith("no effect")]
         lines += make_table([key.format_row() for key in own])

@@ -40,7 +40,7 @@ VARIANTS = {
 """Variants of scripts.bench.quality, as the documents call them."""
 
 
-def quality(name: str = "cpu-quality", *left_out: str) -> str:
+def quality(name: str = "cpu-quality", *left_out: str, worst_run: bool = True) -> str:
     """Compare validation Dice of each job and network after its full training."""
     lines = []
     for job, variants in read_result(name).items():
@@ -54,12 +54,11 @@ def quality(name: str = "cpu-quality", *left_out: str) -> str:
             worst = f"{found['worst_dice']:.4f}"
             if found["worst_class"] is not None:
                 worst += f" ({found['worst_class']} {found['worst_class_dice']:.4f})"
-            lines.append(
-                f"{JOBS.get(job, job)} | {VARIANTS.get(variant, variant)} | "
-                f"{found['dice']:.4f}{spread} | {worst} | {found['runs']} | {found['steps']}"
-            )
-    heads = "job | network or setting | Dice, mean | worst run | runs | steps"
-    return make_table(heads, lines)
+            cells = [JOBS.get(job, job), VARIANTS.get(variant, variant)]
+            cells += [f"{found['dice']:.4f}{spread}", *([worst] if worst_run else [])]
+            lines.append(" | ".join([*cells, str(found["runs"]), str(found["steps"])]))
+    worst = "worst run | " if worst_run else ""
+    return make_table(f"job | network or setting | Dice, mean | {worst}runs | steps", lines)
 
 
 def quality_screen() -> str:
@@ -71,7 +70,7 @@ def quality_screen() -> str:
 def recipes() -> str:
     """Compare the recipes of `unet3d plan` in short runs; the page states what is left out."""
     stated = ("adamw_turned_ema", "adamw_turned_cosine", "light_1700", "turned_1700")
-    return quality("cpu-recipes", "brain", *stated)
+    return quality("cpu-recipes", "brain", *stated, worst_run=False)
 
 
 def hippocampus() -> str:
@@ -121,7 +120,8 @@ def monai_parts() -> str:
         base = content["rows"]["unet3d"]["seconds"]
         for name, row in content["rows"].items():
             owner = name if name == "unet3d" else f"MONAI: {name}"
-            cells = f"{part} | {owner} | {row['seconds'] / base:.1f}x"
+            label = part if name == next(iter(content["rows"])) else ""
+            cells = f"{label} | {owner} | {row['seconds'] / base:.1f}x"
             lines.append(f"{cells} | {row['peak_mib']:,.0f}")
     return make_table("one CPU core |  | time: | MiB:", lines)
 
