@@ -154,6 +154,11 @@ def test_tables_are_those_of_the_result_files():
         assert update_tables.fill(text) == text, "python -m scripts.docs.update_tables"
 
 
+def test_all_pages_take_at_most_30000_words():
+    pages = (ROOT / "docs").rglob("*.md")  # rules and bars of tables are no words
+    assert sum(len(re.findall(r"\S*\w\S*", page.read_text())) for page in pages) <= 30_000
+
+
 def test_the_front_page_is_short_and_its_figures_are_those_of_the_result_files():
     text = (ROOT / "README.md").read_text()
     assert len(text.split()) <= 500
