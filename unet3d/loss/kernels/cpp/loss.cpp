@@ -8,8 +8,8 @@
 
 using T = ELEMENT;
 
-constexpr int L = 8;  // voxels in a register
-constexpr int TILE = 16 * L;  // voxels whose probabilities are held at once
+constexpr int L = 16;  // voxels in a register
+constexpr int TILE = 8 * L;  // voxels whose probabilities are held at once
 constexpr int32_t IGNORED = -1;
 
 inline F<L> at(const float* values, int v) { return read<F<L>>(values + v); }
@@ -24,18 +24,39 @@ struct Logits {
     }
 };
 
-// Probabilities of a tile, class by class, and its labels. Voxels beyond the last one are ignored.
+// Exponentials of a tile's logits, class by class, and its labels. Voxels beyond the last one are
+// ignored.
 struct Tile {
     const Logits& logits;
     int64_t b, first, count;
-    std::vector<float> p;
-    float logarithm[TILE];  // of the sum of exponentials
+    std::vector<float> e;
+    float top[TILE], inverse[TILE];  // largest logit; 1 over the sum of exponentials
     int32_t label[TILE];
 
-    explicit Tile(const Logits& logits) : logits(logits), p(logits.classes * TILE) {}
+    explicit Tile(const Logits& logits) : logits(logits), e(logits.classes * TILE) {}
 
     template <class Label> void load_labels(const Label* labels, Label ignored) {
         for (int64_t v = 0; v < count; v++) label[v] = labels[v] == ignored ? IGNORED : labels[v];
+    }
+
+    void load_logits() {
+        for (int64_t k = 0; k < logits.classes; k++) {
+            const T* from = logits.data + logits.at(b, k, first);
+            if (logits.stride[1] == 1 && count == TILE)
+                for (int v = 0; v < TILE; v += L) write(of(k) + v, Elements<T, L>::load(from + v));
+            else
+                for (int64_t v = 0; v < count; v++) of(k)[v] = widen(from[v * logits.stride[1]]);
+        }
+    }
+
+    void store(T* to) {
+        for (int64_t k = 0; k < logits.classes; k++) {
+            T* out = to + logits.at(b, k, first);
+            if (logits.stride[1] == 1 && count == TILE)
+                for (int v = 0; v < TILE; v += L) Elements<T, L>::store(out + v, at(of(k), v));
+            else
+                for (int64_t v = 0; v < count; v++) out[v * logits.stride[1]] = narrow<T>(of(k)[v]);
+        }
     }
 
     void load(const void* labels, int64_t volume, int64_t start) {
@@ -46,25 +67,32 @@ struct Tile {
             load_labels(static_cast<const uint8_t*>(labels) + from, uint8_t(255));
         else
             load_labels(static_cast<const int16_t*>(labels) + from, int16_t(32767));
-        for (int64_t k = 0; k < logits.classes; k++)
-            for (int64_t v = 0; v < count; v++) of(k)[v] = logit(k, v);
+        load_logits();
         for (int v = 0; v < TILE; v += L) {
-            F<L> top = at(of(0), v), total{};
-            for (int64_t k = 1; k < logits.classes; k++) top = greater(top, at(of(k), v));
+            F<L> most = at(of(0), v), sum{};
+            for (int64_t k = 1; k < logits.classes; k++) most = greater(most, at(of(k), v));
             for (int64_t k = 0; k < logits.classes; k++) {
-                const F<L> d = at(of(k), v) - top;
-                const F<L> e = d == d ? exponential<L>(d) : d;  // NaN stays NaN
-                write(of(k) + v, e);
-                total += e;
+                const F<L> d = at(of(k), v) - most;
+                const F<L> power = d == d ? exponential<L>(d) : d;  // NaN stays NaN
+                write(of(k) + v, power);
+                sum += power;
             }
-            for (int64_t k = 0; k < logits.classes; k++) write(of(k) + v, at(of(k), v) / total);
-            for (int l = 0; l < L; l++) logarithm[v + l] = top[l] + std::log(total[l]);
+            write(top + v, most);
+            write(inverse + v, 1 / sum);
         }
     }
 
-    float* of(int64_t k) { return p.data() + k * TILE; }
+    float* of(int64_t k) { return e.data() + k * TILE; }
+    F<L> p(int64_t k, int v) { return at(of(k), v) * at(inverse, v); }
     I<L> labels(int v) const { return read<I<L>>(label + v); }
     float logit(int64_t k, int64_t v) const { return widen(logits.data[logits.at(b, k, first + v)]); }
+
+    // Calls body(voxel, label, probability) where the label is a class.
+    template <class Body> void by_label(Body body) {
+        for (int64_t v = 0; v < count; v++)
+            if (const int64_t y = label[v]; y >= 0 && y < logits.classes)
+                body(v, y, of(y)[v] * inverse[v]);
+    }
 };
 
 // Calls body(tile, thread) on the tiles of each volume, split among threads.
@@ -91,16 +119,14 @@ extern "C" void sums(const Logits* logits, const void* labels, float* out, int t
         for (int64_t k = 0; k < classes; k++) {
             F<L> predicted{};
             for (int v = 0; v < TILE; v += L)
-                predicted += tile.labels(v) != IGNORED ? at(tile.of(k), v) : F<L>{};
+                predicted += tile.labels(v) != IGNORED ? tile.p(k, v) : F<L>{};
             for (int l = 0; l < L; l++) own[classes + k] += predicted[l];
         }
-        for (int64_t v = 0; v < tile.count; v++) {
-            const int64_t y = tile.label[v];
-            if (y < 0 || y >= classes) continue;
-            own[y] += tile.of(y)[v];
-            own[2 * classes + y] += tile.logarithm[v] - tile.logit(y, v);
+        tile.by_label([&](int64_t v, int64_t y, float p) {
+            own[y] += p;
+            own[2 * classes + y] += tile.top[v] - std::log(tile.inverse[v]) - tile.logit(y, v);
             own[3 * classes + y] += 1;
-        }
+        });
     });
     for (int64_t b = 0; b < batch; b++)
         for (int64_t term = 0; term < 5; term++)
@@ -121,23 +147,20 @@ extern "C" void gradient(
         const float* by_overlap = grad + tile.b * classes;
         const float* by_predicted = by_overlap + batch * classes;
         const float* by_entropy = by_predicted + batch * classes;
+        float own[TILE] = {};  // the label's part of the gradient
+        tile.by_label([&](int64_t v, int64_t y, float p) {
+            own[v] = p * by_overlap[y] - by_entropy[y];
+        });
         for (int v = 0; v < TILE; v += L) {
-            const I<L> y = tile.labels(v);
-            F<L> shared{}, own{};  // parts of the gradient: of every class, and of the label's
+            F<L> shared{};
+            for (int64_t k = 0; k < classes; k++) shared += tile.p(k, v) * by_predicted[k];
+            shared += at(own, v);
             for (int64_t k = 0; k < classes; k++) {
-                const F<L> p = at(tile.of(k), v), overlap = p * by_overlap[k];
-                shared -= p * by_predicted[k];
-                own = y == int32_t(k) ? overlap - by_entropy[k] : own;
-            }
-            shared -= own;
-            for (int64_t k = 0; k < classes; k++) {
-                const F<L> g = at(tile.of(k), v) * (by_predicted[k] + shared);
-                const F<L> total = y == int32_t(k) ? g + own : g;
-                write(tile.of(k) + v, y != IGNORED ? total : F<L>{});
+                const F<L> g = tile.p(k, v) * (by_predicted[k] - shared);
+                write(tile.of(k) + v, tile.labels(v) != IGNORED ? g : F<L>{});
             }
         }
-        for (int64_t k = 0; k < classes; k++)
-            for (int64_t v = 0; v < tile.count; v++)
-                out[logits->at(tile.b, k, tile.first + v)] = narrow<T>(tile.of(k)[v]);
+        tile.by_label([&](int64_t v, int64_t y, float) { tile.of(y)[v] += own[v]; });
+        tile.store(out);
     });
 }
