@@ -18,8 +18,9 @@ from unet3d.data.layouts.scans import ScanFiles, describe_ignored, find_scans
 from unet3d.errors import RunError, UsageError, summarize_error
 from unet3d.inference import options
 from unet3d.inference.ensemble import load_ensemble
-from unet3d.inference.predictor import Predictor, ScanTask
+from unet3d.inference.predictor import Predictor
 from unet3d.inference.scans import find_pending, plan_outputs, segment_scans
+from unet3d.inference.tasks import ScanTask
 from unet3d.text import join_first, pluralize
 
 PathLike = str | Path
@@ -211,6 +212,7 @@ def load(
         device=DEVICE_KIND.parse(str(device), "device"),
         backend=options.BACKEND.parse(backend, "backend"),
         skip_background=parse(options.LEVEL, "skip_background", skip_background),
+        region=None,
         memory_bytes=parse(options.MEMORY, "memory_gib", memory_gib),
         keep_largest_component=classes,
         allow_targets=tuple(allow_targets),

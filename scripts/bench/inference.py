@@ -20,7 +20,8 @@ from scripts.bench.results import make_parser, run_in_new_process, write_results
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.inference.ensemble import Ensemble
-from unet3d.inference.predictor import Predictor, ScanTask
+from unet3d.inference.predictor import Predictor
+from unet3d.inference.tasks import ScanTask
 from unet3d.machine import Precision
 from unet3d.model.unet import UNet3D
 from unet3d.peak_memory import PeakMeter

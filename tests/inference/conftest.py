@@ -9,7 +9,8 @@ from tests.contract.helpers.datasets import save
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.inference.ensemble import Ensemble
-from unet3d.inference.predictor import Predictor, ScanTask
+from unet3d.inference.predictor import Predictor
+from unet3d.inference.tasks import ScanTask
 from unet3d.machine import Precision
 
 

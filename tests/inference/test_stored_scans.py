@@ -6,9 +6,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from tests.contract.helpers.datasets import save
-from tests.inference.conftest import build_predictor
+from tests.inference.conftest import build_predictor, make_ensemble
 from unet3d.data.formats.volumes import read_labels, write_labels
 from unet3d.data.preprocessing import regions
 from unet3d.data.preprocessing.pipeline import Preprocessing
@@ -171,7 +173,59 @@ def test_components_are_said_to_be_kept(ensemble, tasks, monkeypatch, caplog):
     _, stored = tasks()
     predictor = build_predictor(ensemble, keep_largest_component=["a"])
     predict(store(predictor, monkeypatch), stored)
-    assert "all components of a are kept, since the scan is larger than memory" in caplog.text
+    assert "all components of a are kept, since the scan is segmented by parts" in caplog.text
+
+
+REGION = ((5, 24), (2, 15), (9, 26))
+
+
+@pytest.mark.parametrize("affine", AFFINES.values(), ids=AFFINES)
+@pytest.mark.parametrize("kernel_size", [1, 3])
+def test_a_region_has_the_labels_of_the_whole_scan_and_the_rest_none(
+    tasks, monkeypatch, affine, kernel_size
+):
+    torch.manual_seed(0)
+    network = nn.Conv3d(1, 3, kernel_size, padding="same")
+    whole, stored = tasks(affine)
+    labels = np.load(predict(build_predictor(make_ensemble(network)), whole))
+    predictor = build_predictor(make_ensemble(network), region=REGION)
+    monkeypatch.setattr(regions, "BLOCK", 500)
+    in_memory = build_predictor(make_ensemble(network)).prepare(whole).scan.statistics
+    assert predictor.prepare(stored).scan.statistics.extent_mm == in_memory.extent_mm
+    found, inside = np.load(predict(predictor, stored)), tuple(slice(*span) for span in REGION)
+    expected = np.zeros_like(labels)
+    expected[inside] = labels[inside]
+    if kernel_size == 1:
+        np.testing.assert_array_equal(found, expected)
+    else:  # windows, whose borders are padded, lie elsewhere
+        assert (found != expected).mean() < 0.02
+    assert len(np.unique(found[inside])) > 1
+
+
+def test_a_region_of_several_slabs_is_that_of_one(ensemble, tasks, monkeypatch):
+    predictor = build_predictor(ensemble, region=REGION)
+    whole, stored = tasks()
+    expected = np.load(predict(store(predictor, monkeypatch, slabs=1), whole))
+    found = np.load(predict(store(predictor, monkeypatch, slabs=3), stored))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("region", "suffix", "message"),
+    [
+        (
+            ((0, 31), (0, 22), (0, 26)),
+            ".npy",
+            r"region=\[0, 31, .* within a scan of 30x22x26 voxels",
+        ),
+        (((0, 2), (0, 22), (0, 26)), ".npy", "holds background only"),
+        (REGION, ".nii.gz", "region is read from 0.nii by parts: set output_format=zarr or npy"),
+    ],
+)
+def test_a_region_that_cannot_be_segmented_is_refused(ensemble, tasks, region, suffix, message):
+    task, _ = tasks(suffix=suffix)
+    with pytest.raises(UsageError, match=message):
+        build_predictor(ensemble, region=region).prepare(task)
 
 
 @pytest.mark.slow

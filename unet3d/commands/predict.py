@@ -19,7 +19,6 @@ from unet3d.data.layouts.scans import describe_ignored, find_scans
 from unet3d.errors import UsageError, summarize_error
 from unet3d.inference.ensemble import load_ensemble
 from unet3d.inference.options import PredictorConfig, build_predictor
-from unet3d.inference.predictor import PreparedScan
 from unet3d.inference.scans import (
     count_processes,
     find_pending,
@@ -27,6 +26,7 @@ from unet3d.inference.scans import (
     run_in_processes,
     segment_scans,
 )
+from unet3d.inference.tasks import PreparedScan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,11 @@ def _are_axes(value: Any) -> bool:
     return is_list and set(value) <= {0, 1, 2} and len(set(value)) == len(value)
 
 
+def _is_box(value: Any) -> bool:
+    is_list = isinstance(value, list) and len(value) == 6 and all(type(n) is int for n in value)
+    return is_list and all(0 <= a < b for a, b in zip(value[::2], value[1::2], strict=True))
+
+
 OVERLAP, BATCH_SIZE = number(">= 0", "below 1"), integer(">= 1")
 LEVEL, BACKEND = number(">= 0", "below 1"), one_of(("torch", "onnx", "openvino"))
 AXES = word_or(
@@ -43,6 +48,11 @@ CLASSES = word_or(
     ),
 )
 MEMORY = word_or("auto", replace(number("above 0"), convert=lambda value: int(value * GIB)))
+REGION = OptionType(
+    "null or a box [x0, x1, y0, y1, z0, z1] in voxels of the file",
+    lambda value: value is None or _is_box(value),
+    lambda value: None if value is None else tuple(zip(value[::2], value[1::2], strict=True)),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +67,7 @@ class PredictorConfig:
     device: Annotated[str, DEVICE_KIND]
     backend: Annotated[str, BACKEND]  # what runs the networks
     skip_background: Annotated[float | None, LEVEL]  # None: skip no window
+    region: Annotated[tuple[tuple[int, int], ...] | None, REGION]  # None: all of a scan
     memory_bytes: Annotated[int | None, MEMORY, "memory_gib"]  # RAM of a case; None: what is free
     keep_largest_component: Annotated[tuple[str, ...] | None, CLASSES]  # None: as in training
     allow_targets: tuple[str, ...]
@@ -79,6 +90,7 @@ def build_predictor(ensemble: Ensemble, settings: PredictorConfig, *, ram: int |
         ram=ram,
         backend=settings.backend,
         skip_background=settings.skip_background,
+        region=settings.region,
     )
 
 

@@ -1,12 +1,11 @@
 """Segment scans: preprocess, plan the memory, run the windows, write the labels."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from torch import nn
 from unet3d.data.checks import check_scan_headers
 from unet3d.data.formats.nifti import get_probability_bytes, open_probability_file
 from unet3d.data.formats.volumes import check_target, find_format, read_header, write_labels
-from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import estimate_preprocessing_cost
 from unet3d.data.preprocessing.pipeline import PreprocessedScan, check_channels, count_nonfinite
 from unet3d.data.preprocessing.regions import (
@@ -31,7 +29,6 @@ from unet3d.inference.ensemble import Ensemble
 from unet3d.inference.heads import split_heads
 from unet3d.inference.memory_plan import (
     Budget,
-    InferencePlan,
     VolumeToSegment,
     check_plan,
     choose_plan,
@@ -51,6 +48,7 @@ from unet3d.inference.stored_scans import (
     get_record_path,
     segment_stored,
 )
+from unet3d.inference.tasks import PreparedScan, ScanTask
 from unet3d.inference.window_grid import WindowGrid
 from unet3d.machine import Precision, get_available_bytes, get_free_bytes
 from unet3d.text import MIB, describe_classes, format_bytes, join_first, pluralize
@@ -68,35 +66,6 @@ MAX_REMOVED_SHARE = 0.1
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScanTask:
-    """A scan, and where its labels and probabilities go."""
-
-    scan: ScanFiles
-    labels: Path
-    probabilities: Path | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedScan:
-    """A preprocessed scan and the plan for segmenting it."""
-
-    name: str
-    task: ScanTask | None  # None: the labels are not written
-    scan: PreprocessedScan
-    plan: InferencePlan
-    max_ram: int  # peak, including reading and postprocessing
-    spare_ram: int  # rest of what a case may take
-    memory_summary: str  # one line
-    differences: list[str]  # how it differs from the training cases of every network
-    origin: Mapping[str, Any] = field(default_factory=dict)  # what its labels are made from
-
-    @property
-    def is_stored(self) -> bool:
-        """Return whether its voxels and labels stay in their files."""
-        return isinstance(self.scan.image, RegionImage)
-
-
 @dataclass(eq=False)
 class Predictor:
     """Segment scans with the networks of an ensemble."""
@@ -112,6 +81,7 @@ class Predictor:
     ram: int | None = None  # bytes that a case may take; None: what is free
     backend: str = "torch"  # what runs the networks
     skip_background: float | None = None  # level of a BackgroundDetector; None: compute all windows
+    region: Sequence[tuple[int, int]] | None = None  # along the axes of files; None: all of a scan
 
     def __post_init__(self):
         ensemble, classes = self.ensemble, self.ensemble.classes
@@ -165,6 +135,7 @@ class Predictor:
                 "largest_component_labels": self.largest_component_labels,
                 "precision": self.precision.used,
                 "skip_background": self.skip_background,
+                **({} if self.region is None else {"region": [*map(list, self.region)]}),
             },
         }
 
@@ -197,20 +168,22 @@ class Predictor:
         ram = self._get_budget().ram_bytes if ram is None else ram
         needed = self.estimate_reading(task)
         preprocessing, channels = self.ensemble.preprocessing, self.ensemble.channels
-        if needed <= ram:
+        if needed <= ram and self.region is None:
             return preprocessing.preprocess_scan(task.scan.files, channels)
         stored, advice, reason = open_channels(task.scan.files), self._ram_advice, ""
         if assumed := read_header(task.scan.files[0]).assumption:  # the size depends on it
             reason, advice = f"the scan has {assumed}: ", f"write its voxel size, or {advice}"
-        writes_parts = find_format(task.labels).writes_parts
+        writes_parts, way = find_format(task.labels).writes_parts, ""
         if stored is None:
-            advice += ", or convert it to OME-Zarr or another format that is read by parts"
+            way = "convert it to OME-Zarr or another format that is read by parts"
         elif not writes_parts:
-            advice += ", or set output_format=zarr or npy, which are written by parts"
+            way = "set output_format=zarr or npy, which are written by parts"
+        if way and self.region is not None:
+            raise UsageError(f"region is read from {task.scan.files[0].name} by parts: {way}")
         if stored is None or not writes_parts:
             raise DoesNotFitError(
                 f"{reason}preprocessing needs {format_bytes(needed)} of RAM, "
-                f"{format_bytes(ram)} are available: {advice}"
+                f"{format_bytes(ram)} are available: {advice}, or {way}"
             )
         for option, is_given in {
             "save_probabilities": task.probabilities is not None,
@@ -221,7 +194,8 @@ class Predictor:
                     f"{option} needs the whole scan in memory, {format_bytes(needed)} of RAM: "
                     "leave it out"
                 )
-        return preprocess_stored_scan(stored, preprocessing, channels)
+        margin = [size // 2 for size in self.ensemble.patch_size]
+        return preprocess_stored_scan(stored, preprocessing, channels, self.region, margin)
 
     def plan(self, task: ScanTask | None, scan: PreprocessedScan) -> PreparedScan:
         """Plan the segmentation of a preprocessed scan, within the free memory."""
@@ -367,8 +341,8 @@ class Predictor:
         if self.largest_component_labels:
             names = join_first([ensemble.classes[n] for n in self.largest_component_labels])
             logger.warning(
-                f"{prepared.name}: all components of {names} are kept, since the scan is larger "
-                "than memory"
+                f"{prepared.name}: all components of {names} are kept, since the scan is segmented "
+                "by parts"
             )
         dtype = np.dtype(get_label_dtype(len(ensemble.classes)))
         labels = LabelStore(
@@ -385,7 +359,13 @@ class Predictor:
             )
         decide = choose_label_function(ensemble.regions, ensemble.region_labels)
         segment_stored(
-            prepared.scan.image, self._make_runner(on_windows), prepared.plan, decide, labels, dtype
+            prepared.scan.image,
+            self._make_runner(on_windows),
+            prepared.plan,
+            decide,
+            labels,
+            dtype,
+            self.region,
         )
         return labels.finish
 

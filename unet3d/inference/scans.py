@@ -27,8 +27,9 @@ from unet3d.data.preprocessing.cache import digest_volume
 from unet3d.data.preprocessing.pipeline import PreprocessedScan
 from unet3d.errors import Interrupted, RunError, UsageError
 from unet3d.files import read_json, remove_temporary_files, write_text
-from unet3d.inference.predictor import USABLE_FRACTION, Predictor, PreparedScan, ScanTask
+from unet3d.inference.predictor import USABLE_FRACTION, Predictor
 from unet3d.inference.stored_scans import get_record_path
+from unet3d.inference.tasks import PreparedScan, ScanTask
 from unet3d.machine import get_available_bytes, resolve_device
 from unet3d.signals import SignalListener
 from unet3d.text import join_first, pluralize

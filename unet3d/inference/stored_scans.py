@@ -147,8 +147,9 @@ def segment_stored(
     decide: LabelFunction,
     labels: LabelStore,
     dtype: Any,
+    region: Sequence[Span] | None,
 ) -> None:
-    """Segment every slab that has no labels yet."""
+    """Segment every slab that has no labels yet; write the labels of a region of the file."""
     grid, sum_device = image.grid, CPU if plan.sums_in_ram else runner.device
     box = tuple(stop - start for start, stop in grid.box)
     for slab in plan.slabs:
@@ -170,7 +171,25 @@ def segment_stored(
             first_column=columns.start,
         )
         runner.run(SlabImage(image, window_grid), window_grid, writer.write, sum_device)
-        labels.write(window_grid.order, slab.columns, grid.locate(spans), undo(part, grid))
+        place, part = grid.locate(spans), undo(part, grid)
+        if region is not None:
+            place, part = cut_out(place, part, region)
+        labels.write(window_grid.order, slab.columns, place, part)
+
+
+def cut_out(
+    place: tuple[slice, ...], part: np.ndarray, region: Sequence[Span]
+) -> tuple[tuple[slice, ...], np.ndarray]:
+    """Return what of a part of a file, at its place, lies within a region."""
+    spans = [
+        (min(max(side.start, start), side.stop), max(min(side.stop, stop), side.start))
+        for side, (start, stop) in zip(place, region, strict=True)
+    ]
+    spans = [(start, max(start, stop)) for start, stop in spans]
+    inner = [
+        slice(a - side.start, b - side.start) for side, (a, b) in zip(place, spans, strict=True)
+    ]
+    return tuple(slice(*span) for span in spans), part[tuple(inner)]
 
 
 def undo(part: np.ndarray, grid: FileGrid) -> np.ndarray:

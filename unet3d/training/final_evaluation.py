@@ -19,7 +19,8 @@ from unet3d.evaluation.evaluate import CasePair, Evaluation, run_evaluation
 from unet3d.evaluation.options import build_metrics, name_labels, select_class_metrics
 from unet3d.inference.ensemble import Ensemble, load_ensemble
 from unet3d.inference.postprocess import keep_largest_component
-from unet3d.inference.predictor import Predictor, ScanTask
+from unet3d.inference.predictor import Predictor
+from unet3d.inference.tasks import ScanTask
 from unet3d.text import join_first, pluralize
 from unet3d.training.run import TrainingRun
 from unet3d.training.run_folder import Log

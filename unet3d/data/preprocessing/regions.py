@@ -4,9 +4,10 @@ A region has the values that it has in the preprocessed scan, but for rounding: 
 and cropping have to know of the whole scan is measured block by block first.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -149,9 +150,17 @@ class RegionImage:
 
 
 def preprocess_stored_scan(
-    channels: StoredChannels, preprocessing: Preprocessing, names: Sequence[str]
+    channels: StoredChannels,
+    preprocessing: Preprocessing,
+    names: Sequence[str],
+    region: Spans | None = None,
+    margin: Sequence[int] = (0, 0, 0),
 ) -> PreprocessedScan:
-    """Preprocess a scan as `Preprocessing.preprocess_scan` does, without holding it."""
+    """Preprocess a scan as `Preprocessing.preprocess_scan` does, without holding it.
+
+    With a region, spans along the axes of the file, the image is that region with a margin of
+    preprocessed voxels around it.
+    """
     shape, affine = channels.shape, read_header(channels.files[0]).affine
     check_channels(", ".join(file.name for file in channels.files), shape[0], names)
     blocks = channels.list_blocks()
@@ -182,6 +191,12 @@ def preprocess_stored_scan(
         if method == "ct":
             assert preprocessing.intensities is not None
             measured[c] = preprocessing.intensities[c]
+    statistics = describe_scan(channels, grid, affine, percentiles).statistics  # of the whole scan
+    if region is not None:
+        context = [ceil(n * new / old) for n, new, old in zip(margin, new_mm, old_mm, strict=True)]
+        box = tuple(find_region(grid, region, context))
+        cropped = [stop - start for start, stop in box]
+        grid = replace(grid, box=box, shape=compute_resampled_shape(cropped, old_mm, new_mm))
     image = RegionImage(
         channels=channels,
         grid=grid,
@@ -190,7 +205,24 @@ def preprocess_stored_scan(
         background=background,
         intensities=measured,
     )
-    return describe_scan(image, grid, affine, percentiles)
+    return replace(describe_scan(image, grid, affine, percentiles), statistics=statistics)
+
+
+def find_region(grid: FileGrid, region: Spans, context: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the span of a region of the file, with its context, along each axis within the box."""
+    for axis, flip, (low, high), more in zip(grid.axes, grid.flips, grid.box, context, strict=True):
+        start, stop = region[axis]
+        if not 0 <= start < stop <= grid.file_shape[axis]:
+            size = "x".join(map(str, grid.file_shape))
+            raise UsageError(
+                f"region={list(chain(*region))} must be x0, x1, y0, y1, z0, z1 within a scan of "
+                f"{size} voxels"
+            )
+        if flip:
+            start, stop = grid.file_shape[axis] - stop, grid.file_shape[axis] - start
+        if start >= high or stop <= low:
+            raise UsageError(f"region={list(chain(*region))} holds background only")
+        yield max(low, start - more), min(high, stop + more)
 
 
 def find_stored_background(
