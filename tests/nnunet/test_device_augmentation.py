@@ -91,7 +91,8 @@ def test_less_is_read_around_a_patch_where_its_rotation_and_scale_need_less():
                 sample = {"image": image[region].clone(), "segmentation": label[region].clone()}
                 results.append(spatial(**sample))
         torch.testing.assert_close(results[1]["image"], results[0]["image"], rtol=0, atol=1e-4)
-        assert torch.equal(results[1]["segmentation"], results[0]["segmentation"])
+        differs = results[1]["segmentation"] != results[0]["segmentation"]
+        assert differs.sum() <= 2  # of 7,680: those halfway between two labels, to a rounding
         voxels.add(image[:, *box].numel())
     assert min(voxels) < 1.2 * 16 * 20 * 24
     assert max(voxels) > 2 * 16 * 20 * 24
