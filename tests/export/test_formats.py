@@ -22,7 +22,7 @@ from unet3d.export.formats import (
     write_onnx,
     write_torch_export,
 )
-from unet3d.inference.sliding_window import argmax_labels
+from unet3d.inference.label_writer import argmax_labels
 from unet3d.step.build import build_network
 
 FORMATS = {".onnx": (write_onnx, load_onnx), ".pt2": (write_torch_export, load_torch_export)}

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from tests.contract.helpers.allocated import AllocatedBytes
+from unet3d.inference.label_writer import Output, argmax_labels
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, choose_plan
-from unet3d.inference.sliding_window import Output, WindowRunner, argmax_labels, list_flips, segment
+from unet3d.inference.sliding_window import WindowRunner, list_flips, segment
 from unet3d.inference.window_grid import WindowGrid
 from unet3d.text import GIB
 

@@ -12,14 +12,12 @@ from torch.nn.functional import interpolate
 from tests.contract.helpers.allocated import AllocatedBytes
 from unet3d.errors import RunError
 from unet3d.inference.heads import MAX_LOGITS, split_heads
+from unet3d.inference.label_writer import Output, argmax_labels, label_regions
 from unet3d.inference.memory_plan import Budget, VolumeToSegment, list_plans
 from unet3d.inference.sliding_window import (
     BackgroundDetector,
-    Output,
     SlidingWindow,
     WindowRunner,
-    argmax_labels,
-    label_regions,
     list_flips,
     segment,
 )

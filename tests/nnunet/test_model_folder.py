@@ -8,7 +8,7 @@ import torch
 
 from unet3d.errors import UsageError
 from unet3d.inference.ensemble import TrainedNetwork
-from unet3d.inference.sliding_window import AxisInterpolator
+from unet3d.inference.label_writer import AxisInterpolator
 from unet3d.nnunet.model_folder import CHECKPOINT, load_model_folder, write_model_folder
 from unet3d.step.build import build_network
 

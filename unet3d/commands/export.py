@@ -24,8 +24,8 @@ from unet3d.export.bundle import get_network_path, write_description
 from unet3d.files import add_path_to_errors, read_report
 from unet3d.inference.ensemble import Ensemble, TrainedNetwork, combine_members, load_members
 from unet3d.inference.heads import Network
+from unet3d.inference.label_writer import choose_label_function
 from unet3d.inference.networks import get_inference_fn, measure_window_memory
-from unet3d.inference.sliding_window import choose_label_function
 from unet3d.machine import Precision
 from unet3d.nnunet.model_folder import load_model_folder, write_model_folder
 from unet3d.report.run_report import make_model_card

@@ -27,6 +27,7 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
 from unet3d.inference.ensemble import Ensemble
 from unet3d.inference.heads import split_heads
+from unet3d.inference.label_writer import Output, choose_label_function
 from unet3d.inference.memory_plan import (
     Budget,
     VolumeToSegment,
@@ -35,14 +36,7 @@ from unet3d.inference.memory_plan import (
     describe_cost,
 )
 from unet3d.inference.networks import measure_window_memory, open_network, record_networks
-from unet3d.inference.sliding_window import (
-    BackgroundDetector,
-    Output,
-    WindowRunner,
-    choose_label_function,
-    list_flips,
-    segment,
-)
+from unet3d.inference.sliding_window import BackgroundDetector, WindowRunner, list_flips, segment
 from unet3d.inference.stored_scans import (
     LabelStore,
     get_record_path,

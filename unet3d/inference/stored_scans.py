@@ -19,14 +19,14 @@ from unet3d.data.formats.volumes import find_format, read_header, to_label_value
 from unet3d.data.preprocessing.channels import FileGrid, reorient
 from unet3d.data.preprocessing.regions import RegionImage
 from unet3d.files import add_path_to_errors, read_json, write_text
-from unet3d.inference.memory_plan import InferencePlan
-from unet3d.inference.sliding_window import (
+from unet3d.inference.label_writer import (
     AxisInterpolator,
     LabelFunction,
     LabelWriter,
     Output,
-    WindowRunner,
 )
+from unet3d.inference.memory_plan import InferencePlan
+from unet3d.inference.sliding_window import WindowRunner
 from unet3d.inference.window_grid import Span, WindowGrid
 
 CPU = torch.device("cpu")

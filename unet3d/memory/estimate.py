@@ -25,8 +25,9 @@ from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.cuda_libraries import COLUMNS, PARTIAL_SUMS
+from unet3d.memory.events import Block
 from unet3d.memory.fake_tensors import simulate_cuda_step
-from unet3d.memory.trace import Block, Trace
+from unet3d.memory.trace import Trace
 from unet3d.model.weights import count_parameters
 from unet3d.peak_memory import MemoryRecord
 from unet3d.types import has_blocks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unet3d.memory.estimate import KINDS, MemoryEstimate
-from unet3d.memory.trace import Block
+from unet3d.memory.events import Block
 from unet3d.peak_memory import MemoryRecord
 from unet3d.report.figures import make_figure
 from unet3d.step.config import StepConfig

@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -32,6 +31,7 @@ from unet3d.memory.cuda_libraries import (
     get_forward_workspace,
     has_channels_last_memory,
 )
+from unet3d.memory.events import Block, EventRange, OpenCall
 from unet3d.memory.fake_tensors import evaluate_on_host
 
 aten = torch.ops.aten
@@ -57,41 +57,6 @@ FUSED_OPTIMIZERS = {getattr(aten, f"_fused_{n}_") for n in ("adagrad", "adam", "
 
 DISPATCH_MODULES = (__name__, "torch._compile", "torch._dynamo.eval_frame")
 """Modules whose stack frames lie between torch's and those of __torch_dispatch__."""
-
-
-@dataclass(slots=True)
-class Block:
-    """One allocation; `allocated_at` and `freed_at` are events, `freed_at` is None until then."""
-
-    id: int
-    nbytes: int
-    phase: str
-    path: str  # of the module that allocated it
-    op: str
-    allocated_at: int
-    kind: str | None = None  # where it is known at once: parameters, input, ...
-    freed_at: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EventRange:
-    """A range of events: the call of a module, or a phase."""
-
-    name: str
-    type: str
-    phase: str
-    start: int
-    stop: int
-
-
-@dataclass(slots=True)
-class OpenCall:
-    """The call of a module that has not returned."""
-
-    path: str
-    start: int  # event
-    first_node: int  # sequence number of autograd's next node
-    is_leaf: bool = True  # called no other module
 
 
 class Trace(TorchDispatchMode):

@@ -18,7 +18,8 @@ from unet3d.data.dataset import get_network_sizes
 from unet3d.data.formats.volumes import find_format
 from unet3d.data.preprocessing.statistics import summarize_statistics
 from unet3d.evaluation.options import build_metrics
-from unet3d.inference.sliding_window import SlidingWindow, choose_label_function
+from unet3d.inference.label_writer import choose_label_function
+from unet3d.inference.sliding_window import SlidingWindow
 from unet3d.loss.build import check_loss
 from unet3d.machine import Precision
 from unet3d.metric.case_scores import CaseMetricAccumulator
