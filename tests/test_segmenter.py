@@ -9,9 +9,12 @@ import torch
 
 import unet3d
 from unet3d.checkpoint_file import FORMAT_VERSION, save_checkpoint
+from unet3d.data.formats.volumes import write_labels
+from unet3d.data.layouts.scans import ScanFiles
 from unet3d.errors import UsageError
 from unet3d.export import bundle
 from unet3d.inference.ensemble import load_ensemble
+from unet3d.inference.scans import plan_outputs
 
 RELEASED = sorted((Path(__file__).parent / "released").iterdir())
 
@@ -50,6 +53,19 @@ def test_a_printed_segmenter_is_one_line_and_nothing_else_is_printed(capsys):
     text = str(segmenter)
     assert text.startswith("Segmenter: UNet3D, ")
     assert f" parameters on cpu; channels {', '.join(segmenter.channels)}; classes back" in text
+
+
+@pytest.mark.parametrize("name", ["scan.tif", "scan.ome.zarr", "scan.h5", "scan.npy"])
+def test_a_scan_is_not_replaced_by_its_labels(tmp_path, name):
+    if name.endswith(("zarr", "h5")):
+        pytest.importorskip("zarr" if name.endswith("zarr") else "h5py")
+    np.save(tmp_path / "source.npy", np.zeros((9, 8, 7), np.uint8))
+    write_labels(tmp_path / name, np.ones((9, 8, 7), np.uint8), tmp_path / "source.npy")
+    image = tmp_path / name / "label" if name.endswith("h5") else tmp_path / name
+    with pytest.raises(UsageError, match=rf"{name} is the scan itself"):
+        load().predict_file(image, tmp_path / name)
+    with pytest.raises(UsageError, match=r"is the scan itself|folder of the images"):
+        plan_outputs([ScanFiles(name="scan", files=(image,))], image, tmp_path)
 
 
 def test_a_segmenter_can_be_sent_to_another_process():

@@ -1,13 +1,16 @@
 """Scans to segment: as they are asked for, and with the plan for it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unet3d.data.formats.hdf5 import split_array
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.pipeline import PreprocessedScan
 from unet3d.data.preprocessing.regions import RegionImage
+from unet3d.errors import UsageError
 from unet3d.inference.memory_plan import InferencePlan
 
 
@@ -18,6 +21,11 @@ class ScanTask:
     scan: ScanFiles
     labels: Path
     probabilities: Path | None
+
+    def __post_init__(self):
+        files = [os.path.realpath(split_array(file)[0]) for file in self.scan.files]
+        if os.path.realpath(self.labels) in files:
+            raise UsageError(f"{self.labels} is the scan itself: write its labels elsewhere")
 
 
 @dataclass(frozen=True, kw_only=True)
