@@ -2,11 +2,16 @@
 
 import io
 import json
+import os
+import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from unet3d.commands.train import train as run_training
 from unet3d.config.compose import replace_values, to_yaml_literal
@@ -62,10 +67,31 @@ def train(
             "with torchrun and give trainer=torchrun"
         )
     with (
+        keep_global_state(),
         redirect_stdout(LineWriter(log)),
         join_run(settings, composed.composition.folder, process, log=print) as signals,
     ):
         return run_training(settings, composed.composition.folder, signals, process, log=print)
+
+
+@contextmanager
+def keep_global_state() -> Generator[None]:
+    """Give the caller's random numbers, precision of float32 and environment back."""
+    numbers, array_numbers = random.getstate(), np.random.get_state()
+    precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    environment = dict(os.environ)
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(numbers)
+            np.random.set_state(array_numbers)
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cudnn.allow_tf32 = tf32
+            for key in os.environ.keys() - environment.keys():
+                del os.environ[key]
+            os.environ.update(environment)
 
 
 def evaluate(

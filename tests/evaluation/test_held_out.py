@@ -1,8 +1,11 @@
 """Only cases that neither trained nor chose a checkpoint are called held out."""
 
+import os
+import random
 import shutil
 
 import pytest
+import torch
 
 import unet3d as api
 from unet3d.__main__ import main
@@ -15,7 +18,13 @@ from unet3d.evaluation.options import group_cases_by_use
 @pytest.mark.slow
 def test_cases_are_held_out_unless_a_checkpoint_has_seen_them(small, tmp_path, capsys):
     data, labels = f"data.root={tmp_path / 'data'}", tmp_path / "labels"
+    torch.set_float32_matmul_precision("highest")
+    before = random.getstate(), torch.get_rng_state(), dict(os.environ)
     run = api.train([*small, data, "logger=none"], folder=tmp_path / "run").folder
+    assert random.getstate() == before[0]  # a random search goes on
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert dict(os.environ) == before[2]
     shutil.copytree(next((tmp_path / "data").rglob("labelsTr")), labels)
     shutil.copy(min(labels.iterdir()), labels / "new.nii.gz")
     words = [f"predictions={labels}", f"references={labels}", f"output={tmp_path / 'scores'}"]
