@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -615,3 +616,48 @@ def test_the_answer_says_what_is_left_or_missing():
     ]:
         estimate.budget = budget
         assert answer in estimate.describe_fit()
+
+
+def accumulate(every, optimizer=torch.optim.AdamW):
+    network, calls = make_network(), []
+    optimizer = optimizer(network.parameters())
+
+    def step():
+        calls.append(1)
+        x, y = make_batch()
+        F.cross_entropy(network(x), y).backward()
+        if every and len(calls) % every == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def test_a_step_is_called_until_its_optimizer_has_updated_the_weights():
+    once = unet3d.estimate_step(partial(accumulate, 1)).details.kinds
+    fourth = unet3d.estimate_step(partial(accumulate, 4))
+    assert fourth.details.kinds["optimizer state"] == once["optimizer state"] > 0
+    assert not fourth.details.notes
+    never = unet3d.estimate_step(partial(accumulate, 0))
+    assert never.details.notes == ["AdamW made no update in 64 calls: its state is left out"]
+
+
+def keep_on_host(offload):
+    network = nn.Sequential(*(nn.Conv3d(8, 8, 3, padding=1) for _ in range(6))).to("cuda")
+
+    def step():
+        x = torch.randn(1, 8, 16, 16, 16).pin_memory().to("cuda", non_blocking=True)
+        with offload():
+            loss = network(x).mean()
+        loss.backward()
+
+    return step
+
+
+@pytest.mark.parametrize("pin_memory", [True, False])
+def test_what_torch_saves_on_the_host_is_no_memory_of_the_gpu(pin_memory):
+    offload = partial(torch.autograd.graph.save_on_cpu, pin_memory=pin_memory)
+    stored, offloaded = (
+        unet3d.estimate_step(partial(keep_on_host, way)) for way in (nullcontext, offload)
+    )
+    assert offloaded.peak <= stored.peak - 3 * 8 * 16**3 * 4  # of six maps

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -27,6 +28,9 @@ from unet3d.types import HasRetention
 Build = Callable[[], Callable[[], Any]]
 """Makes networks, losses and optimizers, and returns a function that takes a training step."""
 
+MAX_CALLS = 64
+"""Calls of a step in which every optimizer has to update its weights."""
+
 
 def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
     """Build a step as a script does, and trace it."""
@@ -36,8 +40,10 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
             step = build()
         if not callable(step):
             raise UsageError(f"build must return a function that takes a step, got {step!r}")
-        return ScriptStep(*find_fake(), step, cuda=cuda)
+        steps.append(ScriptStep(*find_fake(), step, cuda=cuda))
+        return steps[0]
 
+    steps: list[ScriptStep] = []
     compiled: list[Any] = []
 
     def skip_compile(model: Any = None, **options: Any) -> Any:
@@ -53,8 +59,10 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
         replace(nn.Module, "_apply", lambda apply: convert_fake),
         replace(nn.init, "_no_grad_trunc_normal_", lambda init: lambda x, *_, **__: x),  # reads x
         replace(torch.autocast, "__init__", use_cpu_autocast if cuda else lambda init: init),
+        replace(save_on_cpu, "__init__", use_host if cuda else lambda init: init),
     ):
         estimate = trace_step(make_step, cuda=cuda, validates=False)
+    estimate.notes += steps[0].notes
     if compiled:
         estimate.notes.append("compiled networks are estimated as plain modules")
     return estimate
@@ -69,19 +77,32 @@ def use_plain_modules(model: nn.Module) -> None:
 
 @dataclass(eq=False)
 class ScriptStep(Step):
-    """A training step without arguments, whose phases torch announces."""
+    """A training step without arguments, whose phases torch announces.
+
+    It is called until every optimizer has updated its weights: scripts that accumulate gradients
+    may do so in every n-th call.
+    """
 
     model: nn.Module
     tensors: list[Tensor]  # made before the step, besides the model's
+    optimizers: list[torch.optim.Optimizer]
     step: Callable[[], Any]
     cuda: bool = False
+    notes: list[str] = field(default_factory=list)
 
     def train(self, trace: Trace) -> None:
         trace.label(self.tensors, "input")
         self.tensors = []
         trace.begin_phase("forward")
+        self.idle = list(self.optimizers)
         with self._follow_phases(trace):
-            self.step()
+            for _ in range(MAX_CALLS):
+                self.step()
+                if not self.idle:
+                    return
+        names = ", ".join(type(optimizer).__name__ for optimizer in self.idle)
+        self.notes.append(f"{names} made no update in {MAX_CALLS} calls: its state is left out")
+        self.optimizers = []
 
     @contextmanager
     def _follow_phases(self, trace: Trace) -> Generator[None]:
@@ -108,6 +129,7 @@ class ScriptStep(Step):
                 enable_foreach(optimizer)
 
         def after_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            self.idle = [other for other in self.idle if other is not optimizer]
             trace.label(list(optimizer.state.values()), "optimizer state")
             trace.begin_phase(running[0] if running else "forward")
 
@@ -120,12 +142,13 @@ class ScriptStep(Step):
             yield
 
 
-def find_fake() -> tuple[nn.Module, list[Tensor]]:
-    """Return the networks without values as one, and what other tensors there are."""
+def find_fake() -> tuple[nn.Module, list[Tensor], list[torch.optim.Optimizer]]:
+    """Return the networks without values as one, other tensors, and optimizers that there are."""
     mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     objects = [x for n in (2, 1, 0) for x in gc.get_objects(n)]  # in the order of their making
     tensors = [x for x in objects if type(x) is FakeTensor and x.fake_mode is mode]
-    known = set(map(id, tensors))
+    fake = set(map(id, tensors))
+    known = set(fake)
     modules = [
         x
         for x in objects
@@ -135,7 +158,13 @@ def find_fake() -> tuple[nn.Module, list[Tensor]]:
     roots = [module for module in modules if id(module) not in inner]
     model = roots[0] if len(roots) == 1 else nn.ModuleList(roots)
     known -= set(map(id, chain(model.parameters(), model.buffers())))
-    return model, [x for x in tensors if id(x) in known]
+    optimizers = [
+        x
+        for x in objects
+        if issubclass(type(x), torch.optim.Optimizer)
+        and any(p in fake for group in x.param_groups for p in map(id, group["params"]))
+    ]
+    return model, [x for x in tensors if id(x) in known], optimizers
 
 
 class ScriptMode(TorchFunctionMode):
@@ -153,7 +182,7 @@ class ScriptMode(TorchFunctionMode):
         if func is Tensor.__deepcopy__:
             return copy_fake(*args)
         if self.cuda:
-            if func is Tensor.cuda:
+            if func in (Tensor.cuda, Tensor.pin_memory):
                 return args[0]
             args, kwargs = tree_map(replace_gpu, (args, kwargs))
         return func(*args, **kwargs)
@@ -191,6 +220,18 @@ def convert_fake(
             if buffer is not None:
                 self._buffers[name] = fn(buffer)
     return self
+
+
+def use_host(init: Callable) -> Callable:
+    """Return a `save_on_cpu.__init__` that keeps tensors in memory that is known as the host's."""
+
+    def start(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        def pack(x: Tensor) -> Tensor:
+            return torch.empty_like(x, pin_memory=True).copy_(x)
+
+        saved_tensors_hooks.__init__(self, pack, Tensor.clone)
+
+    return start
 
 
 def use_cpu_autocast(init: Callable) -> Callable:
