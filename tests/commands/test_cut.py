@@ -89,3 +89,12 @@ def test_blocks_of_a_volume_are_not_mixed_with_earlier_ones(volume, capsys):
     assert cut("size=[12,10,8]", "ignore_label=255") == 0
     assert cut("size=[12,10,8]", "ignore_label=255") == 2
     assert "cases/images/volume_000.nii.gz exists" in capsys.readouterr().err
+
+
+def test_values_that_need_64_bits_are_refused(volume, capsys):
+    _, label = volume
+    np.save("label.npy", label.astype(np.int64) + 2**33)
+    np.save("image.npy", label.astype(np.float32))
+    words = "image=image.npy", "label=label.npy", "output=cases", "size=[12,10,8]"
+    assert main(["cut", *words]) == 2
+    assert "need 64 bits" in capsys.readouterr().err

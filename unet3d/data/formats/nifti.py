@@ -13,6 +13,7 @@ import numpy as np
 
 from unet3d.data.formats.volume_format import StoredVoxels, VolumeFormat, VolumeHeader
 from unet3d.data.preprocessing.channels import convert_to_mm
+from unet3d.errors import UsageError
 from unet3d.files import atomic_write
 
 logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # how it corrects a header
@@ -78,6 +79,8 @@ def write_part(
     if part.dtype.kind == "b":
         part = part.astype(np.uint8)
     elif part.dtype.itemsize == 8 or part.dtype == np.float16:  # which few readers know
+        if part.dtype.kind != "f" and not -(2**31) <= part.min() <= part.max() < 2**31:
+            raise UsageError(f"{path}: the values {part.min()} to {part.max()} need 64 bits")
         part = part.astype(np.float32 if part.dtype.kind == "f" else np.int32)
     affine = header.affine.copy()
     affine[:3, 3] += affine[:3, :3] @ [side.start for side in box]
