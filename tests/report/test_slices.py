@@ -53,7 +53,8 @@ def test_a_class_has_the_color_of_its_label_and_a_region_the_next_one():
     assert len(set(palette)) == 30
     assert palette[30] == palette[0]
     for classes, numbers in (
-        ({"c": (3,), "a": (1,), "far": (33,)}, (2, 0, 2)),
+        ({"c": (3,), "a": (1,)}, (2, 0)),
+        ({"c": (3,), "a": (1,), "far": (33,)}, (0, 1, 2)),
         ({"whole": (1, 2, 3), "b": (2,), "core": (2, 3), "edge": (1, 3)}, (0, 1, 2, 3)),
         ({"all": (1, 2), "a": (1,), "b": (2,), "rest": (2, 3)}, (2, 0, 1, 3)),
     ):

@@ -51,10 +51,14 @@ def get_class_colors(classes: Mapping[str, Sequence[int]]) -> dict[str, str]:
     >>> regions = {"whole tumor": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
     >>> list(get_class_colors(regions).values()) == get_palette(3)
     True
+    >>> len(set(get_class_colors({"left": [17], "right": [47]}).values()))
+    2
     """
     single = [labels[0] if len(labels) == 1 else None for labels in classes.values()]
     unused = (n for n in range(1, 2 * len(single) + 1) if n not in single)
     numbers = [next(unused) if label is None else label for label in single]
+    if len({n % 30 for n in numbers}) < len(numbers):  # by position, if two would look alike
+        numbers = list(range(1, len(numbers) + 1))
     palette = get_palette(30)
     return {name: palette[(n - 1) % 30] for name, n in zip(classes, numbers, strict=True)}
 
