@@ -55,6 +55,25 @@ def test_a_check_names_such_a_patch_for_files_of_any_orientation(tmp_path, monke
     assert "is thin along" not in capsys.readouterr().out
 
 
+def test_labels_that_may_be_transposed_are_a_hint(composed, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cube = np.random.default_rng(0).integers(0, 2, (8, 8, 8), dtype=np.uint8)
+    for name in ("images", "labels"):
+        (tmp_path / name).mkdir()
+    for n in range(2):
+        cube = np.roll(cube, 1)
+        tifffile.imwrite(f"images/{n}.tif", cube)
+        np.save(f"labels/{n}.npy", cube)
+    words = "data=pairs", "data.root=.", "data.images=images/*.tif", "data.num_classes=2"
+    assert main(["check", *words, "data.labels=labels/*.npy"]) == 0
+    assert "0.npy is read as x, y, z, but arrays in TIFF" in capsys.readouterr().out
+    training = composed(
+        *words, "data.labels=labels/*.npy", "data.patch_size=[8,8,8]", "fold=none", base=[]
+    )
+    [hint] = build_training(training, tmp_path).data.hints
+    assert hint.message.startswith("0.npy is read as x, y, z")
+
+
 def test_patches_of_files_without_an_orientation_have_no_left(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for part, volume in {"images": make_image(0), "labels": make_label(0)}.items():

@@ -51,6 +51,19 @@ def test_a_tolerance_that_hides_every_error_is_named(folder, capsys):
     assert "accepts errors of 20 mm, but a.nii.gz is 27 mm large" in shown.out + shown.err
 
 
+def test_arrays_that_may_be_transposed_are_named(folder, capsys):
+    tifffile = pytest.importorskip("tifffile")
+    for kind, write in (("stacks", tifffile.imwrite), ("arrays", np.save)):
+        (folder / kind).mkdir()
+        name = f"a.{'tif' if kind == 'stacks' else 'npy'}"
+        write(folder / kind / name, np.arange(1000, dtype=np.uint8).reshape(10, 10, 10) % 2)
+    words = "predictions=arrays", "references=stacks", "output=out", "draw_worst=0"
+    assert evaluate(base=words) == 0
+    shown = capsys.readouterr()
+    message = "a.npy is read as x, y, z, but arrays in TIFF, such as a.tif, as z, y, x"
+    assert message in shown.out + shown.err
+
+
 def test_classes_in_another_order_than_those_of_the_checkpoint_are_refused(
     folder, capsys, monkeypatch
 ):

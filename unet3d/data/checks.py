@@ -15,7 +15,14 @@ import numpy as np
 from unet3d.data.annotated import Annotations
 from unet3d.data.case import Case, Finding
 from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader, iter_slabs
-from unet3d.data.formats.volumes import FIX_2D, NOT_2D, find_format, read_header, read_volume
+from unet3d.data.formats.volumes import (
+    FIX_2D,
+    NOT_2D,
+    describe_mixed_axes,
+    find_format,
+    read_header,
+    read_volume,
+)
 from unet3d.data.preprocessing.pipeline import check_label_values, count_nonfinite
 from unet3d.text import format_bytes, join_first, pluralize
 
@@ -46,6 +53,11 @@ ODD_RATIO = 10
 def check_headers(cases: Sequence[Case], *, channels: int, ram: int | None = None) -> list[Finding]:
     """Return the problems that can be found without decoding a voxel."""
     findings = list(find_duplicates(cases))
+    for case in cases:
+        if mixed := describe_mixed_axes(case.images[0], case.label):
+            advice = "save the arrays transposed (array.T), unless they are (x, y, z) already"
+            findings.append(Finding(None, None, mixed, advice, is_hint=True))
+            break
     for case in cases:
         findings += check_scan_headers(
             case.name, case.images, case.label, channels=channels, ram=ram

@@ -268,10 +268,10 @@ class ValidCases:
         self.data, self.cases = data, layout.list_cases()
         self.skipped: list[Finding] = []
         self.ram = get_available_bytes(torch.device("cpu"))
-        problems = layout.find_problems()
-        self.hints = [finding for finding in problems if finding.is_hint]
-        findings = check_headers(self.cases, channels=len(channels), ram=self.ram)
-        self.handle_findings([*problems, *findings])
+        headers = check_headers(self.cases, channels=len(channels), ram=self.ram)
+        findings = [*layout.find_problems(), *headers]
+        self.hints = [finding for finding in findings if finding.is_hint]
+        self.handle_findings(findings)
 
     def handle_findings(self, findings: Sequence[Finding]) -> None:
         """Raise, or skip the cases that these findings name."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from unet3d.data.formats.volumes import read_header, read_label_pair
+from unet3d.data.formats.volumes import describe_mixed_axes, read_header, read_label_pair
 from unet3d.data.layouts.dataset_json import LabelNames
 from unet3d.data.preprocessing.channels import get_spacing
 from unet3d.errors import UsageError
@@ -193,7 +193,7 @@ def run_evaluation(
     folder = evaluation.output
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    if warning := find_large_tolerance(evaluation):
+    for warning in filter(None, (find_large_tolerance(evaluation), find_mixed_axes(evaluation))):
         warn(warning)
     scored = []
     for case in evaluation.score_all():
@@ -229,6 +229,17 @@ def find_large_tolerance(evaluation: Evaluation) -> str | None:
         f"surface Dice accepts errors of {max(tolerances):g} mm, but {file.name} is {size:.2g} mm "
         "large: set a smaller tolerance_mm"
     )
+
+
+def find_mixed_axes(evaluation: Evaluation) -> str | None:
+    """Return a warning if predictions may be the references transposed."""
+    found = (
+        describe_mixed_axes(pair.prediction[0], pair.reference[0])
+        for pair in evaluation.pairs
+        if pair.prediction and pair.reference
+    )
+    mixed = next(filter(None, found), None)
+    return mixed and f"{mixed}: scores are wrong if one is the other transposed"
 
 
 def build_result(evaluation: Evaluation, scored: Sequence[ScoredCase]) -> dict[str, Any]:

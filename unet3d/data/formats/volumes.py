@@ -315,6 +315,22 @@ def to_label_values(labels: np.ndarray, values: Sequence[int] | None) -> np.ndar
     return np.array(values, np.uint8 if max(values) < 256 else np.uint16)[labels]
 
 
+def describe_mixed_axes(file: Path, other: Path) -> str | None:
+    """Say which order of axes two files have, if one may be the other transposed."""
+    try:
+        formats = {f: find_format(f) for f in (file, other)}
+    except UnreadableFileError:
+        return None
+    arrays = [f for f in formats if isinstance(formats[f], NumPy)]
+    stacks = [f for f in formats if f not in arrays and not formats[f].names_axes]
+    if not arrays or not stacks:
+        return None
+    return (
+        f"{arrays[0].name} is read as x, y, z, but arrays in {formats[stacks[0]].name}, such as "
+        f"{stacks[0].name}, as z, y, x"
+    )
+
+
 def check_target(path: Path, like: Path) -> VolumeHeader:
     """Return the header of the volume `like`; refuse a `path` whose format cannot hold its grid."""
     grid, format = read_header(like), find_format(path)
