@@ -238,6 +238,7 @@ def predict_fits() -> dict[str, Any]:
                 f"checkpointing={strategy}",
                 "precision=16",
                 "data.in_channels=1",
+                "data.batch_size=2",
             ]
             words += [
                 f"data.patch_size=[{side},{side},{side}]",

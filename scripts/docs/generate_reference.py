@@ -26,11 +26,9 @@ FOLDER = ROOT / "docs" / "reference"
 COMMANDS_HEAD = """# Commands
 
 Every command is `unet3d COMMAND key=value ...`. This page, generated from the comments in `conf/`,
-lists the keys of each; config groups are in [Options](options.md). `output=FOLDER` sets the folder
-of a run, sweep or search. In zsh, quote brackets and braces: `'data.patch_size=[64,64,64]'`.
-
-`unet3d COMMAND --help` prints these keys with their values, and `unet3d COMMAND ... --cfg job` the
-config.
+lists the keys of each; config groups are in [Options](options.md). `???` means required, `null` no
+value. `output=FOLDER` sets the folder of a run, sweep or search. In zsh, quote brackets and braces:
+`'data.patch_size=[64,64,64]'`. `unet3d COMMAND --help` prints these keys.
 """
 
 OPTIONS_HEAD = """# Options

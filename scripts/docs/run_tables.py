@@ -34,7 +34,7 @@ VARIANTS = {
     "turned_1700": "the same, rotations and scales",
     "adamw_nnunet_flips": "the same, flipped along all axes",
     "long": "`recipe=long`",
-    "nnunet_trainer": "nnU-Net's own trainer",
+    "nnunet_trainer": "nnU-Net's own trainer, of 250,000 steps",
     "planned": "`unet3d plan max_time=00:00:10:00`",
     "planned_w16": "the same, `model.width=16`",
     "w8_1mm": "width 8, 1 mm",
@@ -147,9 +147,9 @@ def nnunet_loader() -> str:
     theirs, ours = seconds["nnUNetTrainer"], seconds["nnUNetTrainerLean"]
     return (
         f"Two processes of nnU-Net's loader deliver {rates['nnU-Net']:.1f} patches of 128x128x128 "
-        f"per second, those for a GPU {rates['without transforms']:.1f}.\nOn a CPU, where "
-        f"transforms stay in the loader, an iteration of a small plan takes {ours / theirs:.2f}x "
-        f"of the time\n(`python -m scripts.bench.nnunet_loader`)."
+        f"per second, or {rates['without transforms']:.1f} where a GPU computes the transforms.\n"
+        f"On a CPU, an iteration of a small plan takes {ours / theirs:.2f}x of nnU-Net's time\n"
+        f"(`python -m scripts.bench.nnunet_loader`)."
     )
 
 
