@@ -91,6 +91,34 @@ def test_what_is_not_supported_is_an_error(options, reason):
         use_fused_blocks(make_network("PlainConvUNet", **options))
 
 
+@pytest.mark.parametrize("stem_channels", [3, 6])
+def test_a_stem_of_other_channels_is_an_error(stem_channels):
+    with pytest.raises(UsageError, match="without stem_channels"):
+        use_fused_blocks(make_network("ResidualEncoderUNet", stem_channels=stem_channels))
+
+
+@pytest.mark.parametrize("kind", ["ResidualEncoderUNet", "PlainConvUNet"])
+def test_frozen_norms_and_replaced_parts_are_those_of_the_network(kind):
+    plain, x = make_network(kind, nn.BatchNorm3d), torch.randn(2, 2, 8, 16, 16).double()
+    fused = copy.deepcopy(plain)
+    use_fused_blocks(fused, "lean")
+    fused(x)
+    head = nn.Conv3d(CHANNELS[0], 4, 1).double()
+    for network in (plain, fused):
+        network.load_state_dict(make_network(kind, nn.BatchNorm3d).state_dict())
+        network.decoder.seg_layers[-1] = copy.deepcopy(head)
+        network.train()
+        for module in network.encoder.modules():
+            if isinstance(module, nn.BatchNorm3d):
+                module.eval()
+    results = [network(x) for network in (plain, fused)]
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+    for got, expected in zip(fused.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(got, expected)
+    assert [m.training for m in fused.modules()] == [m.training for m in plain.modules()]
+
+
 @pytest.mark.long
 def test_nnunet_trains_resumes_and_predicts_with_both_trainers(tmp_path):
     pytest.importorskip("nnunetv2")

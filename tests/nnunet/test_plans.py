@@ -112,6 +112,8 @@ def test_an_estimate_needs_no_raw_dataset(path, tmp_path, monkeypatch):
         (f"{NETWORK}n_conv_per_stage", [1, 2, 2], "in the decoder, are not"),
         (f"{NETWORK}strides", [[2, 1, 1], [1, 2, 2], [2, 2, 2]], "a stride in the first stage"),
         (f"{NETWORK}conv_bias", False, "with conv_bias=False is not avail"),
+        (f"{NETWORK}stem_channels", 4, "with stem_channels=4 is not avail"),
+        (f"{NETWORK}block", "a.BottleneckD", "with block=a.BottleneckD is not avail"),
         ("configurations__3d_fullres", {"patch_size": [8]}, "KeyError: .* plan again with"),
         ("configurations", {"2d": {}}, "3d_fullres cannot be trained here, use one of none"),
         ("configurations", None, "has no configurations"),

@@ -41,11 +41,16 @@ class _FusedForward(nn.Module):
         network: Any = self
         if any(find_hook(part) for part in self.children()):  # fused blocks would not run it
             return super().forward(x)
-        if self.engine is None:  # only now: modules may have been replaced, as for SyncBatchNorm
+        known = [self.checkpointing, *self.modules()]  # which may be replaced, as for SyncBatchNorm
+        if self.engine is None or self.engine.built_from != known:
             engine = _build_engine(network)
             read_option("checkpointing", self.checkpointing)().apply(engine)
+            engine.own = [m for m in engine.modules() if m not in known]
+            engine.built_from = known
             self.__dict__["engine"] = engine
-        engine = self.engine.train(self.training)
+        engine = self.engine
+        for module in engine.own:  # the others have modes of their own, such as frozen norms
+            module.training = self.training
         engine.returns_list = network.decoder.deep_supervision
         return engine(x)
 
@@ -54,6 +59,8 @@ class _FusedUNet(UNet3D):
     """A UNet3D whose decoders read the upsampled map first, with a head at every level."""
 
     returns_list = False
+    own: list[nn.Module]  # modules that are not nnU-Net's
+    built_from: list[Any]
 
     def _supervises(self) -> bool:
         return self.returns_list
@@ -108,6 +115,11 @@ def _share(ours: ConvNormAct, theirs: Any) -> None:
     expected = [theirs.conv, theirs.norm, *([theirs.nonlin] if hasattr(theirs, "nonlin") else [])]
     if list(map(type, theirs.all_modules)) != list(map(type, expected)):
         raise UsageError(f"fused blocks support convolution, norm and activation, got {theirs}")
+    if ours.conv.weight.shape != theirs.conv.weight.shape:
+        raise UsageError(
+            "fused blocks need the channels of nnU-Net's plans, without stem_channels or "
+            f"bottleneck_channels, got {theirs}"
+        )
     ours.conv, ours.norm = theirs.conv, theirs.norm
     ours.act = getattr(theirs, "nonlin", None) or nn.Identity()
 

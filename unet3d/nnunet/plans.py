@@ -49,6 +49,10 @@ SUPPORTED = {
     "dropout_op": None,
     "squeeze_excitation": False,
     "nonlin_first": False,
+    "stem_channels": None,
+    "bottleneck_channels": None,
+    "stochastic_depth_p": 0.0,
+    "block": "dynamic_network_architectures.building_blocks.residual.BasicBlockD",
 }
 """Values of a network's arguments; others would be another network."""
 
