@@ -95,6 +95,13 @@ def test_recomputed_blocks_have_the_weights_that_functional_call_gives():
         torch.testing.assert_close(got, expected)
 
 
+def test_the_features_of_an_offloaded_network_are_those_of_its_head():
+    network, x = build_plain_network().eval(), torch.randn(1, 1, 8, 8, 8, dtype=torch.float64)
+    OffloadActivations().apply(network)
+    body, head = network.split_head()
+    torch.testing.assert_close(head(body(x)), network(x))
+
+
 @pytest.mark.parametrize("changed", ["weight", "activation"])
 def test_offloading_refuses_what_was_changed_before_backward(changed):
     """Of what stays on the GPU: weights, and tensors below min_mib."""

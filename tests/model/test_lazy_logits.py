@@ -138,6 +138,18 @@ def test_lazy_logits_say_why_they_are_no_tensor():
         logits.argmax(1)
 
 
+def test_lazy_logits_are_not_read_with_other_weights_than_made_their_activation():
+    network, (image, label) = make_network(CLASSES), make_batch(torch.float32)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    logits = run_network(network, DiceCE(), image)
+    loss = DiceCE()(logits, label)
+    loss.backward()
+    assert DiceCE()(logits, label) == loss
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="read after the weights have changed"):
+        DiceCE()(logits, label)
+
+
 def test_a_second_backward_is_refused():
     network, (image, label) = make_network(CLASSES), make_batch(torch.float32)
     loss = DiceCE()(run_network(network, DiceCE(), image), label)

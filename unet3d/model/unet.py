@@ -263,6 +263,7 @@ class UNet3D(nn.Module):
         ).requires_grad_(False)
         nn.init.dirac_(identity.weight)
         body = copy(self)
+        vars(body).pop("forward", None)  # of a strategy, which would run this network
         body._modules = self._modules | {"heads": nn.ModuleList([identity])}
         return body, head
 

@@ -31,6 +31,7 @@ class Head:
         self.classes = module.out_channels
         self.lazy = lazy and module.out_channels > module.in_channels
         self.logit_gradients: list[TileGradient] = []  # of lazy logits
+        self.versions: list[int] = []  # of the block's parameters, as they made the activation
 
     def tiles(self) -> Iterator[tuple[int, int]]:
         """Yield (start, stop); in memory are rows of the activation, and logits where lazy."""
@@ -44,6 +45,7 @@ class Head:
         """Return the logits, given their place in autograd's graph."""
         layout = self.source.layout
         shape = torch.Size([layout.batch, self.classes, *layout.size])
+        self.versions = self._read_versions()
         return LazyLogits(edge, shape, self._iter_logits, self.logit_gradients.append)
 
     def compute_logits(self) -> Tensor:
@@ -89,9 +91,17 @@ class Head:
 
     def _iter_logits(self) -> Iterator[Tile]:
         """Yield the logits (B, K, ...) of each tile."""
+        if self.lazy and self._read_versions() != self.versions:
+            raise RuntimeError(
+                "lazy logits are read after the weights have changed: read them before the "
+                "optimizer's step, or call the network again"
+            )
         for start, stop in self.tiles():
             rows = Rows(self.source.layout.axis, start, stop)
             yield rows, self._compute(self.source.rows(start, stop))
+
+    def _read_versions(self) -> list[int]:
+        return [p._version for p in self.gradients.parameters if not p.is_inference()]
 
     def _compute(self, activation: Tensor) -> Tensor:
         """Return the logits (B, K, ...) of some rows of the activation.
