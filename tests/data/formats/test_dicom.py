@@ -71,6 +71,35 @@ def test_images_that_do_not_form_one_volume_are_refused(folder, fields, problem)
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "problem"),
+    [
+        ("017", 0, "empty or no DICOM"),
+        ("018.dcm", 100, "empty or no DICOM"),
+        ("017", 400, "cut off"),
+    ],
+)
+def test_a_slice_that_was_cut_off_is_refused(folder, name, size, problem):
+    (folder / name).write_bytes((folder / "017").read_bytes()[:size])
+    with pytest.raises(UsageError, match=f"has {name}, which is {problem}.*: copy it again"):
+        read_header(folder)
+
+
+def test_two_slices_at_one_position_are_refused(tmp_path, voxels):
+    folder = write_series(tmp_path / "two", voxels[..., :2], OBLIQUE)
+    first, second = sorted(folder.iterdir())
+    change([second], ImagePositionPatient=pydicom.dcmread(first).ImagePositionPatient)
+    with pytest.raises(UsageError, match="at one position"):
+        read_header(folder)
+
+
+def test_a_segmentation_of_frames_that_fill_no_bytes_is_read(tmp_path):
+    scan = write_series(tmp_path / "odd", np.zeros((11, 7, 5), np.int16), OBLIQUE)
+    labels = np.random.default_rng(0).integers(0, 3, (11, 7, 5), dtype=np.uint8)
+    write_labels(tmp_path / "odd.dcm", labels, scan, ["background", "a", "b"])
+    np.testing.assert_array_equal(read_labels(tmp_path / "odd.dcm", read_header(scan))[0], labels)
+
+
 def test_a_segmentation_has_the_names_and_references_of_its_images(tmp_path, folder, labels):
     write_labels(tmp_path / "a.dcm", labels, folder, ["background", "liver", "cyst", "vein"])
     segmentation = highdicom.seg.segread(tmp_path / "a.dcm")

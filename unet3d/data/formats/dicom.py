@@ -48,6 +48,7 @@ SHARED_TAGS = (
 
 MAX_FIELD_BYTES = 2**10  # of a field that is read with a header
 MAX_TURN = 1e-3  # tolerated difference between the components of two orientations
+BROKEN = "copy it again, or remove it"
 GAP_TOLERANCE = 0.02  # tolerated difference between distances of slices, as a fraction of them
 HEAD_BYTES = 512  # bytes at a file's start that name its class
 MAX_TRIED = 16  # files of a folder that are opened to find out whether it holds a series
@@ -160,7 +161,11 @@ def is_series(path: Path) -> bool:
 def list_dicom_files(folder: Path) -> list[Path]:
     """Return the DICOM files of a folder, sorted by name."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and file.name[0] != ".")
-    return [file for file in files if file.name != "DICOMDIR" and _read_head(file) is not None]
+    heads = {file: _read_head(file) for file in files if file.name != "DICOMDIR"}
+    for file, head in heads.items():
+        if head is None and (file.suffix.lower() == ".dcm" or not file.stat().st_size):
+            raise UnreadableFileError(f"has {file.name}, which is empty or no DICOM file: {BROKEN}")
+    return [file for file, head in heads.items() if head is not None]
 
 
 def _read_head(file: Path) -> bytes | None:
@@ -188,6 +193,9 @@ def read_series_header(folder: Path) -> SeriesHeader:
     for file in list_dicom_files(folder):
         dataset = read_dataset(file, stop_before_pixels=True, defer_size=MAX_FIELD_BYTES)
         if "Rows" not in dataset:  # a report or a presentation state
+            kind = getattr(dataset, "file_meta", {}).get("MediaStorageSOPClassUID")
+            if kind is None or kind.name.endswith("Image Storage"):
+                raise UnreadableFileError(f"has {file.name}, which is cut off: {BROKEN}")
             continue
         for tag in GEOMETRY_TAGS:
             if not dataset.get(tag):
@@ -255,6 +263,9 @@ def check_slices(
             raise UnreadableFileError(f"has {file.name} with another orientation: separate the two")
     even = np.linspace(positions[0], positions[-1], len(positions))
     gaps = np.diff(positions @ np.cross(orientation[:3], orientation[3:]))
+    if len(gaps) == 1 and gaps[0] <= 0:
+        names = f"{images[0][0].name} and {images[1][0].name}"
+        raise UnreadableFileError(f"has {names} at one position: separate them")
     if len(gaps) < 2:
         return
     usual = float(np.median(gaps))
@@ -282,7 +293,7 @@ def open_image(file: Path) -> Any:
                 )
             raise UnreadableFileError("is one slice of a series: give the folder of its series")
         if dataset.file_meta.MediaStorageSOPClassUID in SEGMENTATIONS:
-            return highdicom.seg.segread(file, lazy_frame_retrieval=True)
+            return highdicom.seg.segread(file)  # bits of frames are read wrongly one by one
         return highdicom.imread(file, lazy_frame_retrieval=True)
 
 
