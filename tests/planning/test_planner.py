@@ -1,3 +1,4 @@
+import json
 import re
 from math import prod
 from time import sleep, thread_time
@@ -21,6 +22,7 @@ from unet3d.planning.planner import (
     choose_resolution,
     choose_strategy,
     find_ordered_axes,
+    inspect_dataset,
 )
 from unet3d.planning.step_time import StepTime, describe_step_time, plan_within_time
 from unet3d.planning.topology import Levels, list_patches
@@ -34,6 +36,7 @@ def make_plan(**changes):
     """Return a plan of two patches of 128 for five cases of 128, with some fields changed."""
     plan = {
         "num_cases": 5,
+        "num_training": 4,
         "spacing_mm": (1.0, 1.0, 1.0),
         **dict.fromkeys(("median_shape", "initial_patch", "patch_size"), PATCH),
         "normalize": ["zscore"],
@@ -46,24 +49,23 @@ def make_plan(**changes):
     return TrainingPlan(**(plan | changes))
 
 
-@pytest.mark.parametrize(("overrides", "num_training"), [([], 4), (["fold=none"], 5)])
-def test_a_run_of_few_cases_validates_within_its_first_hundred_steps(
-    composed, overrides, num_training
-):
-    patches_per_case, epochs = plan_schedule(make_plan(), composed(*overrides).fold, steps=1000)
+@pytest.mark.parametrize("num_training", [2, 4, 5])
+def test_a_run_of_few_cases_validates_within_its_first_hundred_steps(num_training):
+    patches_per_case, epochs = plan_schedule(make_plan(num_training=num_training), steps=1000)
     assert 40 <= num_training * patches_per_case / 2 * epochs <= 100
 
 
-def test_many_cases_are_validated_less_often(composed):
-    plan = make_plan(num_cases=500, median_shape=(256, 256, 128))
-    patches_per_case, epochs = plan_schedule(plan, composed().fold, LONG_STEPS)
+def test_many_cases_are_validated_less_often():
+    plan = make_plan(num_cases=500, num_training=400, median_shape=(256, 256, 128))
+    patches_per_case, epochs = plan_schedule(plan, LONG_STEPS)
     num_windows = 100 * 3 * 3 * 1
     assert num_windows / (400 * patches_per_case * epochs) == pytest.approx(0.03, rel=0.2)
 
 
-def test_a_run_validates_several_times_however_many_windows_its_volumes_have(composed):
-    plan = make_plan(num_cases=500, median_shape=(512, 512, 512), patch_size=(8, 8, 8))
-    patches_per_case, epochs = plan_schedule(plan, composed().fold, steps=1000)
+def test_a_run_validates_several_times_however_many_windows_its_volumes_have():
+    sizes = {"num_cases": 500, "num_training": 400}
+    plan = make_plan(**sizes, median_shape=(512, 512, 512), patch_size=(8, 8, 8))
+    patches_per_case, epochs = plan_schedule(plan, steps=1000)
     assert 4 <= 1000 / (400 * patches_per_case / 2 * epochs) <= 6
 
 
@@ -237,3 +239,15 @@ def test_an_axis_is_ordered_if_a_class_comes_before_another_in_nearly_every_case
         for n in range(cases)
     ]
     assert find_ordered_axes(fingerprints, classes) == expected
+
+
+@pytest.mark.parametrize(("fold", "num_training"), [(0, 1), (1, 4), (None, 5)])
+def test_cases_that_a_file_of_folds_holds_out_are_not_counted(
+    composed, decathlon_folder, tmp_path, fold, num_training
+):
+    names = sorted(p.name.partition(".")[0] for p in (decathlon_folder / "labelsTr").iterdir())
+    folds = [{"train": names[:1], "val": names[1:4]}, {"train": names[1:], "val": names[:1]}]
+    (tmp_path / "splits.json").write_text(json.dumps(folds))
+    words = [f"data.root={decathlon_folder}", f"data.splits={tmp_path / 'splits.json'}"]
+    data = composed("data=decathlon", *words, base=[f"data.cache={tmp_path / 'cache'}"]).data
+    assert inspect_dataset(data, fold, lambda key: False).num_training == num_training

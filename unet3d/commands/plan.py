@@ -145,7 +145,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         ]
     flip_axes, reasons = choose_flip_axes(training, dataset)
     lines += [*reasons, *dataset.notes, *filter(None, [dataset.too_few])]
-    patches, epochs = schedule = plan_schedule(plan, training.fold, steps)
+    patches, epochs = schedule = plan_schedule(plan, steps)
     frequency = "every epoch" if epochs == 1 else f"every {epochs} epochs"
     lines += [
         f"recipe={recipe}: {RECIPES[recipe][1]}",
@@ -155,7 +155,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     ]
     values = describe_long_recipe(plan) if recipe == "long" else {}
     if recipe == "short" and not is_overridden("augmentation"):
-        values, reason = choose_turning(plan, training.fold, steps)
+        values, reason = choose_turning(plan, steps)
         lines.append(reason)
     path.parent.mkdir(parents=True, exist_ok=True)
     comments = ["@package _global_", *summary.splitlines(), *lines]

@@ -9,7 +9,6 @@ import yaml
 
 from unet3d.config.compose import Composition, parse_value
 from unet3d.data.augmentation.transforms import get_thin_axes
-from unet3d.data.layouts.splits import NUM_FOLDS
 from unet3d.data.preprocessing.channels import AUTO, describe_axes
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint
 from unet3d.data.preprocessing.pipeline import choose_background
@@ -107,14 +106,9 @@ def compute_coverage(plan: TrainingPlan) -> float:
     return prod(min(1, p / n) for p, n in zip(plan.patch_size, plan.median_shape, strict=True))
 
 
-def count_training_cases(plan: TrainingPlan, fold: int | None) -> int:
-    """Return how many cases are not held out for validation."""
-    return plan.num_cases if fold is None else max(1, plan.num_cases * (NUM_FOLDS - 1) // NUM_FOLDS)
-
-
-def choose_turning(plan: TrainingPlan, fold: int | None, steps: int) -> tuple[dict[str, Any], str]:
+def choose_turning(plan: TrainingPlan, steps: int) -> tuple[dict[str, Any], str]:
     """Return the rotations and scales of the short recipe, and why it has them or none."""
-    patches = steps * plan.batch_size / count_training_cases(plan, fold)
+    patches = steps * plan.batch_size / plan.num_training
     passes = patches * compute_coverage(plan)
     chosen = TURNING if passes >= MANY_PASSES else {}
     name = "rotations and scales" if chosen else "light augmentation alone"
@@ -133,9 +127,9 @@ def describe_long_recipe(plan: TrainingPlan) -> dict[str, Any]:
     return values
 
 
-def plan_schedule(plan: TrainingPlan, fold: int | None, steps: int) -> tuple[int, int]:
+def plan_schedule(plan: TrainingPlan, steps: int) -> tuple[int, int]:
     """Return patches per case in an epoch, and epochs between validations."""
-    num_training = count_training_cases(plan, fold)
+    num_training = plan.num_training
     frequency = max(MIN_STEPS_PER_VALIDATION, steps / MAX_VALIDATIONS)
     patches_per_case = max(1, round(frequency * plan.batch_size / num_training))
     steps_per_epoch = ceil(num_training * patches_per_case / plan.batch_size)

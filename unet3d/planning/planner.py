@@ -16,7 +16,7 @@ from unet3d.data.dataset import (
     choose_split,
     resolve_dataset,
 )
-from unet3d.data.layouts.splits import explain_too_few, read_groups
+from unet3d.data.layouts.splits import explain_too_few, read_groups, split_cases
 from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import choose_background
@@ -73,6 +73,7 @@ class DatasetFingerprint:
     group_by: str | None  # what the plan sets data.group_by to, if anything
     notes: Sequence[str]  # on the groups, and on a file of folds in the dataset's folder
     too_few: str | None  # why there are no folds
+    num_training: int  # usable cases that are not held out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,7 @@ class TrainingPlan:
     """What was decided, and from what."""
 
     num_cases: int
+    num_training: int  # of these, those that are not held out
     spacing_mm: FloatTriple
     median_shape: FloatTriple  # of the cases at that spacing
     normalize: list[str]
@@ -108,14 +110,16 @@ def inspect_dataset(
     )
     fingerprints = [fingerprint.with_classes(facts.label_values) for fingerprint in fingerprints]
     notes, group_by, too_few = [], None, None
+    cases = training = layout.list_cases()
     if fold is not None:  # keep the scans of a patient in one fold, if there are enough for folds
-        cases = layout.list_cases()
         rule, names = choose_split(data, cases), [case.name for case in cases]
         notes, groups, likely = [rule.note] if rule.note else [], rule.groups, rule.likely_groups
         if likely is not None and not is_overridden("data.group_by"):
             group_by, groups = likely.pattern, read_groups(likely.pattern, names)
             notes.append(f"{likely.message}: the plan sets {likely.option}")
         too_few = explain_too_few(names, groups) if rule.file is None else None
+        training = cases if too_few else split_cases(cases, fold, rule.file, groups)[0]
+    trains = {case.name for case in training}
     return DatasetFingerprint(
         fingerprints=fingerprints,
         classes=facts.classes,
@@ -125,6 +129,7 @@ def inspect_dataset(
         group_by=group_by,
         notes=notes,
         too_few=too_few,
+        num_training=max(1, sum(case.name in trains for case in usable.cases)),
     )
 
 
@@ -169,6 +174,7 @@ def make_plan(
     usual = "zscore_nonzero" if crop_fraction < MASKED_FRACTION else "zscore"
     return TrainingPlan(
         num_cases=num_cases,
+        num_training=dataset.num_training,
         spacing_mm=target,
         median_shape=median,
         normalize=list(choose_normalization(config.data, dataset.channels, usual=usual)),
