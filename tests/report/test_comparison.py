@@ -40,6 +40,18 @@ def test_runs_show_the_settings_that_differ_and_the_best_run_comes_first(write_r
     assert (best[-1], worse[-1]) == ("Pareto-optimal, 2 warnings", "")
 
 
+def test_a_key_that_differs_between_runs_of_one_option_is_shown(write_reports):
+    reports = {
+        f"{option}{rate}": make_report(0.7, 200, 1.0, optimizer={"_target_": option, "lr": rate})
+        for option in ("sgd", "adamw")
+        for rate in (0.01, 0.0001)
+    }
+    for name, report in reports.items():
+        report["choices"]["optimizer"] = name.rstrip("0123456789.e-")
+    runs, _ = find_runs([write_reports(**reports)])
+    assert {tuple(run.differs) for run in runs} == {("optimizer", "optimizer.lr")}
+
+
 def test_earlier_names_of_options_and_keys_are_no_difference(write_reports):
     tversky = {"_target_": "unet3d.loss.overlap.TverskyLoss"}
     earlier = make_report(0.7, 200, 1.0, loss={**tversky, "batch": True})
@@ -79,14 +91,14 @@ def test_runs_that_differ_in_their_fold_alone_have_a_cross_validated_dice(write_
     reports["e"] = make_report(0.5, 1, 1, fold=1, seed=0, model={"depth": 9})
     dice["e"] = (1, "max", 0, {"w": 0.3})
     reports["f"] = make_report(0.5, 1, 1, fold=0, seed=0)
-    reports["f"]["choices"]["model"] = "another"  # of which the keys are not compared
+    reports["f"]["choices"]["model"] = "another"  # of which no other run has keys
     dice["f"] = (0, "max", 0, {"x": 0.3, "y": 0.3})
     root = write_reports(**reports)
     for name, (*_, cases) in dice.items():
         content = {"cases": {c: {"a": {"dice": d, "reference_ml": 1}} for c, d in cases.items()}}
         (root / name / "evaluation").mkdir()
         (root / name / "evaluation" / "evaluation.json").write_text(json.dumps(content))
-    about = "model=unet_tiny, pool=max, seed=0"
+    about = "model=unet_tiny, pool=max, model.depth=3, seed=0"
     line = f"cross-validated, folds 0, 1 of {about}: Dice 0.7000 [0.5000, 0.9000] over 3 cases"
     assert describe_folds(find_runs([root])[0]) == [line]
 

@@ -158,19 +158,23 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
 def find_config_differences(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Return, for each run, its values of the options and keys in which the runs differ.
 
-    Where the options of a group differ, the keys of that group are not compared.
+    Where options of a group differ, its keys count if they differ among runs of one option.
     """
     choices: list[dict[str, Any]] = [dict(report["choices"]) for report in reports]
     groups = sorted(find_differing_keys(choices))
     configs = [
-        {
-            key: value
-            for key, value in flatten_keys(report["config"])
-            if key not in KEYS_WITHOUT_EFFECT and key.split(".")[0] not in groups
-        }
+        {k: v for k, v in flatten_keys(report["config"]) if k not in KEYS_WITHOUT_EFFECT}
         for report in reports
     ]
-    keys = [*groups, *find_differing_keys(configs)]
+
+    def differs_within_options(key: str) -> bool:
+        options = [chosen.get(key.split(".")[0]) for chosen in choices]
+        pairs = {
+            (json.dumps(o), json.dumps(c.get(key))) for o, c in zip(options, configs, strict=True)
+        }
+        return len(pairs) > len({option for option, _ in pairs})
+
+    keys = [*groups, *filter(differs_within_options, find_differing_keys(configs))]
 
     def format_value(value: Any) -> str:
         return "null" if value is None else str(value).replace(" ", "")
@@ -215,8 +219,7 @@ def describe_data_sets(runs: Sequence[RunSummary]) -> list[str]:
     groups = group_by_data(runs)
     if len(groups) < 2:
         return []
-    count = len(groups)
-    lines = [f"not ranked together: these runs were scored on {count} different sets of cases"]
+    lines = [f"not ranked together: runs were scored on {len(groups)} different sets of cases"]
     for same in groups:
         settings, cases = same[0].differs.items(), list(same[0].cases)
         about = [f"{k}={v}" for k, v in settings if k == "data" or k.startswith(DATA_KEYS)]
