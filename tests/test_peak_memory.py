@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unet3d import peak_memory as peak
-from unet3d.peak_memory import MemoryRecord, PeakMeter
+from unet3d.peak_memory import MemoryRecord, PeakMeter, release_freed_memory
 from unet3d.text import MIB
 
 CPU = torch.device("cpu")
@@ -50,3 +50,15 @@ def test_a_gpu_has_allocated_reserved_and_process_memory():
     assert record.process is None or record.process > record.reserved
     meter.start(gpu)
     assert meter.read(gpu).allocated == before
+
+
+def test_what_earlier_work_has_freed_is_not_in_the_peak():
+    meter = PeakMeter()
+    blocks = [torch.ones(25_000) for _ in range(3000)]  # 300 MB, too small for pages of their own
+    del blocks[::2], blocks
+    release_freed_memory()
+    meter.start(CPU)
+    before = meter.read(CPU).resident
+    blocks = [torch.ones(25_000) for _ in range(1500)]
+    after = meter.read(CPU).resident
+    assert before is None or after is None or after - before > 0.5 * len(blocks) * 100_000

@@ -1,7 +1,10 @@
 """Measure the peak memory of a piece of work, and how busy a GPU is."""
 
+import ctypes
+import gc
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
@@ -81,6 +84,13 @@ class PeakMeter:
             reserved=torch.cuda.max_memory_reserved(device),
             process=self.process_bytes,
         )
+
+
+def release_freed_memory() -> None:
+    """Give back to the system what earlier runs in this process have freed, where glibc can."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def read_resident_peak() -> int | None:

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from unet3d import peak_memory
 from unet3d.data.loading.loaders import WaitTimer
-from unet3d.peak_memory import MemoryRecord, PeakMeter
+from unet3d.peak_memory import MemoryRecord, PeakMeter, release_freed_memory
 from unet3d.report.curves import Curve
 from unet3d.text import MANY_CLASSES, MIB
 from unet3d.training.lightning_internals import is_optimizer_step
@@ -48,6 +48,7 @@ class StepMemory(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         device = trainer.strategy.root_device
         if device.type == "cpu" and not (self.steps or self.step):
+            release_freed_memory()
             meter = PeakMeter()
             meter.start(device)
             weights = sum(parameter.nbytes for parameter in pl_module.parameters())
