@@ -41,6 +41,7 @@ from unet3d.report.run_report import write_report
 from unet3d.signals import SignalListener
 from unet3d.step.config import StepConfig
 from unet3d.text import GIB, format_bytes, format_columns, pluralize
+from unet3d.training.callbacks.stopping import check_mode
 from unet3d.training.callbacks.trials import PrunedTrialError, PruningCallback
 from unet3d.training.config import TrainConfig, parse_train_config
 from unet3d.training.run_folder import TRAINING_MARKERS, open_run_folder
@@ -63,6 +64,9 @@ class SearchConfig:
     prune: bool
     prune_after: Annotated[int, integer(">= 1")]
     seed: int
+
+    def __post_init__(self):
+        check_mode("mode", self.monitor, self.mode)
 
     @property
     def choose(self) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError
+from unet3d.training.callbacks.stopping import check_mode
 
 
 class Constant:
@@ -72,6 +73,7 @@ def build_scheduler(
         return factory(optimizer=optimizer)
     arguments = dict(factory.arguments)
     monitor = arguments.pop("monitor", "val/dice")
+    check_mode("scheduler.mode", monitor, arguments.get("mode", "min"))
     scheduler = replace(factory, arguments=arguments)(optimizer=optimizer)
     scheduler.monitor = monitor  # the metric that it follows, which the module reads
     return scheduler

@@ -35,6 +35,22 @@ def test_less_can_be_better_and_nan_never_is(validate, tmp_path):
     assert validate(tmp_path, [nan, 9.0, 8.0, nan, 8.0, 1.0], *words).global_step == 5
 
 
+@pytest.mark.parametrize("monitor", ["val/hd95_mm", "val/loss", "val/volume_error/ball"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["callbacks.best_checkpoint"],
+        ["callbacks.early_stopping", "callbacks=early_stopping"],
+        ["scheduler", "scheduler=plateau"],
+    ],
+)
+def test_the_highest_value_of_what_is_better_lower_is_refused(composed, tmp_path, words, monitor):
+    key, *chosen = words
+    with pytest.raises(UsageError, match=f"lower values of {monitor} are better: set {key}.mode"):
+        build_training(composed(*chosen, f"{key}.monitor={monitor}"), tmp_path)
+    build_training(composed(*chosen, f"{key}.monitor={monitor}", f"{key}.mode=min"), tmp_path)
+
+
 def test_the_best_checkpoints_are_kept_also_after_a_resume_by_a_link(validate, tmp_path):
     key, real = "callbacks.best_checkpoint", tmp_path / "real"
     words = [f"{key}.monitor=val/hd95_mm", f"{key}.mode=min", f"{key}.top_k=2", "resume=auto"]

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from unet3d.checkpoint_file import BEST, LAST, PREVIOUS, load_checkpoint, save_checkpoint
 from unet3d.errors import describe_os_error
 from unet3d.files import replace_with_copy
+from unet3d.training.callbacks.stopping import check_mode
 from unet3d.training.distributed import RankAgreement
 from unet3d.training.lightning_internals import is_optimizer_step
 from unet3d.training.loggers import warn
@@ -82,6 +83,7 @@ class BestCheckpoint(ModelCheckpoint):
         mode: Literal["max", "min"] = "max",
         top_k: int = 1,
     ):
+        check_mode("callbacks.best_checkpoint.mode", monitor, mode)
         super().__init__(
             filename="best" if top_k == 1 else "best-step={step:06d}",
             monitor=monitor,

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.callbacks import Callback, Timer
 
-from unet3d.errors import Interrupted
+from unet3d.errors import Interrupted, UsageError
 from unet3d.signals import SignalListener
 from unet3d.training.distributed import RankAgreement
 from unet3d.training.lightning_internals import (
@@ -95,8 +95,19 @@ class StoppingLimits(Timer):
         self.planned_steps = planned if planned < inf else FEWEST_STEPS
 
 
+def check_mode(key: str, monitor: str, mode: str) -> None:
+    """Refuse to look for the highest value of a metric that is better when it is lower."""
+    metric = monitor.removeprefix("val/").partition("/")[0]
+    if mode == "max" and metric in ("loss", "hd95_mm", "volume_error", "ece"):
+        raise UsageError(f"lower values of {monitor} are better: set {key}=min")
+
+
 class EarlyStopping(callbacks.EarlyStopping):
     """Keep the configured patience in a resumed run: Lightning takes it from the checkpoint."""
+
+    def __init__(self, monitor: str, mode: str = "min", **options: Any):
+        check_mode("callbacks.early_stopping.mode", monitor, mode)
+        super().__init__(monitor, mode=mode, **options)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
