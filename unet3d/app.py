@@ -27,7 +27,6 @@ from unet3d.config.compose import (
     find_user_config_dirs,
     get_config_dir,
     list_config_groups,
-    list_nested_keys,
     protect_overrides,
     quote,
 )
@@ -83,7 +82,7 @@ def run_app(command: str, args: Sequence[str]) -> int:
 
 def print_help(command: str, about: str, args: Sequence[str]) -> int:
     """Print the help for the config that the arguments make, or for groups that they name."""
-    groups = [*list_config_groups(), *list_nested_keys()]
+    groups = list_config_groups()
     topics = [word for word in args if word in (*groups, "all")]
     with report_errors(command, args) as outcome:
         flags = parse_flags(command, [word for word in args if word not in topics])

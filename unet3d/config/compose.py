@@ -97,13 +97,6 @@ def list_config_groups() -> list[str]:
     return [p.name for p in get_config_dir().iterdir() if p.is_dir()]
 
 
-def list_nested_keys() -> list[str]:
-    """Return the keys of a run, outside of groups, that hold others."""
-    own: Any = OmegaConf.load(get_config_dir() / "train.yaml")
-    nested = [key for key in own if OmegaConf.is_dict(own[key])]
-    return [key for key in nested if key not in ("hydra", *list_config_groups())]
-
-
 def list_options(group: str) -> list[str]:
     """Return the names of a group's options."""
     return sorted(p.stem for p in (get_config_dir() / group).glob("[!_]*.yaml"))

@@ -31,7 +31,6 @@ from unet3d.config.compose import (
     find_user_config_dirs,
     get_config_dir,
     list_config_groups,
-    list_nested_keys,
     list_options,
     protect_overrides,
     split_options,
@@ -298,27 +297,26 @@ def may_replace(value: Any, default: Any) -> bool:
 
 
 def list_overview(
-    own: Mapping[str, Any], known: Mapping[str, KnownKey], columns: int
+    own: Mapping[str, Any], choices: Mapping[str, str], known: Mapping[str, KnownKey], columns: int
 ) -> dict[str, list[tuple[str, str]]]:
     """Return the groups and the keys outside of them, with what is said of each in a line."""
     text = (get_config_dir() / "train.yaml").read_text("utf-8")
     groups = {
         f"{group}={option}": comment
         for group, option, comment in re.findall(r"^  - (\w+): (\S+) # (.*)$", text, re.MULTILINE)
+        if group in choices
     }
+    values = {key: own[key] for key in own if key not in ("defaults", "hydra")}
     keys = {
-        f"{key}={to_yaml_literal(value)}": known[key].comment
-        for key, value in own.items()
-        if key not in ("defaults", "allow_targets") and not isinstance(value, dict)
+        f"{key}={to_yaml_literal(value)}": known[key].comment for key, value in flatten_keys(values)
     }
     room = columns - max(map(len, [*groups, *keys])) - 4
     sections = {
-        "config groups (--help GROUP: its options and keys; --help all: everything)": groups,
-        f"keys (more: --help {', '.join(list_nested_keys())})": keys,
+        "config groups (--help GROUP: its options and keys; --help all: everything)": groups
     }
     return {
         title: [(word, shorten(text, room)) for word, text in part.items()]
-        for title, part in sections.items()
+        for title, part in (sections | {"keys": keys}).items()
     }
 
 
@@ -364,6 +362,7 @@ def format_command_help(
     known, groups = collect_keys(composed.composition), list_config_groups()
     choices = {g: o for g, o in sorted(composed.composition.choices.items()) if g in groups}
     own = yaml.safe_load((get_config_dir() / f"{command}.yaml").read_text("utf-8"))
+
     required = [f"{key}=..." for key, value in own.items() if value == "???"]
     words = ["unet3d", command, *POSITIONAL.get(command, required), "[key=value ...]"]
     groups = [topic for topic in topics if topic != "all"]
@@ -382,7 +381,7 @@ def format_command_help(
         sections = {"config groups: group=option (* = selected)": options} | sections
         if not overrides and not topics:
             layout = {"max_help_position": 80, "width": get_terminal_size().columns}
-            sections = list_overview(own, known, layout["width"])
+            sections = list_overview(own, choices, known, layout["width"])
     elif "train" in own["defaults"]:
         selected = " ".join(f"{group}={option}" for group, option in choices.items())
         about = f"{about}\n\nalso accepted: all options and keys of unet3d train; here {selected}"
