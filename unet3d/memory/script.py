@@ -40,7 +40,8 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
             step = build()
         if not callable(step):
             raise UsageError(f"build must return a function that takes a step, got {step!r}")
-        steps.append(ScriptStep(*find_fake(), step, cuda=cuda))
+        model, tensors, optimizers = find_fake()
+        steps.append(ScriptStep(model, tensors, step, optimizers, cuda=cuda))
         return steps[0]
 
     steps: list[ScriptStep] = []
@@ -85,8 +86,8 @@ class ScriptStep(Step):
 
     model: nn.Module
     tensors: list[Tensor]  # made before the step, besides the model's
-    optimizers: list[torch.optim.Optimizer]
     step: Callable[[], Any]
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     cuda: bool = False
     notes: list[str] = field(default_factory=list)
 
