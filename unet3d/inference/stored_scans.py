@@ -181,15 +181,12 @@ def cut_out(
     place: tuple[slice, ...], part: np.ndarray, region: Sequence[Span]
 ) -> tuple[tuple[slice, ...], np.ndarray]:
     """Return what of a part of a file, at its place, lies within a region."""
-    spans = [
-        (min(max(side.start, start), side.stop), max(min(side.stop, stop), side.start))
-        for side, (start, stop) in zip(place, region, strict=True)
-    ]
-    spans = [(start, max(start, stop)) for start, stop in spans]
-    inner = [
-        slice(a - side.start, b - side.start) for side, (a, b) in zip(place, spans, strict=True)
-    ]
-    return tuple(slice(*span) for span in spans), part[tuple(inner)]
+    placed, inner = [], []
+    for side, span in zip(place, region, strict=True):
+        start, stop = np.clip(span, side.start, side.stop).tolist()  # equal if none of it is within
+        placed.append(slice(start, stop))
+        inner.append(slice(start - side.start, stop - side.start))
+    return tuple(placed), part[tuple(inner)]
 
 
 def undo(part: np.ndarray, grid: FileGrid) -> np.ndarray:

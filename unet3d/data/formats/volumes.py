@@ -317,17 +317,18 @@ def to_label_values(labels: np.ndarray, values: Sequence[int] | None) -> np.ndar
 
 def describe_mixed_axes(file: Path, other: Path) -> str | None:
     """Say which order of axes two files have, if one may be the other transposed."""
+    if (file.suffix == ".npy") == (other.suffix == ".npy"):
+        return None
+    array, stack = (file, other) if file.suffix == ".npy" else (other, file)
     try:
-        formats = {f: find_format(f) for f in (file, other)}
+        format = find_format(stack)
     except UnreadableFileError:
         return None
-    arrays = [f for f in formats if isinstance(formats[f], NumPy)]
-    stacks = [f for f in formats if f not in arrays and not formats[f].names_axes]
-    if not arrays or not stacks:
+    if format.names_axes:
         return None
     return (
-        f"{arrays[0].name} is read as x, y, z, but arrays in {formats[stacks[0]].name}, such as "
-        f"{stacks[0].name}, as z, y, x"
+        f"{array.name} is read as x, y, z, but arrays in {format.name}, such as {stack.name}, as "
+        "z, y, x"
     )
 
 

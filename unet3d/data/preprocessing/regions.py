@@ -163,6 +163,11 @@ def preprocess_stored_scan(
     """
     shape, affine = channels.shape, read_header(channels.files[0]).affine
     check_channels(", ".join(file.name for file in channels.files), shape[0], names)
+    if any(stop > size for (_, stop), size in zip(region or (), shape[1:], strict=False)):
+        raise UsageError(
+            f"region={list(chain(*region or ()))} must be x0, x1, y0, y1, z0, z1 within a scan of "
+            f"{'x'.join(map(str, shape[1:]))} voxels"
+        )
     blocks = channels.list_blocks()
     axes, flips = find_orientation(affine, preprocessing.orientation)
     background = find_stored_background(channels, preprocessing.background)
@@ -185,6 +190,12 @@ def preprocess_stored_scan(
         box=box,
         shape=compute_resampled_shape(cropped, old_mm, new_mm),
     )
+    part = grid
+    if region is not None:  # before the scan is measured
+        context = [ceil(n * new / old) for n, new, old in zip(margin, new_mm, old_mm, strict=True)]
+        box = tuple(find_region(grid, region, context))
+        cropped = [stop - start for start, stop in box]
+        part = replace(grid, box=box, shape=compute_resampled_shape(cropped, old_mm, new_mm))
     normalize = preprocessing.list_methods(shape[0])
     measured, percentiles = measure_stored(channels, blocks, grid, normalize, background)
     for c, method in enumerate(normalize):
@@ -192,32 +203,21 @@ def preprocess_stored_scan(
             assert preprocessing.intensities is not None
             measured[c] = preprocessing.intensities[c]
     statistics = describe_scan(channels, grid, affine, percentiles).statistics  # of the whole scan
-    if region is not None:
-        context = [ceil(n * new / old) for n, new, old in zip(margin, new_mm, old_mm, strict=True)]
-        box = tuple(find_region(grid, region, context))
-        cropped = [stop - start for start, stop in box]
-        grid = replace(grid, box=box, shape=compute_resampled_shape(cropped, old_mm, new_mm))
     image = RegionImage(
         channels=channels,
-        grid=grid,
+        grid=part,
         orders=choose_interpolation_orders(old_mm, new_mm, 3),
         normalize=normalize,
         background=background,
         intensities=measured,
     )
-    return replace(describe_scan(image, grid, affine, percentiles), statistics=statistics)
+    return replace(describe_scan(image, part, affine, percentiles), statistics=statistics)
 
 
 def find_region(grid: FileGrid, region: Spans, context: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the span of a region of the file, with its context, along each axis within the box."""
     for axis, flip, (low, high), more in zip(grid.axes, grid.flips, grid.box, context, strict=True):
         start, stop = region[axis]
-        if not 0 <= start < stop <= grid.file_shape[axis]:
-            size = "x".join(map(str, grid.file_shape))
-            raise UsageError(
-                f"region={list(chain(*region))} must be x0, x1, y0, y1, z0, z1 within a scan of "
-                f"{size} voxels"
-            )
         if flip:
             start, stop = grid.file_shape[axis] - stop, grid.file_shape[axis] - start
         if start >= high or stop <= low:
