@@ -6,6 +6,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import tifffile
 
 from unet3d.__main__ import main
 
@@ -54,6 +55,16 @@ def test_blocks_are_apart_and_as_many_as_wanted(volume):
     with Path("cases/boxes.csv").open() as file:
         [row] = csv.DictReader(file)
     assert [int(row[f"{axis}0"]) % 12 for axis in "xyz"] == [0, 0, 0]
+
+
+def test_labels_without_a_spacing_have_that_of_their_image(volume):
+    _, label = volume
+    tifffile.imwrite("label.tif", label.T, metadata=None)
+    assert cut("size=[12,10,8]", "gap=0", "ignore_label=255", "label=label.tif") == 0
+    first = nibabel.load("cases/labels/volume_000.nii.gz")
+    np.testing.assert_array_equal(
+        first.affine, nibabel.load("cases/images/volume_000.nii.gz").affine
+    )
 
 
 def test_a_table_names_the_blocks(volume, tmp_path):

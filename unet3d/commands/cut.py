@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ import numpy as np
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, list_of, read_settings
 from unet3d.data.formats.nifti import write_part
-from unet3d.data.formats.volume_format import StoredVoxels
+from unet3d.data.formats.volume_format import NO_SPACING, StoredVoxels
 from unet3d.data.formats.volumes import find_offset, open_voxels, read_header, split_suffix
 from unet3d.errors import UsageError
 from unet3d.files import write_text
@@ -35,7 +35,7 @@ class CutConfig:
     size: Annotated[Triple, list_of(integer(">= 8"), "three ints of at least 8", length=3)]
     count: Annotated[int | None, integer(">= 1")]  # None: all blocks that are annotated
     gap: Annotated[int, integer(">= 0")]
-    ignore_label: Annotated[int | None, integer(">= 0")]
+    ignore_label: Annotated[int | None, integer()]
     seed: Annotated[int, integer(">= 0")]
 
 
@@ -45,6 +45,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     name, header = split_suffix(settings.image)[0], read_header(settings.image)
     image, label = open_parts(settings.image), open_parts(settings.label)
     other = read_header(settings.label)
+    if other.assumption == NO_SPACING and other.shape[:3] == header.shape[:3]:
+        other = replace(other, affine=header.affine)
     if other.shape[:3] != header.shape[:3] or find_offset(other, header) != (0, 0, 0):
         raise UsageError(
             f"{settings.label} ({other.shape[:3]} voxels) is not on the grid of {settings.image} "

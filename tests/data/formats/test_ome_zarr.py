@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import zarr
 
 from tests.data.helpers.formats import write_zarr
 from unet3d.data.formats.volumes import read_header, read_volume, write_labels
@@ -30,6 +31,17 @@ def test_both_versions_are_read_and_labels_keep_version_numbers_and_units(
     for text in ('"micrometer"', "0.5", '"0.4"' if version == 2 else '"0.5"'):
         assert text in written
         assert text in first
+
+
+def test_images_within_another_are_named_by_their_path(tmp_path, voxels):
+    write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
+    labels = write_zarr(tmp_path / "a.zarr" / "labels" / "cells", voxels % 2, AFFINE)
+    np.testing.assert_array_equal(read_volume(labels)[0][0], voxels % 2)
+    write_labels(tmp_path / "b.zarr", voxels.astype(np.uint8), labels)
+    assert '"micrometer"' in (tmp_path / "b.zarr" / "zarr.json").read_text()
+    zarr.open_group(tmp_path / "c.zarr", mode="w")
+    with pytest.raises(UsageError, match=r"name one, as in c\.zarr/0"):
+        read_header(tmp_path / "c.zarr")
 
 
 def test_a_translation_is_the_origin(tmp_path, voxels):

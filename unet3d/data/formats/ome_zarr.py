@@ -38,7 +38,7 @@ class Level:
 
 
 class OmeZarr(VolumeFormat):
-    """Folders that end in .zarr; arrays are (x, y, z), as those of NIfTI."""
+    """Folders that end in .zarr, or lie in one; arrays are (x, y, z), as those of NIfTI."""
 
     name = "OME-Zarr"
     suffixes = (".ome.zarr", ".zarr")
@@ -99,11 +99,16 @@ class TransposedArray:
         self.array[box[::-1]] = labels.T
 
 
+def is_within_zarr(path: Path) -> bool:
+    """Return whether a path is an OME-Zarr, or an image within one, such as a.zarr/labels/cells."""
+    return any(folder.name.endswith(OmeZarr.suffixes) for folder in (path, *path.parents))
+
+
 def create_array(path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
     """Create an image of zeros in the version of the image `like`, or 0.5."""
     import zarr
 
-    if like.name.endswith(OmeZarr.suffixes):  # as it is: viewers compare the numbers
+    if is_within_zarr(like):  # as it is: viewers compare the numbers
         level = open_level(like)
         scale, translation, units = level.scale, level.translation, level.units
         version = zarr.open_group(like, mode="r").metadata.zarr_format
@@ -137,7 +142,10 @@ def open_level(file: Path) -> Level:
     attributes: dict[str, Any] = dict(group.attrs)
     images = (attributes.get("ome") or attributes).get("multiscales")
     if not images:
-        raise UnreadableFileError("has no multiscales in its attributes: it is not an OME-Zarr")
+        raise UnreadableFileError(
+            "has no multiscales in its attributes: it is not an OME-Zarr, or holds several images: "
+            f"name one, as in {file.name}/0"
+        )
     axes, first = images[0]["axes"], images[0]["datasets"][0]
     names = "".join(str(axis["name"]) for axis in axes)
     array: Any = group[first["path"]]

@@ -14,7 +14,7 @@ from unet3d.data.formats.hdf5 import Hdf5, split_array
 from unet3d.data.formats.itk import Itk
 from unet3d.data.formats.nifti import Nifti
 from unet3d.data.formats.numpy_file import NumPy
-from unet3d.data.formats.ome_zarr import OmeZarr
+from unet3d.data.formats.ome_zarr import OmeZarr, is_within_zarr
 from unet3d.data.formats.tiff import Tiff
 from unet3d.data.formats.volume_format import (
     NO_SPACING,
@@ -105,6 +105,8 @@ def find_format(path: Path) -> VolumeFormat:
     for format in FORMATS:
         if name.endswith(format.suffixes):
             return format
+    if is_within_zarr(path):
+        return OmeZarr()
     if is_series(path):
         return DICOM
     reason = f"is not named {SUFFIX_LIST}, nor a folder of DICOM images"
