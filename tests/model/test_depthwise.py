@@ -111,6 +111,21 @@ def test_second_derivatives_are_those_of_torch(name):
     assert (results[0] - results[1]).abs().max() < 1e-4 * results[1].abs().max()
 
 
+def test_second_derivatives_reach_the_layers_before():
+    """Of the gradient of the weight by the input, which an earlier layer has computed."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv3d(1, 4, 1), nn.Tanh(), nn.Conv3d(4, 4, 3, padding=1, groups=4))
+    fast, x, results = deepcopy(plain), torch.randn(1, 1, 4, 5, 6), []
+    use_fast_depthwise(fast)
+    for network, inputs in ((fast, x), (plain.double(), x.double())):
+        weights = [*network.parameters()]
+        loss = network(inputs).sin().mean()
+        slopes = torch.autograd.grad(loss, weights, create_graph=True)
+        results.append(torch.autograd.grad(sum(s.square().sum() for s in slopes), weights[0]))
+    (got,), (expected,) = results
+    assert (got - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
 def test_without_a_compiler_torch_computes_it(monkeypatch):
     fast, plain = make_pair("3")
     monkeypatch.setattr(depthwise.kernels, "libraries", {torch.float32: None})

@@ -58,7 +58,7 @@ class DepthwiseConv3d(nn.Conv3d):
         """Run nn.Conv3d."""
         if not is_supported(input):
             return super().forward(input)
-        tensors = cast_for_autocast(input, self.weight, self.bias)
+        tensors = prepare(input, self.weight, self.bias)
         return Convolve.apply(*tensors, self.stride, self.padding, None)
 
 
@@ -69,7 +69,7 @@ class DepthwiseConvTranspose3d(nn.ConvTranspose3d):
         """Run nn.ConvTranspose3d."""
         if not is_supported(input) or output_size is not None:
             return super().forward(input, output_size)
-        tensors = cast_for_autocast(input, self.weight, self.bias)
+        tensors = prepare(input, self.weight, self.bias)
         return Convolve.apply(*tensors, self.stride, self.padding, self.output_padding)
 
 
@@ -81,20 +81,23 @@ def is_supported(x: Tensor) -> bool:
     return not is_recorded and kernels.supports(x)
 
 
-def cast_for_autocast(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Cast tensors as torch does for convolutions under autocast."""
+def prepare(x: Tensor, *weights: Tensor | None) -> list[Tensor | None]:
+    """Return a channels-last map and weights, cast as torch does for convolutions under autocast.
+
+    Out here, autograd follows the conversion, which second derivatives go through.
+    """
+    tensors = [x.contiguous(memory_format=LAYOUT), *weights]
     if not torch.is_autocast_enabled("cpu"):
-        return list(tensors)
+        return tensors
     dtype = torch.get_autocast_dtype("cpu")
     return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
 
 
 class Convolve(torch.autograd.Function):
-    """A depthwise convolution; a transposed one if there is an output padding."""
+    """A depthwise convolution of channels-last maps; transposed if there is an output padding."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, stride, padding, output_padding):
-        x = x.contiguous(memory_format=LAYOUT)
         ctx.save_for_backward(x, weight)
         ctx.geometry = stride, padding, output_padding
         if output_padding is None:
