@@ -288,3 +288,19 @@ def test_a_depth_of_two_has_bfloat16_weight_gradients_on_a_cpu():
         gradient = conv_ops.compute_weight_gradient(g, x, shape, padding)
         exact = torch.nn.grad.conv3d_weight(x.double(), shape, g.double(), padding=1)
         torch.testing.assert_close(gradient.double(), exact, atol=1e-3, rtol=1e-2)
+
+
+def test_a_plain_pass_of_the_encoder_may_come_before_a_fused_one():
+    """Both update the running statistics that batch norm keeps for backward."""
+    gradients = []
+    for network in make_pair(FUSED, depth=2):
+        x, labels = make_batch((8, 8, 8))
+        features = x
+        for level in network.encoder:
+            features = level(features)
+            features = features if level.pool is None else level.pool(features)
+        loss = DiceCE()(network(x), labels) + features.square().mean()
+        loss.backward()
+        gradients.append([p.grad for p in network.parameters()])
+    for got, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected)

@@ -258,5 +258,7 @@ def _fold(
 def _update_running_stats(norm: Any, mean: Tensor, variance: Tensor) -> None:
     """Update the running statistics as nn.BatchNorm3d does."""
     momentum = 1.0 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
-    for running, new in ((norm.running_mean, mean), (norm.running_var, variance)):
-        running.mul_(1 - momentum).add_(new.to(running.dtype) * momentum)
+    statistics = norm.running_mean, norm.running_var
+    with torch.autograd._unsafe_preserve_version_counter(statistics):  # as torch's own kernels
+        for running, new in zip(statistics, (mean, variance), strict=True):
+            running.mul_(1 - momentum).add_(new.to(running.dtype) * momentum)
