@@ -39,7 +39,7 @@ from scripts.bench.step import (
     to_mib,
 )
 from scripts.bench.step_times import time_steps
-from unet3d.checkpointing.recompute import checkpoint_block, restore_forward
+from unet3d.checkpointing.recompute import WeightsOfForward, checkpoint_block
 from unet3d.model.blocks import pad_to
 from unet3d.step.training_step import NullListener
 
@@ -110,8 +110,7 @@ class Join(nn.Module):
         self.skip_first = level.skip_first
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        parts = [(module, {}) for module in self.read_skip.modules()]
-        with restore_forward(parts):  # the level below has updated the statistics
+        with WeightsOfForward(self.read_skip):  # the level below has updated the statistics
             skip = self.read_skip(skip)
         x = pad_to(self.up(self.read(x)), skip)
         return torch.cat([skip, x] if self.skip_first else [x, skip], dim=1)

@@ -1,6 +1,7 @@
 """MedNeXt's blocks that store their input: equal to MONAI's, by tile and by kind of block."""
 
 import copy
+import types
 import warnings
 
 import pytest
@@ -158,6 +159,17 @@ def test_a_block_that_was_changed_runs_as_it_is_and_says_so(change):
     assert "it runs as MONAI's module" in said[0]
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_block_keeps_a_forward_that_was_set_on_it():
+    block, _ = build_blocks()
+    forward = types.MethodType(lambda self, x: 2 * type(self).forward(self, x), block[0])
+    block[0].forward = forward
+    x = torch.randn(2, 4, 6, 7, 8, dtype=torch.float64)
+    expected = block(x)
+    STRATEGIES["tiles"].apply(block)
+    with pytest.warns(UserWarning, match="MedNeXtBlock has another forward"):
+        torch.testing.assert_close(block(x), expected)
 
 
 @pytest.mark.parametrize("learning", ["", "conv2"])

@@ -5,10 +5,12 @@ For fused blocks see tests/model/test_fused.py.
 
 import copy
 import pickle
+import types
 
 import pytest
 import torch
 from hydra.utils import instantiate
+from monai.networks.nets.dynunet import DynUNet
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -20,6 +22,11 @@ from unet3d.errors import UsageError
 from unet3d.memory.fit import estimate_configured_step
 from unet3d.model.unet import UNet3D
 from unet3d.training.config import parse_train_config
+
+DYNUNET = {
+    **{"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "filters": [4, 8, 8]},
+    **{"kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2]},
+}
 
 
 def build_strategy(name):
@@ -93,6 +100,43 @@ def test_recomputed_blocks_have_the_weights_that_functional_call_gives():
         assert all(map(torch.equal, network.parameters(), own))
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("strategy", [RecomputeBlocks(), OffloadActivations()])
+def test_a_forward_that_was_set_on_a_module_is_kept(strategy):
+    network, x = DynUNet(**DYNUNET).eval(), torch.randn(1, 1, 8, 8, 8)
+    for module in (network, network.input_block, network.downsamples[0]):
+        forward = types.MethodType(lambda self, x: 2 * type(self).forward(self, x), module)
+        module.forward = forward
+    expected = network(x)
+    for _ in range(2):  # replaces its own forward
+        strategy.apply(network)
+        torch.testing.assert_close(network(x), expected)
+    assert not torch.equal(type(network).forward(network, x), expected)
+
+
+def test_blocks_recompute_again_for_a_second_backward():
+    networks, results = [build_plain_network() for _ in range(2)], []
+    RecomputeBlocks().apply(networks[1])
+    x = torch.randn(2, 1, 8, 8, 8, dtype=torch.float64)
+    for network in networks:
+        output = network(x)
+        output.mean().backward(retain_graph=True)
+        output.square().mean().backward()
+        results.append([p.grad for p in network.parameters()])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("changed", ["weight", "input"])
+def test_blocks_refuse_what_was_changed_before_backward(changed):
+    network, x = build_plain_network(), torch.randn(2, 1, 8, 8, 8, dtype=torch.float64)
+    RecomputeBlocks().apply(network)
+    loss = network(x).mean()
+    with torch.no_grad():
+        (next(network.decoder.parameters()) if changed == "weight" else x).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_the_features_of_an_offloaded_network_are_those_of_its_head():

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from unet3d.errors import UsageError
+from unet3d.module_hooks import get_forward
 from unet3d.text import MIB
 from unet3d.types import HasRetention
 
@@ -28,7 +29,16 @@ class OffloadActivations:
         """Switch fused blocks off and wrap the network's forward; names do not change."""
         if isinstance(model, HasRetention):
             model.retention = None
-        model.forward = partial(offload_saved, type(model).forward, model, self.min_bytes)
+        model.forward = partial(offload_saved, get_forward(model), model, self.min_bytes)
+
+
+def check_version(x: Tensor, version: int) -> None:
+    """Refuse a tensor that backward needs and that has been changed in place, as torch does."""
+    if x._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an "
+            f"inplace operation: a tensor of shape {list(x.shape)}"
+        )
 
 
 def offload_saved(
@@ -50,11 +60,7 @@ def offload_saved(
         x, place = saved
         if isinstance(place, torch.device):
             return x.to(place)
-        if x._version != place:  # torch checks only what no hook has packed
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: a tensor of shape {list(x.shape)}"
-            )
+        check_version(x, place)  # torch checks only what no hook has packed
         return x
 
     with saved_tensors_hooks(pack, unpack):

@@ -1,14 +1,16 @@
 """Store only the inputs of a network's blocks and recompute each block in backward."""
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from unet3d.checkpointing.offload import check_version
 from unet3d.errors import UsageError
+from unet3d.module_hooks import get_forward
 from unet3d.types import HasRetention, has_blocks
 
 MONAI_BLOCKS = (
@@ -48,7 +50,7 @@ class RecomputeBlocks:
             )
         for level, module in blocks:
             if level in levels:
-                module.forward = partial(checkpoint_block, type(module).forward, module)
+                module.forward = partial(checkpoint_block, get_forward(module), module)
 
 
 def is_recomputed(model: nn.Module) -> bool:
@@ -59,32 +61,38 @@ def is_recomputed(model: nn.Module) -> bool:
 
 def checkpoint_block(forward: Any, module: nn.Module, *inputs: Any, **options: Any) -> Any:
     """Run `forward` and store only its inputs; backward runs it again."""
-    weights = [(m, dict(m._parameters)) for m in module.modules()]
     return checkpoint(
         forward,
         module,
         *inputs,
         use_reentrant=False,
-        context_fn=lambda: (nullcontext(), restore_forward(weights)),
+        context_fn=lambda: (nullcontext(), WeightsOfForward(module)),
         **options,
     )
 
 
-@contextmanager
-def restore_forward(weights: Sequence[tuple[nn.Module, dict[str, Any]]]) -> Generator[None]:
+class WeightsOfForward:
     """Run the body on the weights of forward, and on copies of the buffers.
 
     torch.func.functional_call has put a network's own weights back by then. The recomputation would
-    update BatchNorm's running statistics a second time (pytorch#96136).
+    update BatchNorm's running statistics a second time (pytorch#96136). Weights that have been
+    changed in place are refused; torch does so with inputs.
     """
-    originals = [(m, dict(m._parameters), dict(m._buffers)) for m, _ in weights]
-    for m, parameters in weights:
-        m._parameters.update(parameters)
-        m._buffers.update({k: None if b is None else b.clone() for k, b in m._buffers.items()})
-    try:
-        yield
-    finally:
-        for m, parameters, buffers in originals:
+
+    def __init__(self, module: nn.Module):
+        self.weights = [(m, dict(m._parameters)) for m in module.modules()]
+        self.versions = [(p, p._version) for p in module.parameters()]
+
+    def __enter__(self) -> None:
+        for weight, version in self.versions:
+            check_version(weight, version)
+        self.originals = [(m, dict(m._parameters), dict(m._buffers)) for m, _ in self.weights]
+        for m, parameters in self.weights:
+            m._parameters.update(parameters)
+            m._buffers.update({k: None if b is None else b.clone() for k, b in m._buffers.items()})
+
+    def __exit__(self, *error: object) -> None:
+        for m, parameters, buffers in self.originals:
             m._parameters.update(parameters)
             m._buffers.update(buffers)
 
