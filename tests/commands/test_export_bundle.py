@@ -31,7 +31,7 @@ def scan(tmp_path_factory):
     rng = np.random.default_rng(0)
     voxels = np.zeros((26, 14, 31), np.int16)
     voxels[2:-1, 1:-2, 3:] = rng.normal(100, 30, (23, 11, 28))
-    affine = np.array([[0, 0.1, -1.1, 5], [0.9, 0, 0, -3], [0, -1.6, 0, 8], [0, 0, 0, 1]])
+    affine = np.array([[0, 0.1, -1.1, 5], [0.9, 0, 0, -3], [0, -1.6, -0.06875, 8], [0, 0, 0, 1]])
     image = nibabel.Nifti1Image(voxels, np.diag([1e3, 1e3, 1e3, 1.0]) @ affine)
     image.header.set_xyzt_units("micron")
     nibabel.save(image, path)
@@ -105,6 +105,16 @@ def run_here(bundle: Path, monkeypatch, *words: object) -> None:
 def test_the_script_needs_numpy_nibabel_and_onnxruntime(exported, scan, tmp_path):
     run_alone(exported[0], SCRIPT, scan, tmp_path / "labels.nii.gz", without="torch")
     check_labels(tmp_path / "labels.nii.gz", exported)
+
+
+@pytest.mark.parametrize("exported", ["classes"], indirect=True)
+def test_the_script_refuses_nan(exported, scan, tmp_path, monkeypatch):
+    image = nibabel.load(scan)
+    values = image.get_fdata(dtype=np.float32)
+    values.flat[0] = np.nan
+    nibabel.save(nibabel.Nifti1Image(values, image.affine), tmp_path / "nan.nii.gz")
+    with pytest.raises(SystemExit, match="NaN or infinite"):
+        run_here(exported[0], monkeypatch, tmp_path / "nan.nii.gz", tmp_path / "labels.nii.gz")
 
 
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)

@@ -18,7 +18,7 @@ from tests.data.helpers.datasets import (
 )
 from unet3d.data.checks import (
     check_headers,
-    check_single_header,
+    check_scan_headers,
     check_voxels,
     find_assumptions,
     find_odd_spacings,
@@ -189,11 +189,12 @@ def test_voxels_of_another_order_of_magnitude_are_a_hint_and_thick_slices_are_no
     )
 
 
-@pytest.mark.parametrize(("degrees", "is_refused"), [(4, False), (10, True)])
-def test_axes_that_are_not_orthogonal_are_refused(degrees, is_refused):
+@pytest.mark.parametrize(("degrees", "is_refused"), [(0.4, False), (1, True), (10, True)])
+def test_axes_that_are_not_orthogonal_are_refused(tmp_path, degrees, is_refused):
     affine = np.diag([1.0, 1.0, 3.0, 1.0])
     affine[1, 2] = 3 * np.tan(np.radians(degrees))  # as slices of a tilted gantry
-    header = VolumeHeader(shape=SIZE, affine=affine, dtype=np.dtype(np.int16))
-    problems = [problem for problem, _ in check_single_header(header, is_label=False, ram=None)]
-    tilted = "has axes 80 instead of 90 degrees apart, as with a tilted gantry"
-    assert problems == ([tilted] if is_refused else [])
+    file = tmp_path / "tilted.nii"
+    nibabel.save(nibabel.Nifti1Image(np.zeros(SIZE, np.uint8), affine), file)
+    problems = [finding.message for finding in check_scan_headers("tilted", [file])]
+    tilted = f"has axes {90 - degrees} instead of 90 degrees apart, as with a tilted gantry"
+    assert [tilted in problem for problem in problems] == ([True] if is_refused else [])

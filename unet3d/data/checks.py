@@ -31,8 +31,6 @@ MIN_SIZE = 4  # a volume with fewer voxels along an axis is a slice, or its axes
 SPACING_RANGE_MM = (1e-8, 1e3)
 """Voxel sizes from a tenth of an angstrom to a meter; others come from wrong units."""
 
-MAX_SHEAR = 5  # tolerated degrees between two axes beyond or below 90
-
 SPACING_TOLERANCE = 1e-3  # tolerated relative difference of spacings, which headers round
 OFFSET_TOLERANCE = 0.1
 """Tolerated distance in voxels between the corners of an image and of its label."""
@@ -148,11 +146,6 @@ def check_single_header(header: VolumeHeader, *, is_label: bool, ram: int | None
             f"has the invalid affine {format_affine(header.affine)}",
             "write an affine whose first three columns are the axes in mm",
         )
-    elif (shear := measure_shear(header)) > MAX_SHEAR:
-        yield (
-            f"has axes {90 - shear:.3g} instead of 90 degrees apart, as with a tilted gantry",
-            "resample it onto a grid with orthogonal axes, as dcm2niix does",
-        )
 
 
 def is_valid_affine(affine: np.ndarray) -> bool:
@@ -166,12 +159,6 @@ def is_valid_affine(affine: np.ndarray) -> bool:
         ((spacing >= low) & (spacing <= high)).all()
         and abs(np.linalg.det(affine[:3, :3] / spacing)) > 1e-3
     )
-
-
-def measure_shear(header: VolumeHeader) -> float:
-    """Return by how many degrees two axes differ at most from a right angle."""
-    axes = header.affine[:3, :3] / header.spacing_mm
-    return float(np.degrees(np.arcsin(np.abs(axes.T @ axes - np.eye(3)).max().clip(max=1))))
 
 
 def check_alignment(header: VolumeHeader, other: VolumeHeader, name: str) -> Problems:

@@ -156,7 +156,7 @@ def test_labels_are_refused_by_a_format_that_cannot_hold_their_grid(tmp_path, la
     write_itk(image, labels, affine)
     with pytest.raises(UsageError, match=r"b\.tif cannot hold the position of .*a\.nrrd"):
         write_labels(tmp_path / "b.tif", labels, image)
-    affine[0, 1] = 0.3
+    affine[0, 1] = 0.003
     image = write_nifti(tmp_path / "a.nii", labels, affine)
     with pytest.raises(UsageError, match="cannot hold the skewed axes"):
         write_labels(tmp_path / "b.mha", labels, image)

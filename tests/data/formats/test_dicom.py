@@ -1,3 +1,5 @@
+from unittest import mock
+
 import highdicom
 import numpy as np
 import pydicom
@@ -7,7 +9,7 @@ from pydicom.uid import generate_uid
 from tests.data.helpers.formats import turn, write_nifti, write_series
 from unet3d.data.case import Case
 from unet3d.data.checks import check_headers
-from unet3d.data.formats import dicom
+from unet3d.data.formats import dicom, volumes
 from unet3d.data.formats.volumes import (
     is_volume,
     list_volumes,
@@ -98,6 +100,19 @@ def test_a_segmentation_of_frames_that_fill_no_bytes_is_read(tmp_path):
     labels = np.random.default_rng(0).integers(0, 3, (11, 7, 5), dtype=np.uint8)
     write_labels(tmp_path / "odd.dcm", labels, scan, ["background", "a", "b"])
     np.testing.assert_array_equal(read_labels(tmp_path / "odd.dcm", read_header(scan))[0], labels)
+
+
+def test_a_segmentation_of_tilted_slices_is_refused(tmp_path):
+    tilt = np.eye(4)
+    tilt[1, 2] = np.tan(np.radians(2))
+    scan = write_series(tmp_path / "tilted", np.zeros((8, 7, 20), np.int16), tilt)
+    with pytest.raises(UsageError, match="has axes 88 instead of 90 degrees apart"):
+        read_header(scan)
+    labels = np.ones((8, 7, 20), np.uint8)
+    with mock.patch.object(volumes, "MAX_SHEAR", 5):
+        write_labels(tmp_path / "a.dcm", labels, scan)
+    with pytest.raises(UsageError, match="not the slices of one volume"):
+        read_header(tmp_path / "a.dcm")
 
 
 def test_a_segmentation_has_the_names_and_references_of_its_images(tmp_path, folder, labels):

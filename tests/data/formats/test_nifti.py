@@ -8,7 +8,7 @@ from tests.contract.helpers.datasets import save as save_volume
 from tests.data.helpers.cases import noise
 from unet3d.data.formats.volumes import read_header, read_volume, write_labels
 
-OBLIQUE = np.array([[0.9, 0.2, 0, 5], [-0.2, 0.9, 0.1, -7], [0, -0.1, 1.5, 3], [0, 0, 0, 1.0]])
+OBLIQUE = np.array([[0.9, 0.2, 0.04, 5], [-0.2, 0.9, 0.18, -7], [0, -0.1, 1.7, 3], [0, 0, 0, 1.0]])
 
 
 def test_labels_keep_the_header_of_their_image_but_not_its_range_and_scaling(tmp_path):

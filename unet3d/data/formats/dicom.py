@@ -49,6 +49,7 @@ SHARED_TAGS = (
 MAX_FIELD_BYTES = 2**10  # of a field that is read with a header
 MAX_TURN = 1e-3  # tolerated difference between the components of two orientations
 BROKEN = "copy it again, or remove it"
+PERPENDICULAR = 4e-5  # tolerated 1 - cosine of slices and their normal, for half a degree
 GAP_TOLERANCE = 0.02  # tolerated difference between distances of slices, as a fraction of them
 HEAD_BYTES = 512  # bytes at a file's start that name its class
 MAX_TRIED = 16  # files of a folder that are opened to find out whether it holds a series
@@ -307,7 +308,9 @@ def read_file_header(file: Path) -> VolumeHeader:
     image = open_image(file)
     refuse_inverted(file, image)
     with warnings.catch_warnings(action="ignore"):
-        geometry = image.get_volume_geometry(allow_missing_positions=True)
+        geometry = image.get_volume_geometry(
+            allow_missing_positions=True, perpendicular_tol=PERPENDICULAR
+        )
     if geometry is None:
         raise UnreadableFileError("has frames that are not the slices of one volume")
     geometry = order_axes(geometry)

@@ -65,8 +65,9 @@ OUTPUT_FORMATS = {
 """Endings of labels by name."""
 
 MAX_LABEL = 2**16 - 1
+MAX_SHEAR = 0.5  # tolerated degrees between two axes beyond or below 90
 TOLERANCE = 1e-2  # tolerated distance in voxels between the corners of two grids
-ORTHOGONAL = 1e-4  # tolerated cosine of the angle between two axes; SimpleITK holds no others
+ORTHOGONAL = 5e-3  # degrees that SimpleITK tolerates
 
 
 def is_volume(path: Path) -> bool:
@@ -186,6 +187,11 @@ def read_header(path: Path, grid: Grid | None = None) -> VolumeHeader:
             raise UnreadableFileError(
                 f"has shape {size}: it must be 3D, or 4D with the channels last{reason}"
             )
+        if (shear := measure_shear(header)) > MAX_SHEAR:
+            raise UnreadableFileError(
+                f"has axes {90 - shear:.3g} instead of 90 degrees apart, as with a tilted gantry; "
+                "resample it onto a grid with orthogonal axes, as dcm2niix does"
+            )
     header = replace(header, shape=shape)
     if grid is None:
         return header
@@ -224,6 +230,14 @@ def open_voxels(path: Path) -> StoredVoxels | None:
     header = read_header(path)
     with open_format(path) as format:
         return format.open_voxels(path, header)
+
+
+def measure_shear(header: VolumeHeader) -> float:
+    """Return by how many degrees two axes differ at most from a right angle."""
+    with np.errstate(invalid="ignore"):  # of an affine that is refused elsewhere
+        axes = header.affine[:3, :3] / header.spacing_mm
+    cosine = np.abs(axes.T @ axes - np.eye(3)).max()
+    return float(np.degrees(np.arcsin(cosine.clip(max=1))))
 
 
 def turn_to_grid(
@@ -343,9 +357,8 @@ def check_target(path: Path, like: Path) -> VolumeHeader:
             f"{path} would be a DICOM SEG, which refers to DICOM images, and {like} is none: "
             "set output_format=nii.gz"
         )
-    axes = grid.affine[:3, :3] / grid.spacing_mm
     losses = {
-        "skewed axes": np.abs(axes.T @ axes - np.eye(3)).max() > ORTHOGONAL,
+        "skewed axes": measure_shear(grid) > ORTHOGONAL,
         "orientation": not np.array_equal(grid.affine[:3, :3], np.diag(grid.spacing_mm)),
         "position": grid.affine[:3, 3].any(),
     }

@@ -49,6 +49,8 @@ class Pipeline:
 
     def preprocess(self, channels: np.ndarray, affine: np.ndarray) -> tuple[np.ndarray, FileGrid]:
         """Reorient, crop, normalize and resample; also return the grid to go back to."""
+        if not np.isfinite(channels).all():
+            raise SystemExit("the scan holds NaN or infinite values")
         settings, known = self.settings, self.settings["intensities"]
         keys = ("mean", "deviation", "percentile_0_5", "percentile_99_5")
         return preprocess_channels(
@@ -156,6 +158,7 @@ def write_labels(file: Path, labels: np.ndarray, like: Any) -> None:
     header = like.header.copy()
     header.set_data_dtype(labels.dtype)
     header.set_slope_inter(1, 0)
+    header["cal_min"] = header["cal_max"] = 0  # the window of the image
     nibabel.save(type(like)(labels, None, header), file)
 
 
