@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from unet3d.data.formats.volume_format import iter_boxes
 
 Network = Callable[[Tensor], Tensor]
 """(B, C, D, H, W) -> logits, or features, (B, K, D, H, W)."""
@@ -69,19 +70,6 @@ def iter_logits(
     if head is None:
         yield tuple(slice(0, size) for size in values.shape[1:]), values
         return
-    for part in split_box(values.shape[1:], MAX_LOGITS // head.outputs):
+    shape = values.shape[1:]
+    for part in iter_boxes(shape, [1] * len(shape), MAX_LOGITS // head.outputs):
         yield part, head(values[(slice(None), *part)])
-
-
-def split_box(sizes: Sequence[int], voxels: int) -> Iterator[tuple[slice, ...]]:
-    """Split a box into parts of at most `voxels`, but at least one.
-
-    >>> [[(s.start, s.stop) for s in part] for part in split_box([2, 5], 3)]
-    [[(0, 1), (0, 3)], [(0, 1), (3, 5)], [(1, 2), (0, 3)], [(1, 2), (3, 5)]]
-    """
-    first, *rest = sizes
-    step = max(1, voxels // max(1, prod(rest)))
-    inner = list(split_box(rest, voxels)) if rest and prod(rest) > voxels else None
-    for start in range(0, first, step):
-        rows = slice(start, min(start + step, first))
-        yield from ((rows, *part) for part in inner or [tuple(slice(0, n) for n in rest)])

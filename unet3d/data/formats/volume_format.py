@@ -177,13 +177,15 @@ def iter_slabs(channels: np.ndarray) -> Iterator[np.ndarray]:
 def iter_boxes(
     shape: Sequence[int], chunks: Sequence[int], voxels: int
 ) -> Iterator[tuple[slice, ...]]:
-    """Yield boxes of a volume (D, H, W), of whole chunks, with about this number of voxels.
+    """Yield boxes of a volume: whole chunks, at least one, with at most this number of voxels.
 
     >>> [[(s.start, s.stop) for s in box] for box in iter_boxes((2, 4, 5), (2, 4, 2), 16)]
     [[(0, 2), (0, 4), (0, 2)], [(0, 2), (0, 4), (2, 4)], [(0, 2), (0, 4), (4, 5)]]
+    >>> [[(s.start, s.stop) for s in box] for box in iter_boxes((2, 5), (1, 1), 3)]
+    [[(0, 1), (0, 3)], [(0, 1), (3, 5)], [(1, 2), (0, 3)], [(1, 2), (3, 5)]]
     """
     sides = [min(size, chunk) for size, chunk in zip(shape, chunks, strict=True)]
-    for axis in reversed(range(3)):
+    for axis in reversed(range(len(shape))):
         count = max(1, voxels // prod(sides))
         sides[axis] = min(shape[axis], sides[axis] * count)
     starts = (range(0, size, side) for size, side in zip(shape, sides, strict=True))
