@@ -48,9 +48,6 @@ class Hdf5(VolumeFormat):
             assumption=NO_SPACING if spacing is None else None,
         )
 
-    def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
-        return self.open_voxels(file, header).read([slice(None)] * 3).view(header.dtype)
-
     def open_voxels(self, file: Path, header: VolumeHeader) -> StoredVoxels:
         array = open_array(file)
         return StoredVoxels(array, "czyx"[-array.ndim :])

@@ -32,12 +32,9 @@ class NumPy(VolumeFormat):
             assumption=NO_SPACING,
         )
 
-    def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
-        array = np.load(file, mmap_mode="c", allow_pickle=False).view(header.dtype)
-        return array[None] if array.ndim == 3 else array
-
     def open_voxels(self, file: Path, header: VolumeHeader) -> StoredVoxels:
-        return StoredVoxels(self.read_voxels(file, header))
+        array = np.load(file, mmap_mode="c", allow_pickle=False).view(header.dtype)
+        return StoredVoxels(array, "cxyz"[-array.ndim :])
 
     def create_labels(self, path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
         return np.lib.format.open_memmap(path, "w+", dtype, grid.shape[:3])
@@ -48,4 +45,4 @@ class NumPy(VolumeFormat):
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
-        np.save(path, labels)
+        np.save(path, labels)  # a full disk is an error, which would kill what writes to a map

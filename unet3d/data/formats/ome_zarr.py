@@ -1,7 +1,6 @@
 """OME-Zarr 0.4 and 0.5, by zarr."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -68,9 +67,6 @@ class OmeZarr(VolumeFormat):
             * min(PARALLEL_CHUNKS * chunk, max(chunk, prod(level.array.shape))),
         )
 
-    def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
-        return self.open_voxels(file, header).read([slice(None)] * 3).view(header.dtype)
-
     def open_voxels(self, file: Path, header: VolumeHeader) -> StoredVoxels:
         level = open_level(file)
         return StoredVoxels(level.array, level.axes)
@@ -82,11 +78,6 @@ class OmeZarr(VolumeFormat):
         import zarr
 
         return TransposedArray(zarr.open_group(path, mode="r+")["0"])
-
-    def write_labels(
-        self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
-    ) -> None:
-        self.create_labels(path, labels.dtype, like, grid)[(slice(None),) * 3] = labels
 
 
 @dataclass(frozen=True)

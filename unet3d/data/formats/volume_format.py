@@ -140,7 +140,9 @@ class VolumeFormat(Protocol):
 
     def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
         """Return (C, D, H, W) on the grid of the header; any error may rise."""
-        ...
+        voxels = self.open_voxels(file, header)
+        assert voxels is not None, "a format that is read whole has its own read_voxels"
+        return voxels.read([slice(None)] * 3).view(header.dtype)
 
     def open_voxels(self, file: Path, header: VolumeHeader) -> "StoredVoxels | None":
         """Return voxels of which only what is indexed is read; None: the file is read whole."""
@@ -161,7 +163,7 @@ class VolumeFormat(Protocol):
 
         `classes` are the names of the labels 0, 1, 2, ...
         """
-        ...
+        self.create_labels(path, labels.dtype, like, grid)[(slice(None),) * 3] = labels
 
 
 def iter_slabs(channels: np.ndarray) -> Iterator[np.ndarray]:
