@@ -22,7 +22,7 @@ from unet3d.data.dataset import (
     choose_split,
 )
 from unet3d.data.layouts.splits import split_cases
-from unet3d.data.loading.loaders import TrainLoader, build_loaders
+from unet3d.data.loading.loaders import TrainLoader, build_validation_loader
 from unet3d.data.loading.worker_errors import WorkerCaseTracker
 from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.channels import explain_swapped_axes
@@ -120,16 +120,14 @@ class VolumeDataModule(pl.LightningDataModule):
         self.data_warnings = [*filter(None, found), *find_rare_classes(scored, *volumes)]
         spacing_mm = self.preprocessing.spacing_mm  # None: the file's
         self.spacing_mm |= {v.name: spacing_mm or v.statistics.spacing_mm for v in self.validation}
-        self.train_loader, self.val_loader = build_loaders(
-            self.training,
-            self.validation,
-            settings.data,
-            augment=self.augment,
-            device=self.device,
-            seed=settings.seed,
-            rank=self.process.rank,
-            world_size=self.process.world_size,
+        ranks = {"rank": self.process.rank, "world_size": self.process.world_size}
+        options: dict[str, Any] = {"device": self.device, **ranks}
+        self.train_loader = TrainLoader(
+            self.training, settings.data, augment=self.augment, seed=settings.seed, **options
         )
+        self.val_loader = None
+        if self.validation:
+            self.val_loader = build_validation_loader(self.validation, settings.data, **options)
 
     def check_patch_size(self) -> list[str]:
         """Return a warning if patches are not shaped as the cases, or are mostly padding."""

@@ -199,28 +199,20 @@ def collate(samples: list[PatchSample]) -> Batch:
     return batch
 
 
-def build_loaders(
-    training: Sequence[CachedVolume],
-    validation: Sequence[CachedVolume],
+def build_validation_loader(
+    volumes: Sequence[CachedVolume],
     data: DataConfig,
     *,
-    augment: Augment,
     device: torch.device,
-    seed: int,
     rank: int = 0,
     world_size: int = 1,
-) -> tuple[TrainLoader, DataLoader | None]:
-    """Build the training loader and the validation loader; None without validation cases."""
-    ranks = {"rank": rank, "world_size": world_size}
-    train = TrainLoader(training, data, augment=augment, device=device, seed=seed, **ranks)
-    if not validation:
-        return train, None
-    val = DataLoader(
-        ValidationVolumes(validation, **ranks),
+) -> DataLoader:
+    """Build the loader of whole volumes."""
+    return DataLoader(
+        ValidationVolumes(volumes, rank=rank, world_size=world_size),
         batch_size=1,
         num_workers=min(data.num_workers, 1),
         pin_memory=device.type == "cuda",
         persistent_workers=data.num_workers > 0,
         worker_init_fn=prepare_worker,
     )
-    return train, val
