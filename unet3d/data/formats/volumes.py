@@ -51,17 +51,8 @@ SEG_SUFFIX = ".dcm"  # ending of the labels of a folder of DICOM images, which h
 NOT_2D = "2D images are not supported"
 FIX_2D = "stack the slices of each scan into one volume"
 
-OUTPUT_FORMATS = {
-    "nii.gz": ".nii.gz",
-    "nii": ".nii",
-    "nrrd": ".nrrd",
-    "mha": ".mha",
-    "tif": ".tif",
-    "zarr": ".ome.zarr",
-    "h5": ".h5",
-    "npy": ".npy",
-    "seg": SEG_SUFFIX,
-}
+OUTPUT_FORMATS = {name: f".{name}" for name in ("nii.gz", "nii", "nrrd", "mha", "tif", "h5", "npy")}
+OUTPUT_FORMATS |= {"zarr": ".ome.zarr", "seg": SEG_SUFFIX}
 """Endings of labels by name."""
 
 MAX_LABEL = 2**16 - 1
