@@ -22,8 +22,8 @@ from unet3d.evaluation.options import build_evaluation, read_config
 from unet3d.machine import select_gpu
 from unet3d.nnunet.plans import expand_plans
 from unet3d.training.config import parse_train_config
+from unet3d.training.launch import read_process_rank
 from unet3d.training.machine_checks import count_local_processes
-from unet3d.training.ranks import read_process_rank
 from unet3d.training.run import join_run
 from unet3d.training.run_reports import TrainingResult
 

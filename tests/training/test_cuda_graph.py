@@ -16,7 +16,7 @@ from unet3d.memory.traced_step import find_cuda_graph_obstacle
 from unet3d.text import MIB
 from unet3d.training import preflight
 from unet3d.training.distributed import CudaGraphStrategy
-from unet3d.training.ranks import ProcessRank
+from unet3d.training.launch import ProcessRank
 
 OPTIONS = ("fold=0", "model=unet_tiny", "trainer.max_steps=7", "data.patches_per_case=8")
 

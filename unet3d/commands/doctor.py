@@ -45,6 +45,7 @@ from unet3d.memory.oom_advice import format_oom_warning
 from unet3d.step.build import complete_step
 from unet3d.text import MIB, format_bytes
 from unet3d.training.config import TrainConfig, parse_train_config
+from unet3d.training.launch import read_process_rank
 from unet3d.training.machine_checks import (
     SHM,
     Problem,
@@ -52,7 +53,6 @@ from unet3d.training.machine_checks import (
     count_local_processes,
     find_problems,
 )
-from unet3d.training.ranks import read_process_rank
 
 PACKAGES = (
     *("lightning", "hydra-core", "monai", "tensorboard", "nibabel", "numpy", "scipy", "matplotlib"),

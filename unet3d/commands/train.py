@@ -26,7 +26,7 @@ from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import RankAgreement, find_device, leave_process_group
 from unet3d.training.final_evaluation import evaluate_best_checkpoint
 from unet3d.training.head_bias import initialize_head_bias
-from unet3d.training.launch import launch_ranks
+from unet3d.training.launch import ProcessRank, launch_ranks, read_process_rank
 from unet3d.training.machine_checks import check_machine, count_local_processes
 from unet3d.training.module import SegmentationModule, make_config_record, make_metadata
 from unet3d.training.preflight import (
@@ -36,7 +36,6 @@ from unet3d.training.preflight import (
     estimate_run_memory,
 )
 from unet3d.training.pretrained import find_pretrained
-from unet3d.training.ranks import ProcessRank, read_process_rank
 from unet3d.training.run import (
     TrainingRun,
     explain_errors,

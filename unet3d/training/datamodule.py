@@ -35,7 +35,7 @@ from unet3d.metric.dice import Dice
 from unet3d.text import join_first
 from unet3d.training.config import TrainConfig
 from unet3d.training.distributed import rank_zero_first
-from unet3d.training.ranks import ProcessRank
+from unet3d.training.launch import ProcessRank
 
 VALIDATION_FRACTION = 0.5
 """Windows of validation per patch of training; a window takes about a third of a patch's step."""

@@ -25,7 +25,7 @@ from unet3d.errors import DoesNotFitError, RunError, UsageError, summarize_error
 from unet3d.machine import resolve_device
 from unet3d.signals import handle_stop_signals
 from unet3d.training.config import TrainConfig
-from unet3d.training.ranks import ProcessRank
+from unet3d.training.launch import ProcessRank
 
 POLL_SECONDS = 0.05
 

@@ -23,7 +23,7 @@ from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
 from unet3d.memory.fit import check_step_size
 from unet3d.text import GIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig
-from unet3d.training.ranks import ProcessRank
+from unet3d.training.launch import ProcessRank
 from unet3d.types import HasRetention
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from unet3d.memory.traced_step import find_cuda_graph_obstacle
 from unet3d.step.config import StepConfig
 from unet3d.text import MIB, format_bytes
 from unet3d.training.config import TrainConfig
-from unet3d.training.ranks import ProcessRank
+from unet3d.training.launch import ProcessRank
 from unet3d.training.run_folder import Log
 from unet3d.types import HasRetention
 

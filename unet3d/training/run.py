@@ -28,9 +28,9 @@ from unet3d.training.callbacks.checkpoints import AtomicCheckpointIO
 from unet3d.training.config import TrainConfig
 from unet3d.training.datamodule import VolumeDataModule
 from unet3d.training.distributed import join_process_group, rank_zero_first
+from unet3d.training.launch import ProcessRank
 from unet3d.training.lightning_internals import is_restoring
 from unet3d.training.module import SegmentationModule
-from unet3d.training.ranks import ProcessRank
 from unet3d.training.run_folder import Log, open_run_folder
 from unet3d.training.trainer import RunCallbacks
 
