@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from unet3d.model.blocks import ResidualBlock, Strided
-from unet3d.model.fused import operators
 from unet3d.model.fused.conv_ops import cast_weight, compute_weight_gradient, convolve
 from unet3d.model.fused.feature_maps import (
     FeatureMap,
@@ -32,6 +31,8 @@ from unet3d.model.fused.node import FusedBlock
 from unet3d.model.fused.norms import FoldedNorm, get_negative_slope
 from unet3d.model.fused.tiling import MapLayout, choose_tile_bytes
 from unet3d.types import LAST_POLICIES, LevelPolicy, Triple
+
+aten = torch.ops.aten
 
 
 def make_input_map(x: Tensor, dtype: torch.dtype, tile_bytes: int | None) -> FeatureMap:
@@ -225,7 +226,9 @@ class ResidualEncoderLevel(FusedEncoderLevel):
                 a, rows = block.output.rows(start, stop), self.layout.narrow_rows(g, start, stop)
                 if to_small is not None:
                     self.add_pool_gradient(a, rows, to_small, start)
-                operators.activation_gradient(a, block.output.slope, rows)
+                # True: a is the output of the activation. In place, for any slope (0 is ReLU).
+                slope = block.output.slope
+                aten.leaky_relu_backward.grad_input(rows, a, slope, True, grad_input=rows)
                 del a
                 raw = block.output.raw.rows(start, stop)
                 sums = block.output.norm.add_gradient_sums(rows, raw, sums)

@@ -121,15 +121,6 @@ def norm_gradient(
         out[:, c] = rest.addcmul_(m, _per_channel(scale[:, c]))
 
 
-@custom_op("unet3d::activation_gradient", mutates_args=("g",))
-def activation_gradient(a: Tensor, slope: float, g: Tensor) -> None:
-    """Multiply g by the derivative of the activation whose output is a."""
-    if kernels := select_kernels(a, g):
-        return kernels.activation_gradient(a, slope, g)
-    for c in _iter_channels(a):
-        g[:, c] = _scale_negative(g[:, c], a[:, c] > 0, slope)
-
-
 @custom_op("unet3d::interpolate", mutates_args=("out",))
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
     """Write the positions `axes` of the upsampled map to `out`."""
@@ -185,13 +176,8 @@ def _normalized(y: Tensor, scale: Tensor, shift: Tensor, c: slice) -> Tensor:
 def _activation_backward(
     g: Tensor, y: Tensor, scale: Tensor, shift: Tensor, slope: float, c: slice
 ) -> Tensor:
-    return _scale_negative(g[:, c], _normalized(y, scale, shift, c) > 0, slope)
-
-
-def _scale_negative(g: Tensor, is_positive: Tensor, slope: float) -> Tensor:
-    """Return the gradient of an activation's input, given that of its output."""
-    wide = upcast(g)
-    return torch.where(is_positive, wide, wide * slope)
+    wide = upcast(g[:, c])
+    return torch.where(_normalized(y, scale, shift, c) > 0, wide, wide * slope)
 
 
 def _per_channel(t: Tensor) -> Tensor:

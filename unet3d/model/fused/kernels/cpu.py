@@ -53,11 +53,6 @@ def norm_gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Ten
     _run("gradient", y, g, y, out, *numbers, slope)
 
 
-def activation_gradient(a: Tensor, slope: float, g: Tensor) -> None:
-    """Run operators.activation_gradient."""
-    _run("activation_gradient", a, a, g, slope)
-
-
 def interpolate(low: Tensor, axes: Sequence[int], linear: bool, out: Tensor) -> None:
     """Run operators.interpolate."""
     _run("interpolate", out, low, out, (ctypes.c_int64 * 12)(*axes), int(linear))

@@ -61,13 +61,6 @@ def norm_gradient(g: Tensor, y: Tensor, *numbers: Tensor, slope: float, out: Ten
     launch(_kernels().gradient_kernel, y.device, grid, *arguments, **sizes)
 
 
-def activation_gradient(a: Tensor, slope: float, g: Tensor) -> None:
-    """Run operators.activation_gradient."""
-    grid, sizes = _elements(*a.shape)
-    arguments = (a, g, slope, *_layout(a, a, g))
-    launch(_kernels().activation_gradient_kernel, a.device, grid, *arguments, **sizes)
-
-
 # fold_statistics and fold_gradient each replace some twenty operations on (B, C) tensors, whose
 # launches would take longer than their work. norms.py has the same in plain PyTorch, for CPUs and
 # for statistics of several ranks.

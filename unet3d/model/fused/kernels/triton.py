@@ -83,19 +83,6 @@ def normalize_kernel(
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def activation_gradient_kernel(
-    a, g, slope, V, C, H, W, ab, ad, ah, aw, gb, gd, gh, gw, BV: tl.constexpr, BC: tl.constexpr
-):
-    """Multiply g by the derivative of the activation whose output is a."""
-    b, v, c, mask = _tile(V, C, BV, BC)
-    x = tl.load(_pointers(a, v, b, c, H, W, ab, ad, ah, aw), mask=mask, other=0.0)
-    target = _pointers(g, v, b, c, H, W, gb, gd, gh, gw)
-    u = tl.load(target, mask=mask, other=0.0).to(tl.float32)
-    u = u * tl.where(x.to(tl.float32) > 0, 1.0, slope)
-    tl.store(target, u.to(g.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=UNSPECIALIZED)
 def gradient_kernel(
     g, y, out, scale, shift, constant, linear, slope,
     V, C, H, W, gb, gd, gh, gw, yb, yd, yh, yw, ob, od, oh, ow,

@@ -109,15 +109,6 @@ extern "C" void add_normalized(
     });
 }
 
-extern "C" void activation_gradient(const Map* a, const Map* g, float slope, int threads) {
-    const int64_t channels = a->channels;
-    by_voxels(*a, *g, threads, [=, slope = Slope(slope)](const T* from, T* to, int64_t) {
-#pragma omp simd
-        for (int64_t c = 0; c < channels; c++)
-            narrow(widen(to[c]) * (widen(from[c]) > 0 ? slope.above : slope.below), to + c);
-    });
-}
-
 // Two sums per volume and channel: `add` adds a voxel to two float accumulators per channel, which
 // are added to doubles every BLOCK voxels.
 template <class Add>
