@@ -1,11 +1,20 @@
-// A feature map in memory, and a parallel loop over its lines.
+// A feature map in memory, rounding to its elements, and a parallel loop over its lines.
 #pragma once
 
-#include <cstdint>
-
-#include "element.h"
+#include "simd.h"
 
 using T = ELEMENT;
+
+inline void narrow(float v, float* to) { *to = v; }
+inline void narrow(float v, Bf16* to) {  // to nearest, ties to even; NaN stays NaN
+    uint32_t bits;
+    std::memcpy(&bits, &v, sizeof(bits));
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    to->bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+}
+#ifdef __FLT16_MAX__
+inline void narrow(float v, _Float16* to) { *to = _Float16(v); }
+#endif
 
 // (B, C, D, H, W), channels-last; the strides are those of B, D, H, W.
 struct Map {
