@@ -63,6 +63,16 @@ class CrossEntropyOptions(NamedTuple):
 PLAIN_CROSS_ENTROPY = CrossEntropyOptions()
 
 
+class TermOptions(NamedTuple):
+    """What the terms of voxels depend on besides logits and labels."""
+
+    table: Tensor | None = None
+    """Result of make_region_table; None for classes."""
+    kind: CrossEntropyOptions = PLAIN_CROSS_ENTROPY
+    threshold: Tensor | None = None
+    """Result of find_threshold, with `kind.topk`."""
+
+
 def sum_classes(
     levels: Sequence[Level],
     table: Tensor | None = None,
@@ -110,9 +120,8 @@ class _SumClasses(Function):
             threshold = None if kind.topk is None else find_threshold(iter_tiles(), kind.topk)
             ctx.save_for_backward(logits if lazy is None else None, labels, table, threshold)
             ctx.kind, ctx.lazy = kind, lazy
-            sums = reduce(
-                Tensor.add_, (sum_terms(*tile, table, kind, threshold) for tile in iter_tiles())
-            )
+            options = TermOptions(table, kind, threshold)
+            sums = reduce(Tensor.add_, (sum_terms(*tile, options) for tile in iter_tiles()))
             differentiable, counts = sums[:3], sums[3:]
             ctx.mark_non_differentiable(counts)
             ctx.set_materialize_grads(False)
@@ -124,17 +133,16 @@ class _SumClasses(Function):
         if grad is None:  # nothing depends on the sums
             return (None,) * 5
         logits, labels, table, threshold = ctx.saved_tensors
-        kind, lazy, ctx.lazy = ctx.kind, ctx.lazy, None  # which holds the network's last map
+        options = TermOptions(table, ctx.kind, threshold)
+        lazy, ctx.lazy = ctx.lazy, None  # which holds the network's last map
         if lazy is not None:
-            lazy.add_gradient(
-                lambda rows, x: compute_gradient(x, rows.of(labels), table, grad, kind, threshold)
-            )
+            lazy.add_gradient(lambda rows, x: compute_gradient(x, rows.of(labels), grad, options))
             return (None,) * 5
         with torch.autocast(labels.device.type, enabled=False):
             gradient = (
                 None
                 if logits is None  # a second backward, which the network refuses
-                else compute_gradient(logits, labels, table, grad, kind, threshold)
+                else compute_gradient(logits, labels, grad, options)
             )
             return gradient, None, None, None, None
 
@@ -171,17 +179,12 @@ def find_threshold(tiles: Iterable[tuple[Tensor, Tensor]], share: float) -> Tens
     return torch.stack([value, ties.to(value.dtype)])
 
 
-def sum_terms(
-    logits: Tensor,
-    labels: Tensor,
-    table: Tensor | None,
-    kind: CrossEntropyOptions,
-    threshold: Tensor | None = None,
-) -> Tensor:
+def sum_terms(logits: Tensor, labels: Tensor, options: TermOptions) -> Tensor:
     """Return the sums of ClassSums as (5, B, K)."""
-    if _has_kernels(logits, labels, table, kind):
+    table, kind, _ = options
+    if _has_kernels(logits, labels, options):
         return _sum_by_kernel(make_dense(logits), labels, table, kind.gamma, kind.smoothing)
-    return _sum_in_chunks(logits, labels, table, kind, threshold)
+    return _sum_in_chunks(logits, labels, options)
 
 
 @custom_op("unet3d::dice_ce_sums")
@@ -192,7 +195,7 @@ def _sum_by_kernel(
         return cuda.sum_terms(logits, labels, table, gamma, smoothing)
     if cpu.kernels.supports(logits):
         return cpu.sum_terms(logits, labels)
-    return _sum_in_chunks(logits, labels, None, PLAIN_CROSS_ENTROPY, None)
+    return _sum_in_chunks(logits, labels, TermOptions())
 
 
 @_sum_by_kernel.register_fake
@@ -200,13 +203,8 @@ def _(logits: Tensor, *others: object) -> Tensor:
     return logits.new_empty(5, *logits.shape[:2], dtype=torch.float32)
 
 
-def _sum_in_chunks(
-    logits: Tensor,
-    labels: Tensor,
-    table: Tensor | None,
-    kind: CrossEntropyOptions,
-    threshold: Tensor | None,
-) -> Tensor:
+def _sum_in_chunks(logits: Tensor, labels: Tensor, options: TermOptions) -> Tensor:
+    table, kind, threshold = options
     sums = upcast(logits.new_zeros(())).new_zeros(5, *logits.shape[:2])
     for rows in iter_chunks(logits):
         x, is_class, valid = _get_chunk(logits, labels, table, rows)
@@ -234,19 +232,13 @@ def _sum_in_chunks(
     return sums
 
 
-def compute_gradient(
-    logits: Tensor,
-    labels: Tensor,
-    table: Tensor | None,
-    grad: Tensor,
-    kind: CrossEntropyOptions,
-    threshold: Tensor | None = None,
-) -> Tensor:
+def compute_gradient(logits: Tensor, labels: Tensor, grad: Tensor, options: TermOptions) -> Tensor:
     """Return the gradient of the logits, given that of the first three sums, (3, B, K)."""
-    if _has_kernels(logits, labels, table, kind):
-        given, options = (make_dense(logits), labels, table), (kind.gamma, kind.smoothing)
-        return _differentiate_by_kernel(*given, grad.contiguous(), *options)
-    return _compute_gradient_in_chunks(logits, labels, table, grad, kind, threshold)
+    table, kind, _ = options
+    if _has_kernels(logits, labels, options):
+        given, numbers = (make_dense(logits), labels, table), (kind.gamma, kind.smoothing)
+        return _differentiate_by_kernel(*given, grad.contiguous(), *numbers)
+    return _compute_gradient_in_chunks(logits, labels, grad, options)
 
 
 @custom_op("unet3d::dice_ce_gradient")
@@ -262,7 +254,7 @@ def _differentiate_by_kernel(
         return cuda.compute_gradient(logits, labels, table, grad, gamma, smoothing)
     if cpu.kernels.supports(logits):
         return cpu.compute_gradient(logits, labels, grad)
-    return _compute_gradient_in_chunks(logits, labels, None, grad, PLAIN_CROSS_ENTROPY, None)
+    return _compute_gradient_in_chunks(logits, labels, grad, TermOptions())
 
 
 @_differentiate_by_kernel.register_fake
@@ -271,13 +263,9 @@ def _(logits: Tensor, *others: object) -> Tensor:
 
 
 def _compute_gradient_in_chunks(
-    logits: Tensor,
-    labels: Tensor,
-    table: Tensor | None,
-    grad: Tensor,
-    kind: CrossEntropyOptions,
-    threshold: Tensor | None,
+    logits: Tensor, labels: Tensor, grad: Tensor, options: TermOptions
 ) -> Tensor:
+    table, kind, threshold = options
     result = torch.empty_like(logits)
     by_overlap, by_predicted, by_entropy = grad[..., None, None, None]
     for rows in iter_chunks(logits):
@@ -306,13 +294,11 @@ def _compute_gradient_in_chunks(
     return result
 
 
-def _has_kernels(
-    logits: Tensor, labels: Tensor, table: Tensor | None, kind: CrossEntropyOptions
-) -> bool:
+def _has_kernels(logits: Tensor, labels: Tensor, options: TermOptions) -> bool:
     """Return whether kernels take these tensors; those of a CPU, only plain cross-entropy."""
     if get_device_type(logits) == "cuda":
-        return kind.topk is None and runs_triton(logits, "loss")
-    is_plain = table is None and kind == PLAIN_CROSS_ENTROPY
+        return options.kind.topk is None and runs_triton(logits, "loss")
+    is_plain = options.table is None and options.kind == PLAIN_CROSS_ENTROPY
     is_plain &= labels.dtype in (torch.uint8, torch.int16)
     return is_plain and logits.dtype in KERNEL_TYPES and get_device_type(logits) == "cpu"
 

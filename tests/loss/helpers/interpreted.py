@@ -32,12 +32,13 @@ def check(
     if regions:
         table = dice_terms.make_region_table([[c, (c + 1) % k] for c in range(k)])
     kind = dice_terms.CrossEntropyOptions(gamma=gamma, smoothing=smoothing)
+    options = dice_terms.TermOptions(table, kind)
     result = cuda.sum_terms(logits, labels, table, gamma, smoothing)
-    expected = dice_terms.sum_terms(logits, labels, table, kind)
+    expected = dice_terms.sum_terms(logits, labels, options)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
     grad = torch.randn(3, b, k)
     result = cuda.compute_gradient(logits, labels, table, grad, gamma, smoothing)
-    expected = dice_terms.compute_gradient(logits, labels, table, grad, kind)
+    expected = dice_terms.compute_gradient(logits, labels, grad, options)
     tolerance = max(1e-5, 2 * torch.finfo(dtype).eps)
     torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
 
