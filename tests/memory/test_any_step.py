@@ -1,10 +1,12 @@
 """unet3d.estimate_step on training steps as scripts write them, against their real CPU steps."""
 
 import copy
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 import unet3d
 from tests.memory.helpers.oracle import measure_script
 from unet3d.errors import UsageError
+from unet3d.memory.any_step import CONTEXT_BYTES
 
 CUBE = (2, 1, 16, 16, 16)
 STEPS: dict[str, Callable[[], Callable[[], Any]]] = {}
@@ -605,17 +608,38 @@ def test_a_script_for_a_gpu_is_estimated_without_one():
 def test_the_answer_says_what_is_left_or_missing():
     estimate = unet3d.estimate_step(build_for_cuda)
     low, high = estimate.process
-    assert high - low == 250 * 2**20
+    assert low == estimate.peak + 270 * 2**20
+    assert high == estimate.reserved_at_most + 850 * 2**20
     assert (
         estimate.describe_fit() == "takes 602 MiB of a GPU; give budget_gib to see whether it fits"
     )
     for budget, answer in [
-        (low - 1, "no: it takes"),
-        (low, "likely: it takes"),
+        (low - 1, "no: it takes at least"),
+        (low, "unlikely: it takes"),
+        (estimate.reserved + 600 * 2**20, "likely: it takes"),
         (high, "yes, with 0"),
     ]:
         estimate.budget = budget
         assert answer in estimate.describe_fit()
+
+
+def test_all_recorded_processes_but_one_are_within_the_range():
+    inside = []
+    for row in (row for report in read_gpu_rows() for row in report):
+        estimated = row["predicted"]
+        at_most = estimated.get("reserved_at_most") or estimated["reserved"]
+        low, high = estimated["allocated"] + CONTEXT_BYTES[0], at_most + CONTEXT_BYTES[1]
+        inside.append(low <= row["measured"]["process"] <= high)
+    assert (len(inside), sum(inside)) == (97, 96)
+
+
+def read_gpu_rows():
+    """Yield the rows of each GPU with an estimate and what a process took."""
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
+    for file in sorted(benchmarks.glob("nvidia-*.json")):
+        parts = json.loads(file.read_text())["parts"].values()
+        rows = [row for part in parts for row in part["rows"].values() if "predicted" in row]
+        yield [row for row in rows if row.get("measured", {}).get("process")]
 
 
 def accumulate(every, optimizer=torch.optim.AdamW):

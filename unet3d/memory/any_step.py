@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from unet3d.errors import UsageError
-from unet3d.machine import get_available_bytes
-from unet3d.memory.estimate import MemoryEstimate, get_device_bytes
+from unet3d.machine import CUDA_CONTEXT_BYTES, get_available_bytes
+from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.report import format_peaks, plot_timeline
 from unet3d.memory.script import Build, trace_script
 from unet3d.text import GIB, MIB, format_bytes
@@ -15,8 +15,8 @@ from unet3d.types import DEVICE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CONTEXT_BYTES = 600 * MIB, 850 * MIB
-"""What CUDA's context usually takes, and the most that was recorded on an H100 or H200."""
+CONTEXT_BYTES = 270 * MIB, 850 * MIB
+"""The least and the most that CUDA's context took on an H100 and an H200."""
 
 
 def estimate_step(
@@ -90,8 +90,11 @@ class StepEstimate:
 
     @property
     def process(self) -> tuple[int, int]:
-        """Return what a process usually takes of the device, and what it takes at most."""
-        low = high = get_device_bytes(self.details)
+        """Return what a process takes of the device at least and at most.
+
+        On an H100 and an H200, 96 of 97 recorded steps were within it.
+        """
+        low = high = self.peak
         if self.details.trace.cuda:
             low, high = low + CONTEXT_BYTES[0], self.reserved_at_most + CONTEXT_BYTES[1]
         return low, high
@@ -99,17 +102,19 @@ class StepEstimate:
     def describe_fit(self) -> str:
         """Say in a sentence whether the step fits the budget, or what it takes."""
         (low, high), budget = self.process, self.budget
+        usual = high if low == high else self.reserved + CUDA_CONTEXT_BYTES
         if budget is None and self.details.trace.cuda and torch.cuda.is_available():
             budget = get_available_bytes(torch.device("cuda"))
         if budget is None:
-            takes = format_bytes(low) if low == high else f"{format_bytes(low)} of a GPU"
+            takes = f"{format_bytes(usual)}{' of a GPU' * self.details.trace.cuda}"
             return f"takes {takes}; give budget_gib to see whether it fits"
         if high <= budget:
             answer = f"yes, with {format_bytes(budget - high)} to spare"
         elif low <= budget:
-            answer = f"likely: it takes {format_bytes(low)} to {format_bytes(high)}"
+            answer = "likely" if usual <= budget else "unlikely"
+            answer += f": it takes {format_bytes(low)} to {format_bytes(high)}"
         else:
-            answer = f"no: it takes {format_bytes(low)}"
+            answer = f"no: it takes at least {format_bytes(low)}"
         return f"fits {format_bytes(budget)}: {answer}"
 
     def table(self) -> str:
