@@ -16,7 +16,7 @@ FORUM = "experiment=example_small model=unet_small"
     ("words", "most"),
     [
         (f"{FORUM} checkpointing=fused", 320),
-        (f"{FORUM} checkpointing=leanest", 390),
+        (f"{FORUM} checkpointing=leanest checkpointing.tile_mib=64", 1300),
         (f"{FORUM} checkpointing=fused checkpointing.tile_mib=64", 800),
         ("model=unet_nnunet data.patch_size=[128,128,128]", 480),
         ("experiment=resenc_l", 1400),
