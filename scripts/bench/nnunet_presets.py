@@ -39,7 +39,7 @@ DATASETS: dict[str, dict[str, Any]] = {
 """Sizes of CT datasets of nnU-Net's table; all cases have the same size and spacing here."""
 NUM_CASES = 400
 
-STRATEGIES = ("plain modules", "fused", "lean")
+STRATEGIES = ("plain modules", "fused", "lean", "leanest")
 GROWTH = {"like AMOS": (8, 32, 32), "like KiTS": (32, 32, 32)}
 """By how much a patch grows per axis, in nnU-Net's order; the network's strides divide it."""
 

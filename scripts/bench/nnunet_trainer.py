@@ -1,9 +1,11 @@
-"""Train nnU-Net's own trainer on the cases of a job of `scripts.bench.quality`; measure its Dice.
+"""Train nnU-Net's trainer, or ours for nnU-Net, on the cases of a job of `scripts.bench.quality`.
 
     pip install '.[peers]'
     python -m scripts.bench.nnunet_trainer --job hippocampus --seeds 0 1 2 --steps 400
     python -m scripts.bench.nnunet_trainer --job hard --steps 3700 --name "hard, 10 minutes"
+    python -m scripts.bench.nnunet_trainer --job hippocampus --trainer nnUNetTrainerLean
 
+`nnUNetTrainerLean` augments batches as it does on a GPU, with nnU-Net's transforms on the device.
 Loop, loss, optimizer, augmentation, sampling and prediction are nnU-Net's, with mirroring. Only
 patch, batch and channels are those of our network in the job, and an epoch has 50 iterations. Dice
 is nnU-Net's own of the validation cases, which are the same as ours, after the last step. The file
@@ -18,6 +20,7 @@ import types
 from importlib import import_module
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import seed_everything
@@ -36,6 +39,7 @@ JOBS: dict[str, tuple[str, list[int], list[int]]] = {
 SPACINGS = {"brain": [2.0, 2.0, 2.0]}
 """Spacings that replace those of nnU-Net's plan, in mm."""
 
+TRAINERS = ("nnUNetTrainer", "nnUNetTrainerLean")
 BATCH_SIZE = 2
 ITERATIONS = 50  # per epoch; nnU-Net's scheduler and its log change once per epoch
 
@@ -115,12 +119,15 @@ def prepare(root: Path, job: str) -> None:
     preprocess([1], configurations=["3d_fullres"], num_processes=[1])
 
 
-def train(fold: int, seed: int, steps: int) -> Row:
+def train(trainer: str, fold: int, seed: int, steps: int) -> Row:
     """Train and validate; return the run's row of results."""
     from nnunetv2.run.run_training import get_trainer_from_args
 
     seed_everything(seed)
-    run = get_trainer_from_args("1", "3d_fullres", fold, device=torch.device("cpu"))
+    device = torch.device("cpu")
+    run: Any = get_trainer_from_args("1", "3d_fullres", fold, trainer, device=device)
+    if trainer != TRAINERS[0]:
+        run.get_dataloaders = lambda: run.augment_on(device)
     run.output_folder += f"_seed_{seed}"
     Path(run.output_folder).mkdir(parents=True, exist_ok=True)
     run.num_iterations_per_epoch, run.num_val_iterations_per_epoch = ITERATIONS, 1
@@ -156,6 +163,7 @@ def main() -> None:
     """Train one run after the other."""
     parser = make_parser("scripts.bench.nnunet_trainer", __doc__, output="cpu-recipes.json")
     parser.add_argument("--job", choices=JOBS, required=True)
+    parser.add_argument("--trainer", choices=TRAINERS, default=TRAINERS[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=400)
@@ -167,13 +175,14 @@ def main() -> None:
     set_folders(root)
     if not root.exists():
         prepare(root, options.job)
-    words = [f"iterations={options.steps}", "trainer=nnUNetTrainer"]
+    words = [f"iterations={options.steps}", f"trainer={options.trainer}"]
+    variant = "nnunet_trainer" if options.trainer == TRAINERS[0] else "nnunet_trainer_lean"
     for seed, fold in product(options.seeds, options.folds):
-        row = {**train(fold, seed, options.steps), "threads": options.threads}
+        row = {**train(options.trainer, fold, seed, options.steps), "threads": options.threads}
         name = f"fold {fold}, seed {seed}"
         job = options.name or options.job
-        write_run(options.output, job, "nnunet_trainer", words, name, row)
-        print(f"{options.job}, nnU-Net's trainer, {name}: {row['dice']['mean']:.4f}", flush=True)
+        write_run(options.output, job, variant, words, name, row)
+        print(f"{options.job}, {options.trainer}, {name}: {row['dice']['mean']:.4f}", flush=True)
 
 
 if __name__ == "__main__":

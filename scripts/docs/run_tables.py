@@ -147,7 +147,7 @@ def nnunet_loader() -> str:
     theirs, ours = seconds["nnUNetTrainer"], seconds["nnUNetTrainerLean"]
     return (
         f"Two processes of nnU-Net's loader deliver {rates['nnU-Net']:.1f} patches of 128x128x128 "
-        f"per second, or {rates['without transforms']:.1f} where a GPU computes the transforms.\n"
+        f"per second, or {rates['without transforms']:.1f} without transforms.\n"
         f"On a CPU, an iteration of a small plan takes {ours / theirs:.2f}x of nnU-Net's time\n"
         f"(`python -m scripts.bench.nnunet_loader`)."
     )
