@@ -1,6 +1,7 @@
 """The best checkpoint is evaluated on whole validation cases when training ends."""
 
 import json
+import shutil
 from contextlib import suppress
 from threading import Barrier, BrokenBarrierError
 from types import SimpleNamespace
@@ -160,6 +161,8 @@ def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_tr
     words = [*train_on_components, "fold=none", f"hydra.run.dir={tmp_path / 'all'}"]
     assert main(words) == 0
     assert "largest component" not in capsys.readouterr().out
+    last = tmp_path / "all" / "checkpoints" / "last.ckpt"
+    member = shutil.copy(last, last.with_name("best-step=000001.ckpt"))  # as top_k keeps
     words += ["resume=auto", "evaluation.enabled=true"]
     assert main(words) == 0  # finished, but not evaluated
     kept = "predictions keep the largest component alone of organ, speckled (report.json says why)"
@@ -170,5 +173,6 @@ def test_a_run_on_all_cases_keeps_the_largest_component_of_what_is_one_in_the_tr
         "voxels (organ 5, speckled 5)"
     )
     assert report["postprocessing"]["largest_component"] == ["organ", "speckled"]
-    content = load_checkpoint(tmp_path / "all" / "checkpoints" / "last.ckpt")
-    assert content["unet3d"]["keep_largest_component"] == ["organ", "speckled"]
+    for path in (last, member):
+        kept = load_checkpoint(path)["unet3d"]["keep_largest_component"]
+        assert kept == ["organ", "speckled"]

@@ -39,8 +39,8 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
     the training labels, and do not score lower with only their largest component, are recorded in
     the checkpoints, where predict finds them.
     """
-    files = [run.folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
-    checkpoints = [path for path in files if path.exists()]
+    patterns = ("best.ckpt", "last.ckpt", "best-step=*.ckpt")
+    checkpoints = [path for p in patterns for path in run.folder.glob(f"checkpoints/{p}")]
     volumes, folder = run.data.validation, run.folder / "validation"
     single, evidence = [], "regions overlap: none is reduced to its largest component"
     if not run.data.dataset.regions:
