@@ -35,6 +35,22 @@ def test_a_step_frees_its_logits_before_backward_ends(composed, tmp_path):
     assert alive == [None]
 
 
+def test_a_step_of_fewer_batches_than_wanted_is_not_weakened(composed, tmp_path):
+    words = ["optimizer=sgd", "fold=none", "data.batch_size=1", "trainer.max_steps=1"]
+    runs = []
+    for wanted in (5, 500):
+        options = [*words, f"trainer.accumulate_grad_batches={wanted}"]
+        runs.append(build_training(composed(*options), tmp_path))
+        runs[-1].trainer.fit(runs[-1].module, runs[-1].data)
+    (exact, more), batches = runs, len(runs[0].data.train_loader)
+    assert batches == 5
+    assert "500, but an epoch has 5 batches" in "".join(more.notes)
+    for a, b in zip(exact.module.parameters(), more.module.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    exact.trainer.accumulate_grad_batches = 3
+    assert [exact.module.get_loss_weight(n) for n in range(5)] == [1, 1, 1, 1.5, 1.5]
+
+
 def test_tf32_can_be_switched_off(composed):
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:

@@ -131,7 +131,7 @@ def build_training(
                 f"validation every {interval} epochs, because of its many windows "
                 "(trainer.check_val_every_n_epoch= sets another number)"
             )
-    notes += data.check_patch_size()
+    notes += data.check_patch_size() + data.check_accumulation()
     module.metadata = make_metadata(config, data)
     bias_notes = initialize_head_bias(data, network)
     estimate, memory_notes = estimate_run_memory(data, precision, module)

@@ -142,6 +142,16 @@ class VolumeDataModule(pl.LightningDataModule):
             f"({'x'.join(map(str, largest))}): most of each patch is padding"
         ]
 
+    def check_accumulation(self) -> list[str]:
+        """Return a warning if an epoch has fewer batches than a step accumulates."""
+        batches, wanted = len(self.train_loader), self.settings.step.micro_batches
+        if wanted <= batches:
+            return []
+        return [
+            f"trainer.accumulate_grad_batches={wanted}, but an epoch has {batches} batches, which "
+            "a step takes: raise data.patches_per_case"
+        ]
+
     def choose_validation_interval(self) -> int:
         """Return the epochs between validations, so that these do not take most of the time."""
         windows, patch = self.settings.step.windows, self.settings.data.patch_size

@@ -118,7 +118,17 @@ class SegmentationModule(LightningModule):
         value = self.nonfinite_guard.loss  # has been read from the device
         log_values(self, {"loss": value}, prog_bar=True, logger=False)
         log_values(self, {"train/loss": value})
-        return loss
+        weight = self.get_loss_weight(batch_idx)
+        return loss if weight == 1 else loss * weight
+
+    def get_loss_weight(self, batch_idx: int) -> float:
+        """Return the weight of a batch whose gradient is accumulated with fewer others than most.
+
+        Lightning divides by `accumulate_grad_batches` even where an epoch ends before.
+        """
+        batches, whole = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
+        rest = int(batches % whole)
+        return whole / rest if rest and batch_idx >= batches - rest else 1.0
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Run backward, unless the step is skipped."""
