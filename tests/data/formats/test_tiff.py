@@ -134,3 +134,12 @@ def test_channels_of_one_slice_are_no_slices(tmp_path, stack, kind):
         file.write_bytes(file.read_bytes().replace(b'"tifffile', b'"Bioforma'))
     with pytest.raises(UsageError, match=r"5 channels \(C\) of one slice, and 2D images are not"):
         read_header(file)
+
+
+def test_the_spacing_that_nnunet_keeps_beside_a_file_is_read(tmp_path, stack):
+    (tmp_path / "a.json").write_text('{"spacing": [4.25, 0.75, 0.5]}')
+    for name in ("a.tif", "a_0001.tif"):
+        tifffile.imwrite(tmp_path / name, stack, metadata=None)
+        assert read_header(tmp_path / name).spacing_mm == (0.5, 0.75, 4.25)
+    (tmp_path / "a.json").write_text("[]")
+    assert read_header(tmp_path / "a.tif").assumption == "no voxel spacing: 1 mm is assumed"

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from tests.data.helpers.datasets import make_image, make_label, save_volume, write_nnunet
@@ -45,9 +47,21 @@ def test_a_file_that_is_not_a_channel_of_a_case_is_reported(tmp_path):
     assert {f.case for f in findings} == {None}
 
 
+def test_cases_that_dataset_json_does_not_list_are_left_out(tmp_path, monkeypatch):
+    layout = make_layout(tmp_path)
+    images = [f"imagesTr/case_01_000{n}.nii.gz" for n in (0, 1)]
+    monkeypatch.setenv("LABELS", str(tmp_path / "labelsTr"))
+    layout.content["dataset"] = {"b": {"images": images, "label": "$LABELS/case_01.nii.gz"}}
+    (case,) = layout.list_cases()
+    assert (case.name, case.label) == ("b", tmp_path / "labelsTr" / "case_01.nii.gz")
+    assert [file.name for file in case.images] == [Path(file).name for file in images]
+    assert layout.find_problems() == []
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        ({"dataset": {"a": {"image": "a.nii"}}}, "dataset must be {case"),
         ({"labels": {"front": 1, "back": 2}}, "labels must name background 0"),
         ({"labels": {"background": 0, "front": 1, "back": 1}}, "labels must name background 0"),
         ({"file_ending": ".png"}, r"file_ending must be .nii.gz, .nii, .* or .dcm, got '.png'"),

@@ -1,9 +1,10 @@
 """Stacks of TIFF pages, by tifffile."""
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from unet3d.data.formats.volume_format import (
     VolumeHeader,
     get_number_type,
 )
+from unet3d.files import read_json
 from unet3d.text import join_first
 from unet3d.types import FloatTriple
 
@@ -37,6 +39,8 @@ class Tiff(VolumeFormat):
         with open_tiff(file) as (tif, stack, sizes):
             size = {"Z": 1, **sizes}
             spacing_mm, assumption = read_spacing(tif)
+            if assumption == NO_SPACING and (found := read_nnunet_spacing(file)):
+                spacing_mm, assumption = found, None
             return VolumeHeader(
                 shape=(size["X"], size["Y"], size["Z"], size.get("C", 1) * size.get("S", 1)),
                 affine=np.diag([*spacing_mm, 1.0]),
@@ -176,6 +180,18 @@ def name_axes(axes: str, shape: Sequence[int]) -> str:
         described = " x ".join(f"{n} ({axis})" for axis, n in sizes.items())
         raise UnreadableFileError(f"has the axes {described}: save one stack of slices (Z) each")
     return axes
+
+
+def read_nnunet_spacing(file: Path) -> FloatTriple | None:
+    """Return the spacing in a JSON file that nnU-Net reads beside a TIFF, if there is one.
+
+    It is named as the case, without the number of a channel, and lists z, y and x.
+    """
+    name = re.sub(r"(_\d{4})?\.tiff?$", ".json", file.name)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        z, y, x = map(float, read_json(file.with_name(name))["spacing"])
+        return x, y, z
+    return None
 
 
 def read_spacing(tif: Any) -> tuple[FloatTriple, str | None]:

@@ -1,5 +1,6 @@
 """Read nnU-Net v2's raw layout: dataset.json, imagesTr/<case>_0000.nii.gz, labelsTr/."""
 
+import os
 import re
 
 from unet3d.data.case import Case, DatasetDescription, Finding
@@ -49,7 +50,9 @@ class NnUnet(DatasetJson):
         )
 
     def list_cases(self) -> list[Case]:
-        """Return a case for every name in imagesTr and labelsTr, sorted by name."""
+        """Return the cases that dataset.json lists, or all in imagesTr and labelsTr, by name."""
+        if "dataset" in self.content:
+            return self._parse_cases()
         suffix, channels = self.suffix, len(self.channels)
         images, labels = self.root / "imagesTr", self.root / "labelsTr"
         pattern = re.compile(rf"(.+)_\d{{4}}{re.escape(suffix)}")
@@ -68,7 +71,27 @@ class NnUnet(DatasetJson):
             for name in sorted(names)
         ]
 
+    def _parse_cases(self) -> list[Case]:
+        """Return the cases of the key "dataset", which leaves out other files of the folders."""
+        listed = self.content["dataset"]
+        try:
+            return [
+                Case(
+                    name=name,
+                    images=tuple(self.root / os.path.expandvars(f) for f in files["images"]),
+                    label=self.root / os.path.expandvars(files["label"]),
+                )
+                for name, files in sorted(listed.items())
+            ]
+        except (AttributeError, KeyError, TypeError):
+            raise UsageError(
+                f'{self.file}: dataset must be {{case: {{"images": [...], "label": ...}}}}, got '
+                f"{str(listed)[:80]}"
+            ) from None
+
     def find_problems(self) -> list[Finding]:
+        if "dataset" in self.content:
+            return []
         last = len(self.channels) - 1
         message = f"is not <case>_NNNN{self.suffix} with a channel 0000..{last:04d}"
         return self.find_unlisted_files(self.list_cases(), message)
