@@ -124,6 +124,12 @@ def test_regions_and_the_orientation_of_files_are_said(build, tmp_path):
     assert dataset["channel_names"] == {"0": "T1", "1": "T2"}
 
 
+def test_how_nnunet_normalizes_with_a_mask_is_said(build, tmp_path):
+    trained = build(normalize=["zscore_nonzero", "zscore"])
+    assert "where any channel is not 0" in write_model_folder(trained, tmp_path / "a")
+    assert "any channel" not in write_model_folder(build(), tmp_path / "b")
+
+
 WIDE = ["model=unet_tiny", "pool=strided", "model.upsampling=transposed_wide"]
 
 

@@ -51,6 +51,11 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
         files = f"files stored in {preprocessing.orientation} orientation (others are not checked)"
     if preprocessing.label_values is not None:
         files += "; its predictions number the classes 0, 1, 2, ..."
+    if "zscore_nonzero" in trained.normalizations:
+        files += (
+            "; zscore_nonzero is that of voxels where any channel is not 0, with holes filled, so "
+            "labels differ where a channel has zeros within them"
+        )
     return f"nnU-Net 2.8 model folder for {files}"
 
 
