@@ -1,11 +1,12 @@
-"""Stop a training run at random moments; it must end with the weights of an uninterrupted run.
+"""Stop runs and a prediction at random moments; they must end with what uninterrupted ones have.
 
     python -m scripts.chaos                       # into benchmarks/cpu-chaos.json, in five minutes
     python -m scripts.chaos --stops 40 --seed 7
 
 A run with one process and a run with two are each stopped by SIGKILL and SIGTERM in turns, and
 resumed with resume=auto. Every step writes a checkpoint. Then weights, optimizer and step are
-compared bit for bit.
+compared bit for bit. A prediction that reads and writes a volume slab by slab is stopped by
+SIGKILL, and its labels are compared.
 """
 
 import os
@@ -15,8 +16,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
+
+import numpy as np
 
 from scripts.bench.results import ROOT, TRAIN, make_parser, write_results
 from scripts.compare_checkpoints import is_identical
@@ -30,11 +35,11 @@ TIMEOUT_SECONDS = 300
 """A run that takes longer to stop, or to end, hangs."""
 
 
-def start(words: list[str], folder: Path) -> subprocess.Popen:
+def start(words: list[str], folder: Path, command: Sequence[str] = TRAIN) -> subprocess.Popen:
     """Start or resume a run."""
     with folder.with_suffix(".txt").open("a") as log:
         return subprocess.Popen(
-            [*TRAIN, *words, f"hydra.run.dir={folder}"],
+            [*command, *words, f"hydra.run.dir={folder}"],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=log,
@@ -80,6 +85,24 @@ def interrupt(words: list[str], folder: Path, stops: int, random: Random) -> Cou
     return codes
 
 
+def interrupt_prediction(run: Path, stops: int, random: Random) -> dict[str, Any]:
+    """Stop a prediction by slabs and let it end; compare its labels with those of another."""
+    scan, command = run.with_name("scan.npy"), [sys.executable, "-m", "unet3d", "predict"]
+    np.save(scan, np.random.default_rng(0).normal(size=(192, 96, 96)).astype(np.float32))
+    words, codes, labels = [f"checkpoint={run}", f"input={scan}", "memory_gib=0.085"], Counter(), []
+    for name, count in (("whole", 0), ("parts", stops)):
+        labels.append(run.with_name(f"{name}.npy"))
+        given = [*words, f"output={labels[-1]}"], run.with_name(name), command
+        for _ in range(count):
+            process = start(*given)
+            time.sleep(random.uniform(3, 8))
+            if process.poll() is None:
+                codes[f"{stop(process, signal.SIGKILL)} after SIGKILL"] += 1
+        codes[f"{start(*given).wait(TIMEOUT_SECONDS)} at the end"] += 1
+    same = np.array_equal(*map(np.load, labels))
+    return {"prediction": True, "ends": dict(codes), "identical": same}
+
+
 def main() -> int:
     parser = make_parser("scripts.chaos", __doc__, output="cpu-chaos.json")
     parser.add_argument("--stops", type=int, default=12, help="of each run")
@@ -101,6 +124,8 @@ def main() -> int:
             print(rows[-1], flush=True)
             if not same or codes.keys() - expected:
                 print(folders[1].with_suffix(".txt").read_text()[-4000:])
+        rows.append(interrupt_prediction(folders[0], options.stops // 2, Random(options.seed)))
+        print(rows[-1], flush=True)
     write_results(options.output, {"command": "python -m scripts.chaos", "rows": rows})
     return int(not all(row["identical"] and row["ends"].keys() <= expected for row in rows))
 

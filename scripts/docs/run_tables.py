@@ -193,11 +193,15 @@ def start() -> str:
     return make_table(" | seconds", lines)
 
 
+NAMES = {1: "training", 2: "training in two processes"}
+
+
 def chaos() -> str:
     """List how often runs were stopped, and how they ended."""
     lines = [
-        f"{row['ranks']} | {sum(row['ends'].values()) - 1} | "
+        f"{NAMES.get(row.get('ranks'), 'prediction by slabs')} | "
+        f"{sum(n for end, n in row['ends'].items() if 'after' in end)} | "
         f"{'identical' if row['identical'] else 'different'}"
         for row in read_result("cpu-chaos")["rows"]
     ]
-    return make_table("processes | stops | weights at the end", lines)
+    return make_table("stopped | stops: | weights, or labels, at the end", lines)

@@ -223,6 +223,13 @@ def test_a_usage_error_is_one_line_with_exit_code_2(
     assert message in capsys.readouterr().err
 
 
+def test_a_scan_may_have_its_labels_beside_it(predict, checkpoint, images):
+    folder = images("a.nii")
+    words = {"checkpoint": checkpoint("one"), "input": folder / "a.nii"}
+    assert predict(**words, output=folder / "a_labels.nii") == 0
+    assert (folder / "a_labels.nii").exists()
+
+
 def test_the_members_that_a_pattern_matches_are_named(predict, checkpoint, images, capsys):
     first, renamed = (checkpoint(name).parents[1] for name in ("killed", "killed.1"))
     assert predict(checkpoint=f"{first}*", input=images("a.nii")) == 0

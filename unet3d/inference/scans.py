@@ -66,7 +66,8 @@ def plan_outputs(
     if is_file and len(scans) > 1:
         raise UsageError(f"output={output} is one file, but there are {len(scans)} scans")
     folder = output.parent if is_file else output
-    if os.path.realpath(folder) == os.path.realpath(source if source.is_dir() else source.parent):
+    images = source if source.is_dir() else source.parent
+    if not is_file and os.path.realpath(folder) == os.path.realpath(images):
         raise UsageError(f"output={output} must not be the folder of the images")
     probabilities = folder / "probabilities"
     (probabilities if save_probabilities else folder).mkdir(parents=True, exist_ok=True)
