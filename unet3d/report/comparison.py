@@ -32,8 +32,10 @@ KEYS_WITHOUT_EFFECT = (
 )
 """Keys that do not affect a run's result."""
 
-DATA_KEYS = ("data.layout.", "data.num_classes", "data.regions", "data.splits", "fold")
-"""Beginnings of the keys that decide on which cases a run is evaluated."""
+DATA_KEYS = ("fold", "data.layout.", "data.num_classes", "data.regions", "data.label_values")
+DATA_KEYS += ("data.ignore_label", "data.annotated", "data.invalid_cases", "data.splits")
+DATA_KEYS += ("data.group_by", "data.spacing_mm", "data.crop")
+"""Beginnings of the keys that decide on which cases, labels and voxels validation scores."""
 
 AGAINST_BEST = "against best: difference of Dice in the same cases, with its 95% bootstrap interval"
 PARETO = (
@@ -141,10 +143,8 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
     runs = []
     for (folder, report), differs in zip(reports.items(), differences, strict=True):
         file = folder / "evaluation" / "evaluation.json"
-        evaluation = read_json(file) if file.exists() else {}
-        runs.append(
-            RunSummary(folder=folder, report=report, differs=differs, evaluation=evaluation)
-        )
+        scores = read_json(file) if file.exists() else {}
+        runs.append(RunSummary(folder=folder, report=report, differs=differs, evaluation=scores))
     runs.sort(key=lambda run: -run.headline_metrics.get("dice", -1))
     compared = []
     for best, *others in group_by_data(runs):
