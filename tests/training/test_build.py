@@ -44,6 +44,10 @@ def test_a_step_of_fewer_batches_than_wanted_is_not_weakened(composed, tmp_path)
         runs[-1].trainer.fit(runs[-1].module, runs[-1].data)
     (exact, more), batches = runs, len(runs[0].data.train_loader)
     assert batches == 5
+    curves, loss = exact.callbacks.curves.list_points(), exact.module.nonfinite_guard.step_loss
+    assert curves["train/loss"] == [[1, loss]]
+    assert loss != exact.module.nonfinite_guard.loss  # of the last batch
+    assert float(exact.trainer.callback_metrics["train/loss"]) == loss
     assert "500, but an epoch has 5 batches" in "".join(more.notes)
     for a, b in zip(exact.module.parameters(), more.module.parameters(), strict=True):
         torch.testing.assert_close(a, b)

@@ -12,7 +12,9 @@ from unet3d.training.run import explain_errors
 
 
 @pytest.fixture(autouse=True)
-def restore_torch():
+def restore_torch(monkeypatch):
+    """Undo what Lightning sets, also for cuBLAS, whose workspace estimates of other tests count."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     yield
     torch.use_deterministic_algorithms(False)
 

@@ -31,7 +31,7 @@ def test_the_validation_loss_is_that_of_the_patch_around_the_foreground(composed
     run.trainer.fit(run.module, run.data)
     (volume,), module = run.data.validation, run.module.eval()
     image, label = (torch.from_numpy(np.array(x))[None] for x in (volume.image, volume.label))
-    patch, labels = crop_foreground(image, label, run.settings.data.patch_size)
+    patch, labels = crop_foreground(image, label, run.settings.data.patch_size, 4)
     assert patch.shape[2:] == labels.shape[1:] == run.settings.data.patch_size
     with torch.no_grad():
         expected = float(module.loss(module.model(patch.float()), labels))
@@ -42,7 +42,8 @@ def test_the_validation_loss_is_that_of_the_patch_around_the_foreground(composed
 def test_a_patch_is_around_the_middle_of_the_foreground_and_padded(size):
     label = torch.zeros(1, 8, 8, 8, dtype=torch.uint8)
     label[0, 5:7, 6, 7], label[0, 0, 0, 0] = 1, IGNORE_LABEL
-    image, labels = crop_foreground(torch.rand(1, 2, 8, 8, 8), label, size)
+    label[0, 0, 0, 1] = 254  # what some classes of a case are not annotated in
+    image, labels = crop_foreground(torch.rand(1, 2, 8, 8, 8), label, size, 2)
     assert (image.shape[1:], labels.shape[1:]) == ((2, *size), size)
     assert (labels == 1).sum() == 2
 

@@ -35,7 +35,7 @@ from unet3d.training.distributed import gather_in_case_order
 from unet3d.training.loggers import get_metric, log_values
 from unet3d.training.nonfinite import NonFiniteGuard
 from unet3d.training.schedules import FractionSchedule, build_scheduler, get_rate
-from unet3d.types import Sample, get_ignore_label
+from unet3d.types import Sample
 
 
 class SegmentationModule(LightningModule):
@@ -101,7 +101,7 @@ class SegmentationModule(LightningModule):
         )
         self.metrics: tuple[Any, ...] = self.metric, self.case_scores
         self.unannotated_classes = step.data.unannotated_classes  # for which a label may stand
-        self.patch_size = step.data.patch_size
+        self.patch_size, self.num_classes = step.data.patch_size, len(dataset.classes)
 
     def on_train_start(self) -> None:
         schedule = self.lr_schedulers()
@@ -115,7 +115,7 @@ class SegmentationModule(LightningModule):
         self.nonfinite_guard.begin()
         inspect = partial(self.nonfinite_guard.check_loss, self, batch)
         loss = self.step.compute_loss(batch["image"], batch["label"], inspect)
-        value = self.nonfinite_guard.loss  # has been read from the device
+        value = self.nonfinite_guard.step_loss  # has been read from the device
         log_values(self, {"loss": value}, prog_bar=True, logger=False)
         log_values(self, {"train/loss": value})
         weight = self.get_loss_weight(batch_idx)
@@ -144,7 +144,9 @@ class SegmentationModule(LightningModule):
             return None
         recorded, observe = self.step.graphed_pass, self.case_scores.begin(batch["label"][0])
         with nullcontext() if recorded is None else recorded.use_memory():
-            patch = crop_foreground(batch["image"], batch["label"], self.patch_size)
+            patch = crop_foreground(
+                batch["image"], batch["label"], self.patch_size, self.num_classes
+            )
             loss, prediction = self.step.validate_volume(batch["image"], patch, observe)
         if recorded is not None:
             prediction = prediction.clone()  # the next replay overwrites the original
@@ -242,12 +244,15 @@ class SegmentationModule(LightningModule):
         self.nonfinite_guard.skipped = checkpoint.get("skipped_steps", 0)
 
 
-def crop_foreground(image: Tensor, label: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+def crop_foreground(
+    image: Tensor, label: Tensor, size: Sequence[int], num_classes: int
+) -> tuple[Tensor, Tensor]:
     """Return the patch around the middle of the foreground of a volume (1, C, D, H, W).
 
-    A volume that is smaller is padded with zeros.
+    Labels that are no class stand for ignored or unannotated voxels. A volume that is smaller is
+    padded with zeros.
     """
-    is_foreground = (label[0] > 0) & (label[0] != get_ignore_label(label))
+    is_foreground = (label[0] > 0) & (label[0] < num_classes)
     box, padding = [], []
     for axis, (length, whole) in enumerate(zip(size, label.shape[1:], strict=True)):
         others = [n for n in range(3) if n != axis]

@@ -36,6 +36,8 @@ class NonFiniteGuard:
         self.model, self.ranks, self.max_skipped = model, ranks, max_skipped
         self.skipped = 0
         self.loss = math.nan  # of the last batch
+        self.losses: list[float] = []  # of the batches of the current optimizer step
+        self.step_loss = math.nan  # their mean
         self.skipping = False  # whether the current optimizer step is skipped, with all its batches
         self.cases: list[str] = []  # of the current optimizer step
         self.saved_stats: list[Tensor] = []  # running statistics of norms before the batch
@@ -64,6 +66,8 @@ class NonFiniteGuard:
         norms = [] if self.norms is None else [self.norms.isfinite().all().float()]
         values = [value, *norms, *self.ranks.exchange(~value.isfinite())]
         self.loss, *others = torch.stack(values).tolist()
+        self.losses.append(self.loss)
+        self.step_loss = sum(self.losses) / len(self.losses)
         loss_finite = math.isfinite(self.loss)
         if norms:
             self._judge_gradients(task, finite=bool(others.pop(0)))
@@ -127,7 +131,7 @@ class NonFiniteGuard:
 
     def end_step(self) -> None:
         """Reset after an optimizer step, whether it was taken or skipped."""
-        self.skipping, self.cases = False, []
+        self.skipping, self.cases, self.losses = False, [], []
 
     def _skip(self, task: LightningModule, describe: Callable[[], str]) -> None:
         """Count the step; `describe` is called only if it is printed, as it may take a forward."""

@@ -199,9 +199,11 @@ class Curves(Callback):
         self.rate = pending[-1][1] if pending else get_rate(trainer.optimizers[0])
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: SegmentationModule, *_: Any) -> None:
+        if not is_optimizer_step(trainer):
+            return
         # At the end of the step: a checkpoint may be saved within it, from which it is repeated.
         self._add("train/lr", trainer.global_step, self.rate)
-        self._add("train/loss", trainer.global_step, pl_module.nonfinite_guard.loss)
+        self._add("train/loss", trainer.global_step, pl_module.nonfinite_guard.step_loss)
 
     def on_validation_end(self, trainer: Trainer, pl_module: SegmentationModule) -> None:
         if trainer.sanity_checking:
