@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import h5py
 import nibabel
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.commands.helpers.checkpoints import checkpoints
 from tests.data.helpers.datasets import write_nnunet
 from unet3d.__main__ import main
 from unet3d.config.names import announce
+from unet3d.data.formats import volumes
 from unet3d.data.formats.volumes import read_volume
 
 pytestmark = pytest.mark.slow
@@ -228,6 +230,38 @@ def test_a_scan_may_have_its_labels_beside_it(predict, checkpoint, images):
     words = {"checkpoint": checkpoint("one"), "input": folder / "a.nii"}
     assert predict(**words, output=folder / "a_labels.nii") == 0
     assert (folder / "a_labels.nii").exists()
+
+
+def test_two_labels_of_a_scan_have_probabilities_of_their_own(
+    predict, checkpoint, images, tmp_path
+):
+    words = {"checkpoint": checkpoint("one"), "input": images("a.nii") / "a.nii"}
+    for name in ("first", "second"):
+        output = tmp_path / "out" / f"{name}.nii"
+        assert predict(**words, save_probabilities=True, output=output) == 0
+    names = list_labels(tmp_path / "out" / "probabilities")
+    assert names == ["first.nii", "second.nii"]
+
+
+def test_another_array_of_a_file_is_segmented_and_scored(predict, checkpoint, tmp_path, capsys):
+    rng, labels = np.random.default_rng(0), []
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name in ("first", "second"):
+            file[name] = rng.normal(size=(14, 20, 18)).astype(np.float32)
+    for name in ("first", "second"):
+        scan = tmp_path / "a.h5" / name
+        assert predict(checkpoint=checkpoint("one"), input=scan, output_format="npy") == 0
+        labels.append(np.load(tmp_path / "out" / "a.npy"))
+    assert (labels[0] != labels[1]).any()
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["other"], file["labels"] = np.zeros((2, 14, 20, 18), np.uint8)
+    group = tmp_path / "b.ome.zarr" / "labels" / "cells"
+    group.parent.mkdir(parents=True)
+    volumes.write_labels(group, labels[1], tmp_path / "out" / "a.npy")
+    assert predict(checkpoint=checkpoint("one"), input=group, output="zarr.npy") == 0
+    capsys.readouterr()
+    words = [f"predictions={group}", f"references={tmp_path / 'b.h5' / 'labels'}", "output=scores"]
+    assert main(["evaluate", *words, "classes=[background,a,b,c]"]) == 0
 
 
 def test_the_members_that_a_pattern_matches_are_named(predict, checkpoint, images, capsys):

@@ -93,6 +93,18 @@ def test_training_warns_of_constant_images(write, train, tmp_path):
     assert warning == "images with one value everywhere: case_a, case_b: check these files"
 
 
+def test_training_warns_of_labels_where_nothing_was_scanned(write, train, tmp_path):
+    write(names := [f"case_{letter}" for letter in "abcdefghij"])
+    image = make_image(0)
+    image[: len(image) // 2] = 0
+    for name in names[:2]:
+        save_volume(tmp_path / "scans" / "images" / f"{name}.nii.gz", image)
+        save_volume(tmp_path / "scans" / "labels" / f"{name}.nii.gz", np.ones(image.shape, "u1"))
+    (warning,) = [line for line in train()[2] if "cuts off" in line]
+    assert "of the labels of case_a, case_b, in training and validation" in warning
+    assert not any("cuts off" in line for line in train("data.crop=none")[2])
+
+
 def test_training_says_which_volumes_match_no_pattern(write, train, tmp_path):
     write(SCANS)
     (tmp_path / "scans" / "images" / "p0_visit1.nii.gz").rename("scans/images/p0_visit1.NII.GZ")

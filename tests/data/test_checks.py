@@ -121,7 +121,8 @@ def test_values_of_voxels_that_nobody_labeled_are_proposed_to_be_ignored(tmp_pat
     [hint] = [f for f in check(cases, classes="ab", ignore_labels=()) if f.is_hint]
     assert re.match(re.escape(advice).replace(r"\.\*", ".*"), hint.advice)
     settings = Preprocessing(num_classes=2, crop="none", ignore_labels=(-1, 4, 255))
-    label = settings.preprocess_label(cases[0].label, settings.preprocess_scan(cases[0].images))
+    scan = settings.preprocess_scan(cases[0].images)
+    label, _ = settings.preprocess_label(cases[0].label, scan)
     assert (label == IGNORE_LABEL).any()
 
 

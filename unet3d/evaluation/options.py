@@ -24,6 +24,7 @@ from unet3d.config.fields import (
 )
 from unet3d.config.instantiate import Factory
 from unet3d.data.annotated import read_annotations
+from unet3d.data.formats.hdf5 import split_array
 from unet3d.data.formats.volumes import is_volume, list_files_by_name, split_suffix
 from unet3d.data.layouts.dataset_json import LabelNames, find_label_names
 from unet3d.data.layouts.splits import read_groups
@@ -139,7 +140,7 @@ def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[Cas
     """Match files by name, endings aside; also return the predictions without a reference."""
     for key, paths in {"predictions": predictions, "references": [references]}.items():
         for path in paths:
-            if not path.exists():
+            if not split_array(path)[0].exists():
                 raise UsageError(f"{key}: {path} is neither a file nor a folder")
     # Volumes of some formats are folders.
     are_files = {path.is_file() or is_volume(path) for path in (references, *predictions)}

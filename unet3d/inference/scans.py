@@ -76,9 +76,10 @@ def plan_outputs(
         ScanTask(
             scan=scan,
             labels=output if is_file else folder / f"{scan.name}{suffix or scan.suffix}",
-            probabilities=probabilities / f"{scan.name}.nii" if save_probabilities else None,
+            probabilities=probabilities / f"{name}.nii" if save_probabilities else None,
         )
         for scan in scans
+        for name in [split_suffix(output)[0] if is_file else scan.name]
     ]
 
 

@@ -40,6 +40,7 @@ from unet3d.training.launch import ProcessRank
 VALIDATION_FRACTION = 0.5
 """Windows of validation per patch of training; a window takes about a third of a patch's step."""
 
+MAX_CROPPED = 0.01  # share of a case's foreground that the crop may cut off without a warning
 MUCH_PADDING = 8
 """Times the voxels of the largest case from which a patch size is probably a mistake."""
 
@@ -108,9 +109,17 @@ class VolumeDataModule(pl.LightningDataModule):
         self.split_note = None if settings.fold is None else rule.note
         is_grouped = settings.composition.is_overridden("data.group_by")
         shared = None if is_grouped else find_shared_patients(rule, *parts)
-        constant = sorted(v.name for part in volumes for v in part if v.is_constant)
-        named = f"images with one value everywhere: {join_first(constant)}: check these files"
-        found = [shared, find_shared_images(*volumes), named if constant else None]
+        every = sorted((v for part in volumes for v in part), key=lambda v: v.name)
+        found = [shared, find_shared_images(*volumes)]
+        if constant := [v.name for v in every if v.is_constant]:
+            found.append(
+                f"images with one value everywhere: {join_first(constant)}: check these files"
+            )
+        if cut := [v.name for v in every if v.cropped_foreground > MAX_CROPPED]:
+            found.append(
+                f"the crop to voxels that are not background cuts off over {MAX_CROPPED:.0%} of "
+                f"the labels of {join_first(cut)}, in training and validation: set data.crop=none"
+            )
         flip_axes = getattr(self.augment, "mirroring_axes", None) or []
         outputs, orientation = dataset.regions or dataset.classes, settings.data.orientation
         if mixing := find_mixing_flips(outputs, orientation, flip_axes):

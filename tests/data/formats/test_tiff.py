@@ -4,6 +4,7 @@ import tifffile
 
 from unet3d.data.formats.volume_format import NO_SPACING
 from unet3d.data.formats.volumes import read_header, read_volume, write_labels
+from unet3d.data.preprocessing.cache import digest_volume
 from unet3d.errors import UsageError
 
 UM = "\u00b5m"
@@ -141,5 +142,7 @@ def test_the_spacing_that_nnunet_keeps_beside_a_file_is_read(tmp_path, stack):
     for name in ("a.tif", "a_0001.tif"):
         tifffile.imwrite(tmp_path / name, stack, metadata=None)
         assert read_header(tmp_path / name).spacing_mm == (0.5, 0.75, 4.25)
+    before = digest_volume(tmp_path / "a.tif")
     (tmp_path / "a.json").write_text("[]")
+    assert digest_volume(tmp_path / "a.tif") != before
     assert read_header(tmp_path / "a.tif").assumption == "no voxel spacing: 1 mm is assumed"

@@ -2,12 +2,14 @@ import os
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
+import h5py
 import numpy as np
 import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case
 from unet3d.data.case import Case, InvalidDatasetError
 from unet3d.data.preprocessing.cache import (
+    digest_volume,
     estimate_preprocessing_cost,
     load_or_make,
     map_array,
@@ -119,3 +121,10 @@ def test_what_a_kill_left_of_a_case_is_removed_when_it_is_made(tmp_path):
         (draft / "n.npy").touch()
     load_or_make_one(tmp_path, lambda: 1)
     assert {path.name for path in tmp_path.iterdir()} == {"case", draft.name}
+
+
+def test_arrays_of_one_file_are_different_volumes(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["first"], file["second"] = np.ones((2, 4, 4, 4), np.uint8)
+    first, second = (digest_volume(tmp_path / "a.h5" / name) for name in ("first", "second"))
+    assert first != second

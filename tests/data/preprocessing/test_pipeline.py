@@ -42,7 +42,7 @@ def test_the_version_of_preprocessing_changes_with_its_outcome(tmp_path):
     case = write_case(tmp_path, image, label, affine=np.diag([1.5, -1.0, 2.0, 1.0]))
     settings = Preprocessing(num_classes=2, spacing_mm=(1.0, 1.0, 1.5))
     scan = settings.preprocess_scan(case.images)
-    mapped = settings.preprocess_label(case.label, scan)
+    mapped, _ = settings.preprocess_label(case.label, scan)
     indices = [(2, 3, 4), (9, 5, 2), (15, 8, 11), (6, 1, 7)]
     values = [scan.image[0, *index].item() for index in indices]
     located = [mapped.sum(), *np.argwhere(mapped).mean(0)]

@@ -95,6 +95,11 @@ def is_within_zarr(path: Path) -> bool:
     return any(folder.name.endswith(OmeZarr.suffixes) for folder in (path, *path.parents))
 
 
+def is_group(path: Path) -> bool:
+    """Return whether a folder within an OME-Zarr may hold an image."""
+    return is_within_zarr(path) and any((path / name).exists() for name in ("zarr.json", ".zattrs"))
+
+
 def create_array(path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
     """Create an image of zeros in the version of the image `like`, or 0.5."""
     import zarr

@@ -35,6 +35,10 @@ class Tiff(VolumeFormat):
     names_axes = False
     cannot_hold = ("orientation", "position")
 
+    def list_files(self, file: Path) -> list[Path]:
+        """Return the file, and nnU-Net's JSON file with its spacing, if there is one."""
+        return [file, *filter(Path.exists, [name_sidecar(file)])]
+
     def read_header(self, file: Path) -> VolumeHeader:
         with open_tiff(file) as (tif, stack, sizes):
             size = {"Z": 1, **sizes}
@@ -182,14 +186,15 @@ def name_axes(axes: str, shape: Sequence[int]) -> str:
     return axes
 
 
-def read_nnunet_spacing(file: Path) -> FloatTriple | None:
-    """Return the spacing in a JSON file that nnU-Net reads beside a TIFF, if there is one.
+def name_sidecar(file: Path) -> Path:
+    """Return nnU-Net's JSON file beside a TIFF, named as the case, without a channel's number."""
+    return file.with_name(re.sub(r"(_\d{4})?\.tiff?$", ".json", file.name))
 
-    It is named as the case, without the number of a channel, and lists z, y and x.
-    """
-    name = re.sub(r"(_\d{4})?\.tiff?$", ".json", file.name)
+
+def read_nnunet_spacing(file: Path) -> FloatTriple | None:
+    """Return the spacing that nnU-Net's JSON file lists as z, y and x, if there is one."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        z, y, x = map(float, read_json(file.with_name(name))["spacing"])
+        z, y, x = map(float, read_json(name_sidecar(file))["spacing"])
         return x, y, z
     return None
 

@@ -14,7 +14,7 @@ from unet3d.data.formats.hdf5 import Hdf5, split_array
 from unet3d.data.formats.itk import Itk
 from unet3d.data.formats.nifti import Nifti
 from unet3d.data.formats.numpy_file import NumPy
-from unet3d.data.formats.ome_zarr import OmeZarr, is_within_zarr
+from unet3d.data.formats.ome_zarr import OmeZarr, is_group, is_within_zarr
 from unet3d.data.formats.tiff import Tiff
 from unet3d.data.formats.volume_format import (
     NO_SPACING,
@@ -62,9 +62,10 @@ ORTHOGONAL = 5e-3  # degrees that SimpleITK tolerates
 
 
 def is_volume(path: Path) -> bool:
-    """Return whether a name is that of a volume and not hidden, or a folder a DICOM series."""
+    """Return whether a name is that of a volume and not hidden, or a folder one by its files."""
     name = split_array(path)[0].name
-    return not name.startswith(".") and (name.endswith(SUFFIXES) or is_series(path))
+    is_folder = is_group(path) or is_series(path)
+    return not name.startswith(".") and (name.endswith(SUFFIXES) or is_folder)
 
 
 def list_volumes(folder: Path) -> list[Path]:

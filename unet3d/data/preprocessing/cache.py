@@ -21,6 +21,7 @@ import numpy as np
 
 from unet3d.control_groups import count_usable_cores
 from unet3d.data.case import Case, run_on_cases
+from unet3d.data.formats.hdf5 import split_array
 from unet3d.data.formats.volumes import list_files, read_header
 from unet3d.data.preprocessing.channels import (
     compute_resampled_shape,
@@ -72,6 +73,7 @@ class CachedVolume:
     background_label: int = 0  # what a sample has as label where the case has 0
     has_ignored: bool = False  # whether some voxels are ignored, and others are not
     is_constant: bool = False  # whether the image has one value everywhere
+    cropped_foreground: float = 0.0  # share of it that lies where nothing was scanned
 
     @property
     def name(self) -> str:
@@ -177,11 +179,12 @@ def count_parallel_jobs(cost: int, ram: int | None) -> int:
 def preprocess_case(case: Case, preprocessing: Preprocessing) -> Entry:
     """Return the arrays and values of a case for the cache."""
     scan = preprocessing.preprocess_scan(case.images)
-    label = preprocessing.preprocess_label(case.label, scan)
+    label, cropped = preprocessing.preprocess_label(case.label, scan)
     points = sample_foreground_points(label)
     arrays = {"image": scan.image, "label": label, "foreground_points": points}
     is_constant = bool(scan.image.min() == scan.image.max())
-    return arrays, {"statistics": asdict(scan.statistics), "is_constant": is_constant}
+    values = {"is_constant": is_constant, "cropped_foreground": cropped}
+    return arrays, {"statistics": asdict(scan.statistics), **values}
 
 
 def load_volume(case: Case, folder: Path) -> CachedVolume:
@@ -198,6 +201,7 @@ def load_volume(case: Case, folder: Path) -> CachedVolume:
         statistics=Statistics(**{key: to_tuples(value) for key, value in statistics.items()}),
         has_ignored=0 in present,
         is_constant=values.get("is_constant", False),
+        cropped_foreground=values.get("cropped_foreground", 0.0),
     )
 
 
@@ -319,10 +323,15 @@ def get_version(volume: Path) -> str:
 
 
 def digest_volume(volume: Path) -> str:
-    """Return a digest of all files of a volume, whose names count where these are several."""
-    parts = list_files(volume)
+    """Return a digest of all files of a volume, whose names count where these are several.
+
+    So does the name of an array within a file.
+    """
+    parts, (file, array) = list_files(volume), split_array(volume)
     if parts == [volume]:
         return digest_file(volume)
+    if array:
+        return blake2s(f"{digest_file(file)} {array}".encode()).hexdigest()
     names = [os.fsencode(part.relative_to(volume.parent)) for part in parts]
     digests = [digest_file(part).encode() for part in parts]
     return blake2s(b"\0".join([*names, *digests])).hexdigest()

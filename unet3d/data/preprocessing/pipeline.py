@@ -109,18 +109,27 @@ class Preprocessing:
         """Return how each channel is normalized, given their number."""
         return self.normalize * (channels if len(self.normalize) == 1 else 1)
 
-    def preprocess_label(self, file: Path, scan: PreprocessedScan) -> np.ndarray:
-        """Preprocess a label to classes (D, H, W) on the scan's grid."""
+    def preprocess_label(self, file: Path, scan: PreprocessedScan) -> tuple[np.ndarray, float]:
+        """Preprocess a label to classes (D, H, W) on the scan's grid.
+
+        Also return the share of the foreground that the crop of the scan has cut off.
+        """
         values, _ = read_labels(file, Grid(shape=scan.grid.file_shape, affine=scan.affine))
         present = np.unique(values)
         known = self.label_values or range(self.num_classes)
         for problem, _ in check_label_values(present, known, self.ignore_labels):
             raise UsageError(f"{file} {problem}")
-        label, shape = scan.grid.crop(self.to_classes(values)), scan.grid.shape
+        classes, shape = self.to_classes(values), scan.grid.shape
+        label = scan.grid.crop(classes)
+        inside, total = (
+            np.count_nonzero(x) - np.count_nonzero(x == get_ignore_label(x))
+            for x in (label, classes)
+        )
         if self.ignore_labels:
             label = spread_annotations(label, shape, get_ignore_label(label))
         orders = choose_interpolation_orders(scan.statistics.spacing_mm, scan.spacing_mm, 1)
-        return np.ascontiguousarray(resample_labels(label, shape, orders))
+        resampled = np.ascontiguousarray(resample_labels(label, shape, orders))
+        return resampled, 1 - inside / total if total else 0.0
 
     def to_classes(self, values: np.ndarray) -> np.ndarray:
         """Return the class of each value of a label file, or the label of voxels to skip."""
