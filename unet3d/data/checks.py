@@ -17,9 +17,11 @@ from unet3d.data.case import Case, Finding
 from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader, iter_slabs
 from unet3d.data.formats.volumes import (
     FIX_2D,
+    MAX_TILT,
     NOT_2D,
     describe_mixed_axes,
     find_format,
+    measure_shear,
     read_header,
     read_volume,
 )
@@ -212,13 +214,21 @@ def describe_images(headers: Mapping[Path, VolumeHeader]) -> str:
 
 
 def find_assumptions(headers: Collection[VolumeHeader], cases: int) -> list[Finding]:
-    """Return hints on what the images of `cases` cases do not say of spacing and orientation."""
+    """Return hints on spacings, orientations and right angles that the images do not have."""
     fix = "write the {} into the files, unless it is the same in all of them"
     counts = Counter((h.assumption, fix.format("voxel size")) for h in headers if h.assumption)
     counts += Counter(
         (f"no orientation: {h.orientation} is assumed", fix.format("orientation"))
         for h in headers
         if not h.has_orientation
+    )
+    counts += Counter(
+        (
+            f"axes over {MAX_TILT} degrees off orthogonal",
+            "distances and volumes are as if they were",
+        )
+        for h in headers
+        if measure_shear(h) > MAX_TILT
     )
     return [
         Finding(None, None, f"{count} of {cases} cases have {assumption}", advice, is_hint=True)

@@ -68,6 +68,7 @@ class Dicom(VolumeFormat):
     name = "DICOM"
     suffixes = (".dcm",)
     packages = ("pydicom", "highdicom")
+    cannot_hold = ("tilted slices",)
 
     def list_files(self, file: Path) -> list[Path]:
         return list_dicom_files(file) if file.is_dir() else [file]

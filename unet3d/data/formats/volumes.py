@@ -56,7 +56,8 @@ OUTPUT_FORMATS |= {"zarr": ".ome.zarr", "seg": SEG_SUFFIX}
 """Endings of labels by name."""
 
 MAX_LABEL = 2**16 - 1
-MAX_SHEAR = 0.5  # tolerated degrees between two axes beyond or below 90
+MAX_SHEAR = 5  # tolerated degrees between two axes beyond or below 90
+MAX_TILT = 0.5  # degrees from which that changes distances, and what a DICOM SEG is read as
 TOLERANCE = 1e-2  # tolerated distance in voxels between the corners of two grids
 ORTHOGONAL = 5e-3  # degrees that SimpleITK tolerates
 
@@ -351,6 +352,7 @@ def check_target(path: Path, like: Path) -> VolumeHeader:
         )
     losses = {
         "skewed axes": measure_shear(grid) > ORTHOGONAL,
+        "tilted slices": measure_shear(grid) > MAX_TILT,
         "orientation": not np.array_equal(grid.affine[:3, :3], np.diag(grid.spacing_mm)),
         "position": grid.affine[:3, 3].any(),
     }
