@@ -104,7 +104,7 @@ def shorten(words: list[str], small: list[str], page: str) -> list[str]:
     if command not in ("train", "lr", "search"):
         return [command, *given, *LIMITS.get(command, [])]
     folder = re.escape(options.get("output") or "?")
-    is_read = re.search(rf"{folder}(/\*)?/validation", page)
+    is_read = re.search(rf"{folder}(/[*?])?/validation", page)
     extra = [word for word in small if not (is_read and word.startswith("evaluation"))]
     experiment = options.get("experiment", "example")
     is_synthetic = experiment.startswith("example") and "data" not in options
@@ -196,7 +196,7 @@ def first_combination(words: list[str]) -> list[str]:
     """The first combination of a sweep, without the launcher of an optional package."""
     if "-m" not in words:
         return words
-    words = [word for word in words if word != "-m" and not word.startswith("hydra/launcher=")]
+    words = [w for w in words if w != "-m" and not re.match(r"hydra[/.]launcher", w)]
     return [re.sub(r"^([\w.]+=[^\[{,]+),.*", r"\1", word) for word in words]
 
 
