@@ -57,9 +57,8 @@ class UpsampledMap:
 
     def fill(self, out: Tensor, start: int, stop: int) -> None:
         """Write rows [start, stop) to `out`."""
+        self._zero_padding(out, start, stop)
         part = self._strip_padding(out, start, stop)
-        if part is None or part.rows.shape != out.shape:
-            out.zero_()
         if part is None:
             return
         low = self.low.rows(*part.low)
@@ -125,6 +124,16 @@ class UpsampledMap:
             else:
                 numbers += [0, part.rows.shape[axis], 0, low.shape[axis]]
         return numbers
+
+    def _zero_padding(self, rows: Tensor, start: int, stop: int) -> None:
+        """Write zeros to the part of these rows that is padding."""
+        for n, (offset, size) in enumerate(zip(self.offset, self.size, strict=True)):
+            first, last = (start, stop) if n + 2 == self.layout.axis else (0, self.layout.size[n])
+            begin = min(max(offset, first), last)
+            end = min(max(offset + size, first), last)
+            for low, high in ((first, begin), (end, last)):
+                if low < high:
+                    rows.narrow(n + 2, low - first, high - low).zero_()
 
     def _strip_padding(self, rows: Tensor, start: int, stop: int) -> _Part | None:
         """Return the part of these rows that is not padding; None: all of it is."""
