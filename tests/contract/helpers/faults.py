@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -135,4 +136,5 @@ class KillWorkers(Callback):
 
     def on_train_batch_start(self, *_):
         for process in multiprocessing.active_children():
-            os.kill(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # dead since the step before, and not noticed yet
+                os.kill(process.pid, signal.SIGKILL)
