@@ -85,3 +85,15 @@ def test_a_run_that_goes_on_in_a_new_folder_keeps_the_best_checkpoint(unet3d, tm
         assert (copied / name).read_bytes() == (old / name).read_bytes()
     evaluated = read_report(tmp_path / "new")["evaluation"]["checkpoint"]
     assert evaluated == str(copied / "best.ckpt")
+
+
+def test_a_run_that_an_error_ends_within_no_grad_leaves_gradients_on(unet3d, monkeypatch):
+    """Torch raises the error of a dead worker between any two instructions."""
+
+    def end_within_no_grad(*_):
+        torch.set_grad_enabled(False)
+        raise RuntimeError("a worker is dead")
+
+    monkeypatch.setattr(StepTimer, "on_train_end", end_within_no_grad, raising=False)
+    assert unet3d() == 4
+    assert torch.is_grad_enabled()

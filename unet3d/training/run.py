@@ -78,6 +78,8 @@ def join_run(
     group = join_process_group(settings, process)
     stdout = nullcontext() if process.rank == 0 else redirect_stdout(StringIO())
     with stdout, group, SignalListener().listening() as signals, ExitStack() as stack:
+        # torch raises an error of a dead worker between any two instructions, also as no_grad ends.
+        stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         with rank_zero_first(process, "folder"):
             if process.rank == 0:
                 stack.enter_context(open_run_folder(folder, resume=settings.resume, log=log))
