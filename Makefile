@@ -12,7 +12,7 @@ RUN := .venv/bin/python
 TRAIN_NEEDS := .venv/train
 endif
 
-ifeq ($(call has,unet3d-lightning pytest pytest-xdist hypothesis import-linter ruff ty hatchling mkdocs-material onnx onnxscript onnxruntime openvino nnunetv2 einops wandb mlflow optuna SimpleITK tifffile imagecodecs zarr h5py pydicom highdicom safetensors huggingface_hub fire pytorch-ignite nbclient ipykernel ipyniivue),yes)
+ifeq ($(call has,unet3d-lightning pytest pytest-xdist hypothesis import-linter ruff ty hatchling mkdocs-material onnx onnxscript onnxruntime openvino nnunetv2 einops wandb mlflow optuna SimpleITK tifffile imagecodecs zarr h5py blosc2 pydicom highdicom safetensors huggingface_hub fire pytorch-ignite nbclient ipykernel ipyniivue),yes)
 TEST := $(PYTHON)
 else
 TEST := .venv/bin/python

@@ -94,7 +94,7 @@ callbacks.best_checkpoint.top_k=3 resume=OTHER
 data.num_workers=1 memory.estimate=true checkpointing=lean inference.batch_size=2
 allow_targets=[mine] trainer.accelerator=auto trainer.devices=auto trainer.launch=torchrun
 trainer.timeout_seconds=60 trainer.cuda_graph=false
-data.root=OTHER/data data.cache=OTHER/cache data.invalid_cases=skip
+data.root=OTHER/data data.cache=OTHER/cache data.cache_format=blosc2 data.invalid_cases=skip
 data.layout.root=OTHER/data data.splits=OTHER/splits.json
 data.group_by=(.*) data.annotated={*:[ball,tube]}""".splitlines()
 

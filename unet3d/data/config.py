@@ -94,6 +94,7 @@ class DataConfig:
     crop: Literal["nonzero", "none"]
     normalize: Annotated[tuple[str, ...], NORMALIZE]  # of all channels, or of each
     cache: Path
+    cache_format: Literal["npy", "blosc2"]
     patch_size: Triple
     batch_size: Annotated[int, integer(">= 1")]
     patches_per_case: Annotated[int, integer(">= 1")]

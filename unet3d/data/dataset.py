@@ -300,7 +300,9 @@ class ValidCases:
 
         def work(cases: list[Case]) -> list[CachedVolume]:
             usable = [case for case in cases if case.name in wanted]
-            return preprocess_all(usable, preprocessing, self.data.cache, ram=self.ram)
+            return preprocess_all(
+                usable, preprocessing, self.data.cache, self.data.cache_format, ram=self.ram
+            )
 
         volumes = {volume.name: volume for volume in self.run_on_valid_cases(work)}
         return tuple([volumes[c.name] for c in part if c.name in volumes] for part in parts)

@@ -125,8 +125,10 @@ class LabelStore:
         write_text(self.record, json.dumps(self.state))
 
     def finish(self) -> None:
-        """Move the labels to their place."""
+        """Complete the labels, and move them to their place."""
         del self.array  # Windows would not move a file that is mapped
+        with add_path_to_errors(self.draft):
+            find_format(self.path).finish_labels(self.draft)
         remove(self.path)
         self.draft.rename(self.path)
         self.record.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KEYS_WITHOUT_EFFECT = (
-    *("resume", "data.root", "data.cache", "debug", "save_every_seconds"),
+    *("resume", "data.root", "data.cache", "data.cache_format", "debug", "save_every_seconds"),
     *("trainer.enable_progress_bar", "data.num_workers", "logger"),
 )
 """Keys that do not affect a run's result."""

@@ -21,8 +21,8 @@ RESUMABLE_CHANGES = (
     *("trainer.accelerator", "trainer.devices", "trainer.launch", "trainer.timeout_seconds"),
     "trainer.cuda_graph",
     # Where data is and how it is split: the cases are compared by their contents.
-    *("data.root", "data.cache", "data.layout", "data.splits", "data.group_by"),
-    *("data.annotated", "data.invalid_cases"),
+    *("data.root", "data.cache", "data.cache_format", "data.layout", "data.splits"),
+    *("data.group_by", "data.annotated", "data.invalid_cases"),
 )
 """Keys that a resumed run may change, with all keys below them; any other key is compared."""
 

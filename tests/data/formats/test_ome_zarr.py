@@ -44,6 +44,20 @@ def test_images_within_another_are_named_by_their_path(tmp_path, voxels):
         read_header(tmp_path / "c.zarr")
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_large_labels_have_lower_resolutions_of_cubic_voxels(tmp_path, version):
+    voxels = np.random.default_rng(0).integers(0, 3, (601, 258, 90), np.uint8)
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE, version=version)
+    write_labels(tmp_path / "b.zarr", voxels, image)
+    group = zarr.open_group(tmp_path / "b.zarr", mode="r")
+    (content,) = (group.attrs.get("ome") or group.attrs)["multiscales"]
+    found = [(d["path"], d["coordinateTransformations"][0]["scale"]) for d in content["datasets"]]
+    assert found == [("0", [2.0, 0.5, 0.5]), ("1", [2.0, 1.0, 1.0]), ("2", [2.0, 2.0, 2.0])]
+    for n in range(3):
+        np.testing.assert_array_equal(group[str(n)][:].T, voxels[:: 2**n, :: 2**n])
+    assert read_header(tmp_path / "b.zarr").shape == voxels.shape
+
+
 def test_a_translation_is_the_origin(tmp_path, voxels):
     image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
 

@@ -28,7 +28,7 @@ def zero_padded_noise():
     return image
 
 
-def preprocess(case, tmp_path, **settings):
+def preprocess(case, tmp_path, cache_format="npy", **settings):
     """Preprocess one case with two classes, unless the settings say otherwise."""
     settings = Preprocessing(**{"num_classes": 2, **settings})
-    return preprocess_all([case], settings, tmp_path / "cache")[0]
+    return preprocess_all([case], settings, tmp_path / "cache", cache_format)[0]

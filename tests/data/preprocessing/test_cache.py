@@ -8,6 +8,7 @@ import pytest
 
 from tests.data.helpers.cases import noise, preprocess, write_case
 from unet3d.data.case import Case, InvalidDatasetError
+from unet3d.data.loading.datasets import crop_padded
 from unet3d.data.preprocessing.cache import (
     digest_volume,
     estimate_preprocessing_cost,
@@ -33,6 +34,24 @@ def test_a_case_is_preprocessed_once_until_its_file_or_the_settings_change(tmp_p
     assert preprocess(copied, tmp_path).folder == first.folder
     changed = write_case(tmp_path, noise(12, 10, 8) * 2)
     assert preprocess(changed, tmp_path) != first
+
+
+def test_a_compressed_case_has_the_same_voxels_and_patches_on_less_disk(tmp_path):
+    image = np.zeros((70, 66, 40), np.float32)
+    image[20:30, 20:60, 8:20] = noise(10, 40, 12)
+    case = write_case(tmp_path, image, (image > 5).astype(np.uint8))
+    plain = preprocess(case, tmp_path, crop="none")
+    small = preprocess(case, tmp_path, "blosc2", crop="none")
+    assert (small.shape, small.classes) == (plain.shape, plain.classes)
+    np.testing.assert_array_equal(small.foreground_points, plain.foreground_points)
+    for name in ("image", "label"):
+        np.testing.assert_array_equal(np.array(getattr(small, name)), getattr(plain, name))
+        for start in ((-3, 50, 0), (60, 0, -2), (5, 63, 30)):
+            patches = [crop_padded(getattr(v, name), start, (16, 16, 16)) for v in (plain, small)]
+            np.testing.assert_array_equal(*patches)
+    sizes = [sum(file.stat().st_size for file in v.folder.iterdir()) for v in (plain, small)]
+    assert sizes[1] < 0.2 * sizes[0]
+    assert preprocess(case, tmp_path, "blosc2", crop="none") == small
 
 
 def test_what_takes_long_says_how_many_cases_are_done(tmp_path, caplog, monkeypatch):
@@ -71,20 +90,24 @@ def test_cases_whose_spacing_declares_more_than_the_memory_are_all_refused_unrea
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"),
+    ("cache_format", "name", "damage"),
     [
-        ("values.json", lambda file: os.truncate(file, 9)),
-        ("image.npy", lambda file: os.truncate(file, 300)),
-        ("foreground_points.npy", os.remove),
+        ("npy", "values.json", lambda file: os.truncate(file, 9)),
+        ("npy", "image.npy", lambda file: os.truncate(file, 300)),
+        ("npy", "foreground_points.npy", os.remove),
+        ("blosc2", "image.b2nd", lambda file: os.truncate(file, 300)),
+        ("blosc2", "label.b2nd", os.remove),
     ],
 )
-def test_an_incomplete_case_is_named_and_preprocessed_again(tmp_path, caplog, name, damage):
+def test_an_incomplete_case_is_named_and_preprocessed_again(
+    tmp_path, caplog, cache_format, name, damage
+):
     caplog.set_level("WARNING", logger="unet3d")
     case = write_case(tmp_path, noise(12, 10, 8))
-    volume = preprocess(case, tmp_path)
+    volume = preprocess(case, tmp_path, cache_format)
     image = np.array(volume.image)
     damage(volume.folder / name)
-    again = preprocess(case, tmp_path)
+    again = preprocess(case, tmp_path, cache_format)
     (message,) = caplog.messages
     assert message == f"{volume.folder} is damaged, preprocessing the case again"
     np.testing.assert_array_equal(again.image, image)

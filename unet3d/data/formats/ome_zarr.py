@@ -11,16 +11,19 @@ import numpy as np
 from unet3d.data.formats.volume_format import (
     MM_PER_UNIT,
     NO_SPACING,
+    SLAB,
     StoredVoxels,
     UnreadableFileError,
     VolumeFormat,
     VolumeHeader,
     get_number_type,
+    iter_boxes,
 )
 
 TRANSFORMS = "coordinateTransformations"
 
 CHUNK = 64  # voxels along each axis of the chunks of labels
+LOWEST = 256  # most voxels along an axis of their lowest resolution
 PARALLEL_CHUNKS = 10  # chunks that zarr decompresses at a time, by default
 
 
@@ -78,6 +81,36 @@ class OmeZarr(VolumeFormat):
         import zarr
 
         return TransposedArray(zarr.open_group(path, mode="r+")["0"])
+
+    def finish_labels(self, path: Path) -> None:
+        """Add lower resolutions, which viewers show first.
+
+        Each has every second voxel along the axes whose voxels are smallest.
+        """
+        import zarr
+
+        group: Any = zarr.open_group(path, mode="r+")
+        attributes: dict[str, Any] = dict(group.attrs)
+        image = attributes.get("ome", attributes)["multiscales"][0]
+        first, array = image["datasets"][0], group["0"]
+        (old, *translation), sizes = first[TRANSFORMS], np.array(array.shape)
+        scale = np.array(old["scale"])
+        image["datasets"] = [first]
+        while max(sizes) > LOWEST:
+            steps = np.where(scale < 2 * min(scale), 2, 1)
+            scale, sizes = scale * steps, -(-sizes // steps)
+            name = str(len(image["datasets"]))
+            chunks = tuple(min(CHUNK, n) for n in sizes.tolist())
+            lower = group.create_array(
+                name, shape=sizes.tolist(), chunks=chunks, dtype=array.dtype, overwrite=True
+            )
+            for box in iter_boxes(lower.shape, chunks, SLAB):
+                part = (slice(s.start * n, s.stop * n) for s, n in zip(box, steps, strict=True))
+                lower[box] = array[tuple(part)][tuple(slice(None, None, n) for n in steps)]
+            scaling = {"type": "scale", "scale": scale.tolist()}
+            image["datasets"].append({"path": name, TRANSFORMS: [scaling, *translation]})
+            array = lower
+        group.attrs.update(attributes)
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,10 @@ class VolumeFormat(Protocol):
         """Open labels that `create_labels` has created, to write more."""
         return None
 
+    def finish_labels(self, path: Path) -> None:
+        """Add what follows from all labels that were written to the result of `create_labels`."""
+        return None
+
     def write_labels(
         self, path: Path, labels: np.ndarray, like: Path, grid: VolumeHeader, classes: Sequence[str]
     ) -> None:
@@ -164,6 +168,7 @@ class VolumeFormat(Protocol):
         `classes` are the names of the labels 0, 1, 2, ...
         """
         self.create_labels(path, labels.dtype, like, grid)[(slice(None),) * 3] = labels
+        self.finish_labels(path)
 
 
 def iter_slabs(channels: np.ndarray) -> Iterator[np.ndarray]:

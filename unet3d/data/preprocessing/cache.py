@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2s, file_digest
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -30,7 +31,7 @@ from unet3d.data.preprocessing.channels import (
 )
 from unet3d.data.preprocessing.pipeline import PREPROCESSING_VERSION, Preprocessing
 from unet3d.data.preprocessing.statistics import Statistics, to_tuples
-from unet3d.errors import UsageError
+from unet3d.errors import UsageError, explain_missing_packages
 from unet3d.files import (
     add_path_to_errors,
     atomic_write,
@@ -52,6 +53,10 @@ MAX_CROP_FACTOR = 8
 """How many times smaller than its estimate a case may be once it is cropped to its foreground."""
 
 VALUES = "values.json"
+
+COMPRESSED = ".b2nd"
+CHUNK_AND_BLOCK = 64, 32
+"""Voxels along each axis of what is stored together, and of what is read at least."""
 
 HEADER_PARSE_LOCK = Lock()
 """Held while numpy parses a header with ast.literal_eval, which two threads at once break in Python
@@ -99,16 +104,25 @@ class CachedVolume:
 
 
 def preprocess_all(
-    cases: Sequence[Case], preprocessing: Preprocessing, cache: Path, *, ram: int | None = None
+    cases: Sequence[Case],
+    preprocessing: Preprocessing,
+    cache: Path,
+    cache_format: str = "npy",
+    *,
+    ram: int | None = None,
 ) -> list[CachedVolume]:
-    """Return every case, from the cache if it is there.
+    """Return every case, from the cache if it is there; as blosc2, arrays are compressed.
 
     All cases are tried before the problems of any are raised. One case per core is preprocessed at
     a time, or fewer if half of the available `ram` does not hold them. A case that `ram` does not
     hold is refused.
     """
     contents = digest_cases(cases, cache)
-    settings = preprocessing.to_dict()
+    settings: dict[str, Any] = preprocessing.to_dict()
+    if cache_format != "npy":  # caches that have it do not say so
+        settings["format"] = cache_format
+        with explain_missing_packages(f"data.cache_format={cache_format}", cache_format):
+            import_module(cache_format)
     folders = {
         case: cache / f"{case.name}-{make_key(settings, *digests)}"
         for case, digests in contents.items()
@@ -129,7 +143,7 @@ def preprocess_all(
         largest, disk = max(cost.ram for cost in costs), sum(cost.disk for cost in costs)
         threads = count_parallel_jobs(largest, ram)
         log.info(
-            f"preprocessing {len(missing)} cases into {cache}: {format_bytes(disk)} of disk space, "
+            f"preprocessing {len(missing)} cases into {cache}: up to {format_bytes(disk)} of disk, "
             f"at most {format_bytes(threads * largest)} of RAM for {threads} at a time"
         )
         return threads
@@ -138,6 +152,7 @@ def preprocess_all(
         folders,
         load=load_volume,
         make=lambda case: preprocess_case(case, preprocessing),
+        compress=cache_format == "blosc2",
         choose_threads=choose_threads,
     )
     return [replace(volume, contents=contents[volume.case]) for volume in volumes]
@@ -237,6 +252,7 @@ def load_or_make(
     load: Callable[[Case, Path], T],
     make: Callable[[Case], Entry],
     choose_threads: Callable[[Sequence[Case]], int],
+    compress: bool = False,
 ) -> list[T]:
     """Load every case from its folder; those that are missing or damaged are made first.
 
@@ -260,7 +276,10 @@ def load_or_make(
             shutil.rmtree(folder, ignore_errors=True)
             with create_folder(folder) as draft:
                 for name, array in arrays.items():
-                    np.save(draft / f"{name}.npy", array)
+                    if compress and array.ndim > 2:  # not the points, which are few
+                        write_compressed(draft / f"{name}{COMPRESSED}", array)
+                    else:
+                        np.save(draft / f"{name}.npy", array)
                 (draft / VALUES).write_text(json.dumps(values), "utf-8")
 
     with ThreadPoolExecutor(count_usable_cores()) as pool:
@@ -276,13 +295,36 @@ def load_or_make(
     ]
 
 
-def map_array(folder: Path, name: str) -> np.ndarray:
-    """Map an array of an entry."""
-    file = folder / f"{name}.npy"
+def write_compressed(file: Path, array: np.ndarray) -> None:
+    """Write (..., D, H, W) without loss, in parts that a patch reads alone."""
+    import blosc2
+
+    chunks, blocks = (
+        (1,) * (array.ndim - 3) + tuple(min(side, size) for size in array.shape[-3:])
+        for side in CHUNK_AND_BLOCK
+    )
+    values: Any = np.ascontiguousarray(array)
+    blosc2.asarray(
+        values,
+        urlpath=str(file),
+        chunks=chunks,
+        blocks=blocks,
+        cparams={"nthreads": 1},
+    )
+
+
+def map_array(folder: Path, name: str) -> Any:
+    """Map an array of an entry; a compressed one reads what it is sliced to."""
+    file = folder / f"{name}{COMPRESSED}"
     try:
+        if file.exists():
+            import blosc2
+
+            return blosc2.open(str(file), mode="r", dparams={"nthreads": 1})
+        file = folder / f"{name}.npy"
         with HEADER_PARSE_LOCK:
             return np.lib.format.open_memmap(file, "r")
-    except (FileNotFoundError, ValueError) as error:  # its header, or its size
+    except (FileNotFoundError, ValueError, RuntimeError) as error:  # its header, or its size
         raise ValueError(f"{file} cannot be read ({error}): restart the run to make it") from error
 
 
