@@ -96,6 +96,29 @@ def test_regions_and_partial_labels_are_those_of_the_checkpoint(folder, monkeypa
         assert {name for name in scores if scores[name]["dice"] is None} == unknown
 
 
+def test_files_that_are_named_as_the_scans_of_a_run_are_its_cases(folder, monkeypatch):
+    """In `images: scans/*_ct.nii.gz` the case is `*`; predict names labels by the whole file."""
+    for file in [*folder.glob("*/*.nii*")]:
+        file.rename(file.with_name(file.name.replace(".", "1_ct.", 1)))
+    settings = {"images": ["scans/*_ct.nii.gz"], "labels": "segs/*_seg.nii.gz"}
+    settings |= {"annotated": {"b1": ["head"]}, "group_by": "([ab])1"}
+    trained = {"classes": ["background", "head", "tail"], "config": {"data": settings}}
+    content: dict = {"unet3d": trained, "callbacks": {}}
+    cases = {"training": {"b1": ""}, "validation": {}}
+    content["callbacks"]["ResumeState"] = {"fixed_settings": {"cases": cases}}
+    monkeypatch.setattr(options, "load_run", lambda path: content)
+    assert evaluate("checkpoint=run", "draw_worst=0") == 0
+    found = read_result()
+    scores = found["cases"]["b1_ct"]
+    assert [name for name in scores if scores[name]["dice"] is None] == ["tail"]
+    assert found["roles"] == {
+        "training": ["b1_ct"],
+        "validation": [],
+        "held out": ["a1_ct", "c1_ct"],
+    }
+    assert found["groups"] == {"a1_ct": "a", "b1_ct": "b", "c1_ct": "c1"}
+
+
 def test_class_names_come_from_dataset_json_and_they_and_tolerances_can_be_configured(folder):
     written = {"background": 0, "tail": 2, "head": 1}
     (folder / "dataset.json").write_text(json.dumps({"labels": written}))

@@ -43,7 +43,7 @@ def test_a_constant_nonzero_border_is_planned_as_background(tmp_path, monkeypatc
     words = ["data=nnunet", "data.root=data", "budget_gib=4", *SMALL]
     words += ["data.patch_size=[8,8,8]", "data.batch_size=2"]
     assert main(["plan", *words]) == 0
-    assert "volumes have a constant border (-8.5 to -3.5)" in capsys.readouterr().out
+    assert "3 of 3 cases with a constant border (-8.5 to -3.5)" in capsys.readouterr().out
     planned = experiment(tmp_path)["data"]
     assert planned["background"] == "auto"
     assert planned["normalize"] == ["zscore_nonzero", "zscore_nonzero"]

@@ -19,8 +19,9 @@ from unet3d.evaluation.options import group_cases_by_use
 def test_cases_are_held_out_unless_a_checkpoint_has_seen_them(small, tmp_path, capsys):
     data, labels = f"data.root={tmp_path / 'data'}", tmp_path / "labels"
     torch.set_float32_matmul_precision("highest")
+    train = api.train  # imports rich, which draws random names
     before = random.getstate(), torch.get_rng_state(), dict(os.environ)
-    run = api.train([*small, data, "logger=none"], folder=tmp_path / "run").folder
+    run = train([*small, data, "logger=none"], folder=tmp_path / "run").folder
     assert random.getstate() == before[0]  # a random search goes on
     assert torch.equal(torch.get_rng_state(), before[1])
     assert torch.get_float32_matmul_precision() == "highest"
@@ -35,16 +36,21 @@ def test_cases_are_held_out_unless_a_checkpoint_has_seen_them(small, tmp_path, c
     page = (tmp_path / "scores" / "report.html").read_text()
     assert "4 training, 1 validation, 1 held out" in page
     last = run / "checkpoints" / "last.ckpt"
-    assert group_cases_by_use([run, last], ["new"])["held out"] == ["new"]
+    assert group_cases_by_use([run, last], same(["new"]))["held out"] == ["new"]
     content = load_checkpoint(last, mmap=False)
     fixed = content["callbacks"]["ResumeState"]["fixed_settings"]
     fixed["cases"]["training"] = {"new": ""}
     save_checkpoint(content, last)
-    assert group_cases_by_use([last, run], ["new"])["training"] == ["new"]
+    assert group_cases_by_use([last, run], same(["new"]))["training"] == ["new"]
     del fixed["cases"]
     save_checkpoint(content, last)
     with pytest.raises(UsageError, match=r"does not list the cases .* leave out checkpoint="):
-        group_cases_by_use([last], ["new"])
+        group_cases_by_use([last], same(["new"]))
+
+
+def same(names):
+    """Return names that are those of the run."""
+    return {name: name for name in names}
 
 
 def test_a_case_of_a_run_has_the_use_of_this_run_and_another_scan_of_a_patient_is_not_held_out(
@@ -61,13 +67,16 @@ def test_a_case_of_a_run_has_the_use_of_this_run_and_another_scan_of_a_patient_i
     names = ["p1_t0", "p2_t0"]
     folds = zip(names, runs[::-1], strict=True)
     files = {name: run / "validation" / f"{name}.nii" for name, run in folds}
-    assert group_cases_by_use(runs, names)["training"] == names
-    assert group_cases_by_use(runs, names, files)["validation"] == names
+    assert group_cases_by_use(runs, same(names))["training"] == names
+    assert group_cases_by_use(runs, same(names), files)["validation"] == names
     later = ["p1_t1", "p3_t0"]
-    assert group_cases_by_use(runs, later)["held out"] == later
-    used = group_cases_by_use(runs, later, group_by=r"(.+)_t\d")
+    assert group_cases_by_use(runs, same(later))["held out"] == later
+    used = group_cases_by_use(runs, same(later), group_by=r"(.+)_t\d")
     assert (used["training"], used["held out"]) == (["p1_t1"], ["p3_t0"])
-    assert group_cases_by_use(runs, later, group_by=r"scan(\d)")["held out"] == later
+    assert group_cases_by_use(runs, same(later), group_by=r"scan(\d)")["held out"] == later
+    other = [*later, "x"]  # whose name does not fit
+    used = group_cases_by_use(runs, same(other), group_by=r"(.+)_t\d")
+    assert (used["training"], used["held out"]) == (["p1_t1"], ["p3_t0", "x"])
 
 
 def test_cases_that_trained_the_network_of_init_from_are_not_held_out(tmp_path, monkeypatch):
@@ -85,5 +94,5 @@ def test_cases_that_trained_the_network_of_init_from_are_not_held_out(tmp_path, 
     for before in (tmp_path / "gone", tuned):  # or a folder that was replaced later
         contents = {first: describe("old", before), tuned: describe("new", first)}
         monkeypatch.setattr(options, "load_run", contents.__getitem__)
-        used = group_cases_by_use([tuned], ["old", "new", "other"])
+        used = group_cases_by_use([tuned], same(["old", "new", "other"]))
         assert used == {"training": ["old", "new"], "validation": [], "held out": ["other"]}

@@ -138,10 +138,12 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         lines += describe_coarsening(plan.spacing_mm, [f.spacing_mm for f in dataset.fingerprints])
     lines += explain_limits(plan, is_overridden, is_timed=time is not None)
     if border := find_constant_border(dataset, is_overridden):
-        span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in border))
+        count, *ends = border
+        span = " to ".join(dict.fromkeys(f"{value:.4g}" for value in ends))
         lines += [
-            f"volumes have a constant border ({span}): the plan sets data.background=auto, so that",
-            "crop and normalization leave it out",
+            f"{count} of {pluralize(len(dataset.fingerprints), 'case')} with a constant border "
+            f"({span}): the plan sets",
+            "data.background=auto, so that crop and normalization leave it out of these",
         ]
     flip_axes, reasons = choose_flip_axes(training, dataset)
     lines += [*reasons, *dataset.notes, *filter(None, [dataset.too_few])]

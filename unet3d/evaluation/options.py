@@ -1,5 +1,6 @@
 """Build an evaluation and its metrics from settings: match the files, name the classes."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -94,6 +95,8 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
     case_names = [pair.name for pair in pairs]
     trained = load_run(settings.checkpoints[0])["unet3d"] if settings.checkpoints else {}
     names, groups, roles = resolve_classes(settings, trained), None, None
+    patterns = list_patterns(trained)
+    cases = {name: find_case_name(name, patterns) for name in case_names}
     annotated = settings.annotated
     if annotated is None and names and list(names.classes) == trained.get("classes", [])[1:]:
         annotated = trained.get("config", {}).get("data", {}).get("annotated")
@@ -104,19 +107,24 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
         for finding in annotations.find_unmatched_patterns(case_names):
             if settings.annotated is not None:  # a run may have cases that are not scored here
                 raise UsageError(finding.message)
+        own = (
+            cases if settings.annotated is None else dict(zip(case_names, case_names, strict=True))
+        )
         pairs = [
-            replace(pair, unknown=frozenset(annotations.find_unannotated(pair.name)))
+            replace(pair, unknown=frozenset(annotations.find_unannotated(own[pair.name])))
             for pair in pairs
         ]
     group_by = settings.group_by
     if group_by is not None:
         groups = read_groups(group_by, case_names, "group_by")
     elif group_by := trained.get("config", {}).get("data", {}).get("group_by"):
-        with suppress(UsageError):  # it says nothing of other names
-            groups = read_groups(group_by, case_names)
+        with suppress(UsageError):  # its file may be gone
+            found = read_groups(group_by, list(cases.values()), partial=True)
+            if any(found[case] != case for case in cases.values()):
+                groups = {name: found[case] for name, case in cases.items()}
     if settings.checkpoints:
         files = {pair.name: pair.prediction[0] for pair in pairs if pair.prediction}
-        roles = group_cases_by_use(settings.checkpoints, case_names, files, group_by)
+        roles = group_cases_by_use(settings.checkpoints, cases, files, group_by)
     return Evaluation(
         pairs=pairs,
         predictions=", ".join(map(str, settings.predictions)),
@@ -134,6 +142,28 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
         roles=roles,
         command=settings.command,
     )
+
+
+def list_patterns(trained: Mapping[str, Any]) -> list[str]:
+    """Return the patterns of file names, endings aside, in which a run's `*` is the case."""
+    data = trained.get("config", {}).get("data", {})
+    images = data.get("images") or ()
+    patterns = [images] if isinstance(images, str) else images
+    names = (split_suffix(Path(p))[0] for p in (*patterns, data.get("labels")) if p)
+    return [name for name in names if "*" in name]
+
+
+def find_case_name(name: str, patterns: Sequence[str]) -> str:
+    """Return the case of a volume that is named by its whole file, as `predict` does.
+
+    >>> find_case_name("sub-03_T1w", ["sub-*_T1w"]), find_case_name("other", ["sub-*_T1w"])
+    ('03', 'other')
+    """
+    for pattern in patterns:
+        first, *rest = map(re.escape, pattern.split("*"))
+        if match := re.fullmatch(first + "(?P<name>.+)" + "(?P=name)".join(rest), name):
+            return match["name"]
+    return name
 
 
 def match_files(predictions: Sequence[Path], references: Path) -> tuple[list[CasePair], list[str]]:
@@ -278,31 +308,32 @@ def resolve_tolerance(
 
 def group_cases_by_use(
     checkpoints: Sequence[Path],
-    names: Sequence[str],
+    names: Mapping[str, str],
     files: Mapping[str, Path] | None = None,
     group_by: str | None = None,
 ) -> dict[str, list[str]]:
-    """Return the cases that trained a checkpoint, that chose it, and that did neither, by name.
+    """Return the volumes that trained a checkpoint, that chose it, and that did neither, by name.
 
+    `names` has the name that each would have as a case of the run.
     Of a case whose file of labels is in the folder of a run, this run alone counts. Cases of a
     group are alike: another scan of a patient is not held out.
     """
     cases_of_runs = [list_cases_of_run(path) for path in checkpoints]
     known = {name for cases in cases_of_runs for part in cases.values() for name in part}
-    groups = {name: name for name in {*names, *known}}
+    groups = {name: name for name in {*names.values(), *known}}
     if group_by is not None:
-        with suppress(UsageError):
-            groups = read_groups(group_by, list(groups))
+        with suppress(UsageError):  # its file may be gone
+            groups = read_groups(group_by, list(groups), partial=True)
     used = [
         {part: {groups[case] for case in part_cases} for part, part_cases in cases.items()}
         for cases in cases_of_runs
     ]
     runs = list(zip(map(find_run_folder, checkpoints), used, strict=True))
     roles: dict[str, list[str]] = {"training": [], "validation": [], "held out": []}
-    for name in names:
+    for name, case in names.items():
         folders = files[name].resolve().parents if files and name in files else ()
         own = [parts for folder, parts in runs if folder in folders] or used
-        uses = (use for use in roles if any(groups[name] in parts.get(use, ()) for parts in own))
+        uses = (use for use in roles if any(groups[case] in parts.get(use, ()) for parts in own))
         roles[next(uses, "held out")].append(name)
     return roles
 

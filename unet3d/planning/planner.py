@@ -289,10 +289,15 @@ def _get_model_changes(config: StepConfig, levels: Levels, is_overridden: IsOver
 
 def find_constant_border(
     dataset: DatasetFingerprint, is_overridden: IsOverridden
-) -> tuple[float, float] | None:
-    """Return the range of constant borders that are not 0; None without, or if overridden."""
-    values = [value for case in dataset.fingerprints for value in case.background if value != 0]
-    return None if is_overridden("data.background") or not values else (min(values), max(values))
+) -> tuple[int, float, float] | None:
+    """Return the number of cases with constant borders that are not 0, and the range of these.
+
+    None without any, or if overridden.
+    """
+    found = [values for case in dataset.fingerprints if (values := set(case.background) - {0})]
+    if is_overridden("data.background") or not found:
+        return None
+    return len(found), min(map(min, found)), max(map(max, found))
 
 
 def find_ordered_axes(

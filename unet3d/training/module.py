@@ -17,6 +17,7 @@ from unet3d.cuda_graphs import CudaGraphs, GraphedPass
 from unet3d.data.dataset import get_network_sizes
 from unet3d.data.formats.volumes import find_format
 from unet3d.data.preprocessing.statistics import summarize_statistics
+from unet3d.errors import UsageError
 from unet3d.evaluation.options import build_metrics
 from unet3d.inference.label_writer import choose_label_function
 from unet3d.inference.sliding_window import SlidingWindow
@@ -227,11 +228,19 @@ class SegmentationModule(LightningModule):
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any]
     ) -> None:
         """Run forward and backward, and the optimizer unless the step is skipped."""
-        loss, take_step = optimizer_closure(), super().optimizer_step
+        losses, take_step = [optimizer_closure()], super().optimizer_step
+
+        def get_loss() -> Any:
+            if not losses:
+                raise UsageError(
+                    f"{type(self.trainer.optimizers[0]).__name__} computes the loss more than once "
+                    "in a step, as LBFGS and SAM do: choose another optimizer"
+                )
+            return losses.pop()
 
         def update() -> None:
             if not self.nonfinite_guard.skipping:
-                take_step(epoch, batch_idx, optimizer, lambda: loss)
+                take_step(epoch, batch_idx, optimizer, get_loss)
 
         self.step.update(self.trainer.optimizers[0], update)
         self.nonfinite_guard.end_step()

@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback, StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.warnings import PossibleUserWarning
@@ -114,6 +114,8 @@ class RunCallbacks:
             self.training_warnings,
             limits,
             self.resume_state,
+            # Before others end: Lightning's EMAWeightAveraging puts its average into the network.
+            LambdaCallback(on_train_end=lambda trainer, _: self.last.save(trainer)),
             *build_configured(data.settings),
             *([] if signals is None else [Preemption(signals, limits.ranks, self.last.save)]),
             (ProgressBar if shows_bar else ProgressLines)(limits),
@@ -131,6 +133,8 @@ def build_configured(settings: TrainConfig) -> list[Callback]:
     built = []
     for name, factory in settings.callbacks.items():
         callback = factory()
+        if isinstance(callback, StochasticWeightAveraging):
+            raise UsageError(f"callbacks.{name} averages after best.ckpt is chosen: use ema_decay=")
         if settings.fold is None and isinstance(callback, EarlyStopping):
             raise UsageError(f"callbacks.{name} needs validation cases, fold=none has none")
         if settings.fold is not None or not isinstance(callback, BestCheckpoint):

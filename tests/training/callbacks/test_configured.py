@@ -3,9 +3,11 @@
 from math import nan
 
 import pytest
+import torch
 
 from tests.contract.helpers.runs import read_step
 from tests.helpers.training import GiveDistances, fit
+from unet3d.checkpoint_file import load_checkpoint
 from unet3d.commands.train import build_training
 from unet3d.errors import UsageError
 from unet3d.training.start import prepare_start
@@ -112,4 +114,42 @@ def test_a_run_that_stopped_early_is_finished_unless_it_gets_more_patience(compo
 def test_a_metric_that_does_not_exist_is_named_with_those_that_do(composed, tmp_path, words):
     run = build_training(composed(*words), tmp_path)
     with pytest.raises(UsageError, match=r"val/dise.* '?val/dice'?, "):
+        fit(run)
+
+
+def test_a_finished_run_with_lightnings_average_goes_on_from_its_own_weights(composed, tmp_path):
+    key = "+callbacks.ema={_target_:lightning.pytorch.callbacks.EMAWeightAveraging,decay:0.8}"
+    words = [key, "data.layout.num_cases=8", "data.num_workers=0", "logger=none"]
+    weights = {}
+    for folder, limits in (("whole", [4]), ("extended", [2, 4])):
+        for limit in limits:
+            options = [*words, f"trainer.max_steps={limit}", "resume=auto", "scheduler=constant"]
+            run = build_training(composed(*options), tmp_path / folder)
+            fit(run, prepare_start(run).checkpoint)
+        content = load_checkpoint(tmp_path / folder / "checkpoints" / "last.ckpt")
+        weights[folder] = content["current_model_state"]
+    assert weights["whole"].keys() == weights["extended"].keys()
+    for name, value in weights["whole"].items():
+        assert torch.equal(value, weights["extended"][name]), name
+
+
+def test_an_average_that_is_not_in_the_best_checkpoint_is_refused(composed, tmp_path):
+    kind = "lightning.pytorch.callbacks.StochasticWeightAveraging"
+    with pytest.raises(UsageError, match="use ema_decay="):
+        build_training(composed(f"+callbacks.swa={{_target_:{kind},swa_lrs:0.1}}"), tmp_path)
+
+
+class TwoLosses(torch.optim.SGD):
+    """Compute the loss twice in a step, as SAM does."""
+
+    def step(self, closure):
+        closure()
+        return super().step(closure)
+
+
+def test_an_optimizer_that_computes_the_loss_again_is_refused(composed, tmp_path):
+    run = build_training(composed("trainer.max_steps=1"), tmp_path)
+    build = run.module.optimizer
+    run.module.optimizer = lambda: TwoLosses(build().param_groups, lr=0.1)
+    with pytest.raises(UsageError, match="TwoLosses computes the loss more than once in a step"):
         fit(run)

@@ -124,8 +124,13 @@ def read_folds(file: Path, cases: Sequence[str]) -> list[Fold]:
     return folds
 
 
-def read_groups(group_by: str, names: Sequence[str], key: str = "data.group_by") -> dict[str, str]:
-    """Return the group of every case: captured from its name, or read from a file."""
+def read_groups(
+    group_by: str, names: Sequence[str], key: str = "data.group_by", *, partial: bool = False
+) -> dict[str, str]:
+    """Return the group of every case: captured from its name, or read from a file.
+
+    If `partial`, other cases than the option was made for are groups of their own.
+    """
     if group_by.lower().endswith((".json", ".csv")):
         groups, problem = _read_group_file(Path(group_by), key), f"{group_by} has no group for"
     else:
@@ -140,6 +145,8 @@ def read_groups(group_by: str, names: Sequence[str], key: str = "data.group_by")
                 "group, such as 'patient(\\d+)_frame\\d+', or a .json or .csv file of cases and "
                 "groups"
             ) from None
+    if partial:
+        return {name: groups.get(name) or name for name in names}
     if ungrouped := [name for name in names if not groups.get(name)]:
         raise UsageError(
             f"{problem} {len(ungrouped)} of {len(names)} cases: {join_first(ungrouped)}"

@@ -57,9 +57,6 @@ class LastCheckpoint(Checkpoint):
         if self.is_due():
             self.save(trainer)
 
-    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
-        self.save(trainer)
-
     def on_exception(self, trainer: Trainer, *_: Any) -> None:
         """Save if a run can be resumed here: a rank cannot save alone, nor within a step."""
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
