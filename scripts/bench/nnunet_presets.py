@@ -129,7 +129,8 @@ def find_largest_patch(dataset: str, strategy: str, budget: float) -> dict[str, 
     for patch in grow(plan["patch_size"], GROWTH[dataset], data["shape"][::-1]):
         network = build_network(plan, data["classes"], strategy)
         estimate = estimate_network(network, [2, 1, *patch])
-        if estimate.reserved_at_most + CUDA_CONTEXT_BYTES > budget:
+        replayed = estimate.details.peak.reserved_at_most or 0
+        if replayed + CUDA_CONTEXT_BYTES > budget:
             break
         found = {"input_shape": [2, 1, *patch], **describe_peaks(estimate)}
     return found

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import unet3d
 from tests.memory.helpers.oracle import measure_script
 from unet3d.errors import UsageError
-from unet3d.memory.any_step import CONTEXT_BYTES
+from unet3d.memory.any_step import CONTEXT_BYTES, RESERVED_MARGIN
 
 CUBE = (2, 1, 16, 16, 16)
 STEPS: dict[str, Callable[[], Callable[[], Any]]] = {}
@@ -354,6 +354,9 @@ class Drawn(nn.Module):
     def __init__(self):
         super().__init__()
         widths = [int(x.item()) for x in torch.linspace(4, 8, 3)]
+        # The stages of timm's networks.
+        parts = [x.tolist() for x in torch.linspace(4, 8, 5, device="cpu").split([2, 3])]
+        widths += [round(width) for part in parts for width in part]
         self.layers = nn.ModuleList(map(nn.Linear, [16, *widths], [*widths, 16]))
         for layer in self.layers:
             nn.init.trunc_normal_(layer.weight, std=0.02)
@@ -609,7 +612,9 @@ def test_the_answer_says_what_is_left_or_missing():
     estimate = unet3d.estimate_step(build_for_cuda)
     low, high = estimate.process
     assert low == estimate.peak + 270 * 2**20
-    assert high == estimate.reserved_at_most + 850 * 2**20
+    at_most = estimate.details.peak.reserved_at_most
+    assert high == at_most + 850 * 2**20
+    assert estimate.reserved_at_most == int(1.1 * at_most)
     assert (
         estimate.describe_fit() == "takes 602 MiB of a GPU; give budget_gib to see whether it fits"
     )
@@ -623,14 +628,19 @@ def test_the_answer_says_what_is_left_or_missing():
         assert answer in estimate.describe_fit()
 
 
-def test_all_recorded_processes_but_one_are_within_the_range():
-    inside = []
-    for row in (row for report in read_gpu_rows() for row in report):
-        estimated = row["predicted"]
-        at_most = estimated.get("reserved_at_most") or estimated["reserved"]
-        low, high = estimated["allocated"] + CONTEXT_BYTES[0], at_most + CONTEXT_BYTES[1]
-        inside.append(low <= row["measured"]["process"] <= high)
-    assert (len(inside), sum(inside)) == (97, 96)
+def test_all_recorded_steps_but_one_are_within_the_ranges():
+    reserved, processes = [], []
+    for rows in read_gpu_rows():
+        reserved.append([])
+        for row in rows:
+            estimated, measured = row["predicted"], row["measured"]
+            least = estimated["allocated"]
+            at_most = estimated.get("reserved_at_most") or estimated["reserved"]
+            reserved[-1].append(least <= measured["reserved"] <= RESERVED_MARGIN * at_most)
+            low, high = least + CONTEXT_BYTES[0], at_most + CONTEXT_BYTES[1]
+            processes.append(low <= measured["process"] <= high)
+    assert [(len(rows), sum(rows)) for rows in reserved] == [(82, 81), (15, 15)]
+    assert (len(processes), sum(processes)) == (97, 96)
 
 
 def read_gpu_rows():

@@ -35,7 +35,7 @@ def simulate_cuda_step() -> Generator[None]:
 
 
 @contextmanager
-def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> Generator[None]:
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Generator[None]:
     """Replace an attribute in the body by what `make` returns for it."""
     original = getattr(owner, name)
     setattr(owner, name, make(original))
