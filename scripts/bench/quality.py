@@ -44,7 +44,14 @@ JOBS = {
         *("data.splits=data/few.json", "data.patches_per_case=50", "model.width=8"),
         "trainer.check_val_every_n_epoch=1",
     ],
-    "hard": ["data=synthetic_hard", "trainer.max_steps=1000", "trainer.check_val_every_n_epoch=5"],
+    "hard": [
+        *("data.layout._target_=scripts.bench.synthetic_hard.SyntheticHard", "data.num_classes=8"),
+        *("data.root=data/synthetic_hard", "data.in_channels=2", "data.patch_size=[32,32,16]"),
+        *("data.batch_size=2", "data.patches_per_case=4", "data.layout.num_cases=24"),
+        *("data.layout.size=[48,48,24]", "data.layout.spacing_mm=[1.0,1.0,3.0]"),
+        *("data.layout.noise=0.35", "+data.layout.bias=0.15", "~data.layout.num_classes"),
+        *("trainer.max_steps=1000", "trainer.check_val_every_n_epoch=5"),
+    ],
     "brain": [
         *("data=nnunet", "data.root=data/Dataset029_BRATS6", "data.spacing_mm=[2,2,2]"),
         *("data.patch_size=[56,48,40]", "data.batch_size=2", "data.patches_per_case=20"),

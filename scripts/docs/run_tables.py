@@ -11,8 +11,8 @@ from unet3d.text import GIB, pluralize
 
 JOBS = {
     "default": "default run",
-    "hard": "`data=synthetic_hard`",
-    "hard, 10 minutes": "`data=synthetic_hard`, 10 minutes",
+    "hard": "hard synthetic volumes",
+    "hard, 10 minutes": "hard synthetic volumes, 10 minutes",
     "few": "hippocampus, 20 training cases, width 8",
 }
 """Jobs of scripts.bench.quality, as the documents call them."""
