@@ -129,9 +129,10 @@ def test_nnunet_trains_resumes_and_predicts_with_both_trainers(tmp_path):
         command, env=environment, capture_output=True, encoding="utf-8", timeout=300
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    starts = ("network", "predicts", "equal", "exit", "chooses")
+    starts = ("network", "predicts", "equal", "exit", "chooses", "logs")
     assert [line for line in ended.stdout.splitlines() if line.startswith(starts)] == [
         "network: FusedResidualEncoderUNet epochs: 1",
+        "logs to W&B: 1",
         "network: ResidualEncoderUNet epochs: 2",
         "network: FusedResidualEncoderUNet epochs: 3",
         "equal when replayed: True",

@@ -14,6 +14,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import torch
+import wandb
 from torch.utils._pytree import tree_leaves
 
 import unet3d
@@ -220,7 +221,11 @@ def main() -> None:
     plans = root / "preprocessed" / NAME
     narrow(plans / "nnUNetResEncUNetMPlans.json", plans / "nnUNetPlans.json")
     preprocess([1], configurations=["3d_fullres"], num_processes=[1])
+    os.environ |= {"nnUNet_wandb_enabled": "1", "nnUNet_wandb_mode": "offline"}
     ours = train("nnUNetTrainerLean", None)
+    wandb.finish()
+    os.environ.update(nnUNet_wandb_enabled="0")  # it takes one trainer per process
+    print("logs to W&B:", len([*ours.parent.glob("wandb/offline-run-*/*.wandb")]))
     theirs = train("nnUNetTrainer", ours)
     again = train("nnUNetTrainerLean", theirs)
     pairs = zip(train_on_noise(None), train_on_noise(OperationRecorder()), strict=True)
