@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from unet3d.errors import UsageError
 from unet3d.nnunet.fused_network import use_fused_blocks
@@ -65,6 +68,31 @@ def test_a_step_has_the_results_of_nnunets_network(kind, norm, strategy):
     assert list(fused_state) == list(state)
     for name, value in state.items():
         torch.testing.assert_close(fused_state[name], value, rtol=1e-9, atol=1e-12)
+
+
+def train_rank(rank, images, init_file, output):
+    """Train one volume per rank, wrapped as nnU-Net's trainer does."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=init_file, rank=rank, world_size=2)
+    network = make_network("ResidualEncoderUNet")
+    use_fused_blocks(network, "lean")
+    network = DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(network))
+    _, state = run_two_steps(network, images[rank : rank + 1])
+    if rank == 0:
+        torch.save(state, output)
+    dist.barrier()  # a rank that leaves early aborts the other
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_nnunets_network_does_with_the_whole_batch(tmp_path):
+    images = torch.randn(2, 2, 16, 32, 32, dtype=torch.float64)
+    output, init_file = tmp_path / "state.pt", f"file://{tmp_path / 'init'}"
+    mp.spawn(train_rank, (images, init_file, output), nprocs=2)
+    _, expected = run_two_steps(make_network("ResidualEncoderUNet"), images)
+    state = torch.load(output, weights_only=True)
+    for name, value in expected.items():
+        torch.testing.assert_close(state[f"module.{name}"], value, rtol=1e-9, atol=1e-12)
 
 
 def test_deep_supervision_is_switched_as_in_nnunet():
