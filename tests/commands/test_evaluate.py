@@ -119,6 +119,25 @@ def test_files_that_are_named_as_the_scans_of_a_run_are_its_cases(folder, monkey
     assert found["groups"] == {"a1_ct": "a", "b1_ct": "b", "c1_ct": "c1"}
 
 
+def test_a_file_that_names_its_labels_otherwise_is_not_scored(folder):
+    """As 3D Slicer writes them."""
+    SimpleITK = pytest.importorskip("SimpleITK")
+    for n, names in enumerate((["head", "tail"], ["tail", "Head"])):
+        image = SimpleITK.GetImageFromArray(make_labels(0))
+        for k, name in enumerate(names):
+            image.SetMetaData(f"Segment{k}_LabelValue", str(k + 1))
+            image.SetMetaData(f"Segment{k}_Name", name)
+        for part in ("slices", "truth"):
+            (folder / part).mkdir(exist_ok=True)
+            SimpleITK.WriteImage(image, str(folder / part / f"{n}.seg.nrrd"))
+    words = ["classes=[background,head,tail]", "draw_worst=0"]
+    base = ("predictions=slices", "references=truth", "output=out")
+    assert evaluate(*words, base=base) == 1
+    found = read_result()
+    assert [*found["cases"]] == ["0.seg"]
+    assert "1.seg.nrrd calls label 1 tail, which is 2" in found["errors"]["1.seg"]
+
+
 def test_class_names_come_from_dataset_json_and_they_and_tolerances_can_be_configured(folder):
     written = {"background": 0, "tail": 2, "head": 1}
     (folder / "dataset.json").write_text(json.dumps({"labels": written}))

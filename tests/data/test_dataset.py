@@ -134,7 +134,8 @@ def test_each_channel_has_its_normalization_which_leaves_out_a_background_other_
 def test_cases_with_problems_that_are_found_one_after_the_other_are_all_skipped(tmp_path):
     cases = [write_case(tmp_path, noise(8, 8, 8), name=name) for name in ("a", "b", "c")]
     layout = SimpleNamespace(list_cases=lambda: cases, find_problems=list)
-    usable = ValidCases(SimpleNamespace(skip_invalid_cases=True), layout, ["CT"])
+    dataset = SimpleNamespace(channels=["CT"], label_names={})
+    usable = ValidCases(SimpleNamespace(skip_invalid_cases=True), layout, dataset)
 
     def refuse_the_first_two(cases):
         if len(cases) > 1:

@@ -94,6 +94,28 @@ def test_a_loss_of_monai_ignores_voxels_and_trains_all_levels(name, regions):
     torch.testing.assert_close(loss([changed, coarse.detach()], labels), value.detach())
 
 
+class Counting(nn.Module):
+    """A loss with a state, and a weight that a callback changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.alpha = 0, 1.0
+
+    def forward(self, logits, labels):
+        self.calls += 1
+        return self.alpha * (logits.softmax(1) - labels).square().mean()
+
+
+def test_a_loss_with_a_state_is_tried_on_a_copy_and_has_what_a_callback_sets():
+    loss = AdaptedLoss(Counting())
+    check_loss(loss, 3)
+    assert loss.loss.calls == 0
+    logits, labels = make_batch()
+    first = loss(logits, labels)
+    loss.alpha = 2.0
+    torch.testing.assert_close(loss(logits, labels), 2 * first)
+
+
 @pytest.mark.parametrize("name", ["class_weights", "weight"])  # the second is torch's
 def test_cross_entropy_gets_the_class_of_each_voxel_and_weights_from_a_list(name):
     logits, labels = make_batch()

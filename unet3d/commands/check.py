@@ -142,7 +142,9 @@ def check_dataset(
     cases = layout.list_cases()
     rule = choose_split(data, cases)
     ram = get_available_bytes(torch.device("cpu"))
-    findings = check_headers(cases, channels=len(dataset.channels), ram=ram)
+    findings = check_headers(
+        cases, channels=len(dataset.channels), ram=ram, label_names=dataset.label_names
+    )
     findings = [*layout.find_problems(), *findings]
     headers = read_image_headers(cases)
     findings += [*find_assumptions(headers.values(), len(cases)), *find_odd_spacings(headers)]

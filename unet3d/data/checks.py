@@ -14,7 +14,12 @@ import numpy as np
 
 from unet3d.data.annotated import Annotations
 from unet3d.data.case import Case, Finding
-from unet3d.data.formats.volume_format import UnreadableFileError, VolumeHeader, iter_slabs
+from unet3d.data.formats.volume_format import (
+    UnreadableFileError,
+    VolumeHeader,
+    find_other_name,
+    iter_slabs,
+)
 from unet3d.data.formats.volumes import (
     FIX_2D,
     MAX_TILT,
@@ -50,8 +55,15 @@ ODD_RATIO = 10
 """Ratio to the median spacing above which a unit is likely wrong; slices of CT are 0.5 to 5 mm."""
 
 
-def check_headers(cases: Sequence[Case], *, channels: int, ram: int | None = None) -> list[Finding]:
+def check_headers(
+    cases: Sequence[Case],
+    *,
+    channels: int,
+    ram: int | None = None,
+    label_names: Mapping[str, tuple[int, ...]] | None = None,
+) -> list[Finding]:
     """Return the problems that can be found without decoding a voxel."""
+    names = dict(label_names or {})
     findings = list(find_duplicates(cases))
     for case in cases:
         if mixed := describe_mixed_axes(case.images[0], case.label):
@@ -60,7 +72,7 @@ def check_headers(cases: Sequence[Case], *, channels: int, ram: int | None = Non
             break
     for case in cases:
         findings += check_scan_headers(
-            case.name, case.images, case.label, channels=channels, ram=ram
+            case.name, case.images, case.label, names, channels=channels, ram=ram
         )
     return findings
 
@@ -85,13 +97,15 @@ def check_scan_headers(
     name: str,
     images: Sequence[Path],
     label: Path | None = None,
+    label_names: dict[str, tuple[int, ...]] | None = None,
     *,
     channels: int | None = None,
     ram: int | None = None,
 ) -> Iterator[Finding]:
     """Check each header of a case alone and against the first image's.
 
-    None: a scan without a label, any number of channels, any number of bytes to read.
+    Names of labels are compared with those known, and added to them. None: a scan without a label,
+    any number of channels, any number of bytes to read.
     """
     headers: dict[Path, VolumeHeader] = {}
     for file in (*images, *([] if label is None else [label])):
@@ -104,6 +118,10 @@ def check_scan_headers(
         for problem in check_single_header(header, is_label=is_label, ram=ram):
             yield Finding(name, file, *problem)
         headers[file] = header
+        names = {} if label_names is None or not is_label else label_names
+        if problem := find_other_name(header, names, "the classes or another case"):
+            advice = "number the structures alike in all files, in the order of the classes"
+            yield Finding(name, file, problem, advice)
     readable = [file for file in images if file in headers]
     total = sum(headers[file].num_channels for file in readable)
     if channels is not None and len(readable) == len(images) and total != channels:

@@ -36,6 +36,12 @@ class ResolvedDataset(DatasetDescription):
     label_values: tuple[int, ...] | None = None  # of each class in files; None: 0, 1, 2, ...
 
     @property
+    def label_names(self) -> dict[str, tuple[int, ...]]:
+        """Return the value that files have for each class, by its name in lower case."""
+        values = self.label_values or range(len(self.classes))
+        return {n.casefold(): (v,) for v, n in zip(values, self.classes, strict=True)}
+
+    @property
     def num_outputs(self) -> int:
         """Return the number of the network's outputs: regions have one each, no background."""
         return len(self.classes if self.regions is None else self.regions)
@@ -260,7 +266,7 @@ def choose_normalization(
 class ValidCases:
     """Cases of a dataset, with what data.invalid_cases says about those that cannot be used."""
 
-    def __init__(self, data: DataConfig, layout: DatasetLayout, channels: Sequence[str]):
+    def __init__(self, data: DataConfig, layout: DatasetLayout, dataset: ResolvedDataset):
         import torch  # here alone
 
         from unet3d.machine import get_available_bytes
@@ -268,7 +274,12 @@ class ValidCases:
         self.data, self.cases = data, layout.list_cases()
         self.skipped: list[Finding] = []
         self.ram = get_available_bytes(torch.device("cpu"))
-        headers = check_headers(self.cases, channels=len(channels), ram=self.ram)
+        headers = check_headers(
+            self.cases,
+            channels=len(dataset.channels),
+            ram=self.ram,
+            label_names=dataset.label_names,
+        )
         findings = [*layout.find_problems(), *headers]
         self.hints = [finding for finding in findings if finding.is_hint]
         self.handle_findings(findings)

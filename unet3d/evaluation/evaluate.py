@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from unet3d.data.formats.volume_format import find_other_name
 from unet3d.data.formats.volumes import describe_mixed_axes, read_header, read_label_pair
 from unet3d.data.layouts.dataset_json import LabelNames
 from unet3d.data.preprocessing.channels import get_spacing
@@ -147,6 +148,11 @@ class Evaluation:
                 f"{files[0]} has affine {own[:3].round(7).tolist()}, {files[1]} has "
                 f"{affine[:3].round(7).tolist()}: {SAME_GRID}"
             )
+        known = {} if self.names is None else self.names.classes
+        names = {name.casefold(): labels for name, labels in known.items()}
+        for file in files:
+            if problem := find_other_name(read_header(file), names, "the evaluation"):
+                raise UsageError(f"{file} {problem}: number the labels as the classes are")
         labels = self._find_labels(files[0], prediction) | self._find_labels(files[1], reference)
         if self.names is None:
             classes: Mapping[str, Sequence[int]] = {str(c): (c,) for c in sorted(labels - {0})}

@@ -5,6 +5,8 @@ Signatures were read in MONAI 1.6.1.
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -104,11 +106,18 @@ class AdaptedLoss(nn.Module):
 
     def __init__(self, loss: nn.Module, regions: Mapping[str, Sequence[int]] | None = None):
         super().__init__()
-        self.loss = loss
         self.regions = None if regions is None else [list(labels) for labels in regions.values()]
         self.takes_classes = getattr(loss, "takes_classes", type(loss).__name__ in TAKES_CLASSES)
+        self.loss = loss  # the last: from now on, it gets its attributes
         if self.takes_classes and regions is not None:
             raise UsageError(f"{type(loss).__name__} takes one class per voxel, not data.regions")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Give the loss what a callback sets, such as a weight that grows."""
+        loss = self.__dict__.get("_modules", {}).get("loss")
+        is_own = name in self.__dict__ or hasattr(type(self), name)
+        owner: Any = super() if is_own or not hasattr(loss, name) else loss
+        owner.__setattr__(name, value)
 
     def forward(self, logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
         """Logits (B, K, D, H, W), or a list of them, and labels (B, D, H, W) -> scalar."""
@@ -142,6 +151,8 @@ def check_loss(loss: nn.Module, outputs: int) -> None:
     named = loss
     while isinstance(named, AdaptedLoss | PartialLabels):
         named = named.loss
+    with suppress(Exception):  # some cannot be copied
+        loss = deepcopy(loss)  # which may count its calls
     logits = torch.zeros(2, outputs, 16, 16, 16, requires_grad=True)
     labels = (torch.arange(16) % 2).expand(2, 16, 16, 16)
     try:

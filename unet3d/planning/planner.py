@@ -100,7 +100,7 @@ def inspect_dataset(
     """Read every usable case, or its cached fingerprint."""
     layout = build_layout(data)
     facts = resolve_dataset(data, layout)
-    usable = ValidCases(data, layout, facts.channels)
+    usable = ValidCases(data, layout, facts)
     chosen = data.background
     background = chosen if is_overridden("data.background") else choose_background(facts.channels)
     fingerprints = usable.run_on_valid_cases(

@@ -89,7 +89,7 @@ class VolumeDataModule(pl.LightningDataModule):
         cases = self.layout.list_cases()  # with invalid ones: skipping a case changes no fold
         rule = choose_split(settings.data, cases)
         parts = split_cases(cases, settings.fold, rule.file, rule.groups)
-        usable = ValidCases(settings.data, self.layout, dataset.channels)
+        usable = ValidCases(settings.data, self.layout, dataset)
         self.preprocessing = usable.run_on_valid_cases(
             lambda cases: build_preprocessing(settings.data, dataset, cases)
         )

@@ -230,17 +230,21 @@ class SegmentationModule(LightningModule):
         """Run forward and backward, and the optimizer unless the step is skipped."""
         losses, take_step = [optimizer_closure()], super().optimizer_step
 
+        name = type(self.trainer.optimizers[0]).__name__
+
         def get_loss() -> Any:
             if not losses:
                 raise UsageError(
-                    f"{type(self.trainer.optimizers[0]).__name__} computes the loss more than once "
-                    "in a step, as LBFGS and SAM do: choose another optimizer"
+                    f"{name} computes the loss more than once in a step, as LBFGS and SAM do: "
+                    "choose another optimizer"
                 )
             return losses.pop()
 
         def update() -> None:
             if not self.nonfinite_guard.skipping:
                 take_step(epoch, batch_idx, optimizer, get_loss)
+                if losses:  # gradients were neither checked nor clipped
+                    raise UsageError(f"{name}.step(closure) must call the closure first")
 
         self.step.update(self.trainer.optimizers[0], update)
         self.nonfinite_guard.end_step()

@@ -199,6 +199,26 @@ def test_an_enhanced_image_is_read_and_segmented(tmp_path, folder, voxels, label
     np.testing.assert_array_equal(read_labels(tmp_path / "c.dcm")[0], labels)
 
 
+@pytest.mark.filterwarnings("ignore")  # highdicom, about what the slices leave out
+def test_structures_that_a_file_numbers_otherwise_are_found(tmp_path, folder, labels):
+    cases = []
+    for n, names in enumerate((["a", "b", "c"], ["b", "A", "c"], ["other", "b", "c"])):
+        write_labels(tmp_path / f"{n}.dcm", labels, folder, ["background", *names])
+        cases.append(Case(name=str(n), images=(folder,), label=tmp_path / f"{n}.dcm"))
+
+    def check(known):
+        found = check_headers(cases, channels=1, label_names=known)
+        return [(f.case, f.message.partition(" in ")[0]) for f in found if "calls" in f.message]
+
+    assert check({}) == [("1", "calls label 1 b, which is 2")]
+    swapped = "calls label 2 b, which is 1"
+    assert check({"b": (1,)}) == [
+        ("0", swapped),
+        ("1", "calls label 2 A, which is 1"),
+        ("2", swapped),
+    ]
+
+
 def test_contours_are_refused_with_what_converts_them(tmp_path, folder):
     contours = pydicom.dcmread(next(folder.iterdir()))
     contours.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.481.3"

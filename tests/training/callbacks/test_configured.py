@@ -147,9 +147,25 @@ class TwoLosses(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_that_computes_the_loss_again_is_refused(composed, tmp_path):
+class NoLoss(torch.optim.SGD):
+    """Change the weights by gradients that nobody has checked."""
+
+    def step(self, closure):
+        return super().step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (TwoLosses, "TwoLosses computes the loss more than once in a step"),
+        (NoLoss, r"NoLoss\.step\(closure\) must call the closure first"),
+    ],
+)
+def test_an_optimizer_that_does_not_compute_the_loss_once_is_refused(
+    composed, tmp_path, kind, problem
+):
     run = build_training(composed("trainer.max_steps=1"), tmp_path)
     build = run.module.optimizer
-    run.module.optimizer = lambda: TwoLosses(build().param_groups, lr=0.1)
-    with pytest.raises(UsageError, match="TwoLosses computes the loss more than once in a step"):
+    run.module.optimizer = lambda: kind(build().param_groups, lr=0.1)
+    with pytest.raises(UsageError, match=problem):
         fit(run)

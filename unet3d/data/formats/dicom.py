@@ -316,13 +316,15 @@ def read_file_header(file: Path) -> VolumeHeader:
         raise UnreadableFileError("has frames that are not the slices of one volume")
     geometry = order_axes(geometry)
     is_segmentation = image.SOPClassUID in SEGMENTATIONS
-    dtype = np.uint8 if len(image.get("SegmentSequence", ())) < 256 else np.uint16
+    segments = image.get("SegmentSequence", ())
+    dtype = np.uint8 if len(segments) < 256 else np.uint16
     return VolumeHeader(
         shape=geometry.spatial_shape,
         affine=LPS_TO_RAS @ geometry.affine,
         dtype=np.dtype(dtype if is_segmentation else np.float32),
         may_be_cropped=is_segmentation,
         buffer_bytes=8 * prod(geometry.spatial_shape),
+        label_names=tuple((int(s.SegmentNumber), str(s.SegmentLabel)) for s in segments),
     )
 
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Itk(VolumeFormat):
             dtype=dtype,
             has_orientation=self.name != "NRRD" or reader.HasMetaDataKey("NRRD_space"),
             buffer_bytes=prod(size) * channels * dtype.itemsize,  # SimpleITK's own image
+            label_names=tuple(find_label_names(reader)),
         )
 
     def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
@@ -93,6 +94,15 @@ class Itk(VolumeFormat):
         image.SetDirection(direction.ravel().tolist())
         image.SetOrigin(origin.tolist())
         SimpleITK.WriteImage(image, str(path), True)
+
+
+def find_label_names(reader: Any) -> Iterator[tuple[int, str]]:
+    """Yield the labels of a .seg.nrrd of 3D Slicer, and their names."""
+    for key in reader.GetMetaDataKeys():
+        if match := re.fullmatch(r"(Segment\d+_)LabelValue", key):
+            name = f"{match[1]}Name"
+            if reader.HasMetaDataKey(name):
+                yield int(reader.GetMetaData(key)), reader.GetMetaData(name)
 
 
 def open_reader(file: Path) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from unet3d.errors import UsageError
+from unet3d.text import join_first
 from unet3d.types import FloatTriple
 
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
@@ -70,6 +71,7 @@ class VolumeHeader(Grid):
     has_orientation: bool = True  # or that of the affine is assumed
     may_be_cropped: bool = False  # it may hold only a part of its image's grid
     buffer_bytes: int = 0  # held while reading, besides the array
+    label_names: tuple[tuple[int, str], ...] = ()  # what the file calls its labels
 
     @property
     def spacing_mm(self) -> FloatTriple:
@@ -84,6 +86,21 @@ class VolumeHeader(Grid):
     def reading_bytes(self) -> int:
         """Return the RAM that reading all voxels takes."""
         return prod(self.shape) * self.dtype.itemsize + self.buffer_bytes
+
+
+def find_other_name(
+    header: VolumeHeader, known: dict[str, tuple[int, ...]], source: str
+) -> str | None:
+    """Return how a file names a label as `source` names another; continues a sentence.
+
+    Names that are not known are added.
+    """
+    for value, name in header.label_names:
+        labels = known.setdefault(name.strip().casefold(), (value,))
+        if value not in labels:
+            others = join_first([str(label) for label in labels])
+            return f"calls label {value} {name}, which is {others} in {source}"
+    return None
 
 
 @dataclass(frozen=True)
