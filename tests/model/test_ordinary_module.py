@@ -219,6 +219,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("pool", ["max", "avg", "median", "approx_median"])
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:FutureWarning")  # torch 2.14
 def test_transforms_of_torch_run_plain_modules(name, pool):
     network, plain = (
         make_network(norm="instance", pool=pool, fused=f).eval() for f in (True, False)

@@ -10,7 +10,6 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from unet3d.config.compose import ComposedConfig, format_overrides, list_options
@@ -27,6 +26,7 @@ from unet3d.config.fields import (
 from unet3d.errors import UsageError
 from unet3d.files import write_output
 from unet3d.machine import Precision
+from unet3d.memory.fake_tensors import use_fake_tensors
 from unet3d.memory.fit import (
     BUDGET,
     Changes,
@@ -174,7 +174,7 @@ def count_flops(config: StepConfig, strategy: str) -> int:
     if strategy != config.strategy:
         variant = variant.with_strategy(strategy)
     precision = Precision(variant.precision, variant.precision)
-    with FakeTensorMode():
+    with use_fake_tensors():
         step = build_traced_step(variant, precision, cuda=True)
         with FlopCounterMode(display=False) as counter:
             step.train(Trace(cuda=True))

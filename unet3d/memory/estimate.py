@@ -17,7 +17,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
 )
 
 import unet3d
@@ -26,7 +25,7 @@ from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.cuda_libraries import COLUMNS, PARTIAL_SUMS
 from unet3d.memory.events import Block
-from unet3d.memory.fake_tensors import simulate_cuda_step
+from unet3d.memory.fake_tensors import simulate_cuda_step, use_fake_tensors
 from unet3d.memory.trace import Trace
 from unet3d.model.weights import count_parameters
 from unet3d.peak_memory import MemoryRecord
@@ -242,7 +241,7 @@ def trace_step(
     """Run a step on fake tensors and estimate its memory, and by default that of validation."""
     trace = Trace(cuda=cuda)
     try:
-        with FakeTensorMode(), simulate_cuda_step() if cuda else nullcontext():
+        with use_fake_tensors(), simulate_cuda_step() if cuda else nullcontext():
             step = make_step()
             model = step.model
             with trace.record(model):

@@ -1,6 +1,7 @@
 """Run a step on fake CPU tensors as it runs on a GPU: with its dtypes, formats and host values."""
 
 import copy
+import logging
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     FakeCopyMode,
+    FakeTensorMode,
     unset_fake_temporarily,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,6 +45,14 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Generator[None
         yield
     finally:
         setattr(owner, name, original)
+
+
+@contextmanager
+def use_fake_tensors() -> Generator[FakeTensorMode]:
+    """Make tensors without values in the body; torch 2.14 logs the errors that are raised there."""
+    logger = logging.getLogger(FakeTensorMode.__module__)
+    with replace(logger, "disabled", lambda _: True), FakeTensorMode() as mode:
+        yield mode
 
 
 def enable_foreach(optimizer: torch.optim.Optimizer) -> None:

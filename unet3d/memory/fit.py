@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unet3d.checkpointing.mednext import is_mednext_block
 from unet3d.checkpointing.recompute import find_blocks
@@ -19,7 +18,7 @@ from unet3d.inference.window_grid import compute_window_starts
 from unet3d.machine import Precision, get_available_bytes, resolve_precision
 from unet3d.memory.batches import LARGEST_BATCH, find_fitting_batch
 from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, trace_step
-from unet3d.memory.fake_tensors import SmallRangeMode
+from unet3d.memory.fake_tensors import SmallRangeMode, use_fake_tensors
 from unet3d.memory.traced_step import build_traced_step
 from unet3d.peak_memory import MemoryRecord
 from unet3d.step.build import build_network, complete_step
@@ -66,7 +65,7 @@ def get_budget_bytes(budget_gib: float | None) -> int:
 
 def list_strategies(config: StepConfig) -> tuple[str, ...]:
     """Return the strategies that the network supports, from the least work to the least memory."""
-    with FakeTensorMode(), SmallRangeMode():
+    with use_fake_tensors(), SmallRangeMode():
         model = build_network(config)
     if isinstance(model, HasRetention):
         return FUSED_STRATEGIES

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from unet3d.data.loading.datasets import compute_class_fractions
 from unet3d.errors import UsageError, summarize_error
-from unet3d.memory.fake_tensors import copy_as_fake
+from unet3d.memory.fake_tensors import copy_as_fake, use_fake_tensors
 from unet3d.model.weights import (
     compute_sigmoid_bias,
     compute_softmax_bias,
@@ -59,7 +59,7 @@ def trace_head_names(
 ) -> list[str]:
     """Return the names of a network's last convolutions, found by a forward without values."""
     size = config.data.patch_size
-    with FakeTensorMode():
+    with use_fake_tensors():
         try:
             return find_head_names(copy_as_fake(model), torch.zeros(2, channels, *size), outputs)
         except DataDependentOutputException:  # it reads values
