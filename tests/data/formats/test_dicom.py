@@ -10,6 +10,7 @@ from tests.data.helpers.formats import turn, write_nifti, write_series
 from unet3d.data.case import Case
 from unet3d.data.checks import check_headers
 from unet3d.data.formats import dicom, volumes
+from unet3d.data.formats.volume_format import VolumeHeader, find_other_name
 from unet3d.data.formats.volumes import (
     is_volume,
     list_volumes,
@@ -227,3 +228,13 @@ def test_contours_are_refused_with_what_converts_them(tmp_path, folder):
     (finding,) = check_headers([case], channels=1)
     assert finding.message.startswith("has contours (RTSTRUCT) and no voxels: convert it to NIfTI")
     assert finding.advice == "correct it, or remove the case"
+
+
+def test_several_labels_of_one_name_are_one_structure_of_a_file():
+    grid = {"shape": (4, 4, 4), "affine": np.eye(4), "dtype": np.dtype(np.uint8)}
+    header = VolumeHeader(**grid, label_names=((1, "cell"), (2, "Cell"), (3, "wall")))
+    known: dict = {}
+    assert find_other_name(header, known, "a") is None
+    assert known == {"cell": (1, 2), "wall": (3,)}
+    other = VolumeHeader(**grid, label_names=((3, "cell"),))
+    assert find_other_name(other, known, "a") == "calls label 3 cell, which is 1, 2 in a"

@@ -93,10 +93,15 @@ def find_other_name(
 ) -> str | None:
     """Return how a file names a label as `source` names another; continues a sentence.
 
-    Names that are not known are added.
+    Names that are not known are added. A file may have several labels of one name.
     """
+    own: dict[str, tuple[int, ...]] = {}
     for value, name in header.label_names:
-        labels = known.setdefault(name.strip().casefold(), (value,))
+        key = name.strip().casefold()
+        own[key] = (*own.get(key, ()), value)
+    for value, name in header.label_names:
+        key = name.strip().casefold()
+        labels = known.setdefault(key, own[key])
         if value not in labels:
             others = join_first([str(label) for label in labels])
             return f"calls label {value} {name}, which is {others} in {source}"
