@@ -38,7 +38,7 @@ def test_max_epochs_ends_a_run(train, tmp_path):
 
 def test_max_time_ends_a_run_and_the_report_says_so(train, tmp_path):
     assert train("logger=none").code == 0
-    more = ["trainer.max_steps=2999", "trainer.max_time=00:00:00:01", "validation.hd95=false"]
+    more = ["trainer.max_steps=2999", "trainer.max_time=00:00:00:03", "validation.hd95=false"]
     assert train("logger=none", *more, "resume=auto").code == 0
     report = read_report(tmp_path / "run")
     assert report["finished"] is True

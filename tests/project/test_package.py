@@ -76,7 +76,7 @@ def test_every_imported_package_is_required_and_every_required_one_is_imported()
     outside = {names.get(name, name) for name in imported - sys.stdlib_module_names - {"unet3d"}}
     extras = project["optional-dependencies"]
     groups = {"bundle", "dicom", "export", "hdf5", "hub", "itk", "mlflow", "nnunet", "nvml"}
-    groups |= {"openvino", "search", "tiff", "view", "wandb", "zarr"}
+    groups |= {"blosc2", "openvino", "search", "tiff", "view", "wandb", "zarr"}
     optional = {Requirement(line).name for name in groups for line in extras[name]}
     assert outside - required - optional == {"triton"}  # torch installs it for GPUs
     assert required <= outside | {"tensorboard"}  # torch's SummaryWriter needs it
