@@ -4,7 +4,8 @@
 
 A store of 64 GiB (float32) takes little of the disk: its chunks are links to one of few files.
 Prediction is measured on stores of 0.5, 1, 2 and 64 GiB (which takes an hour), with
-memory_gib=0.5 (64 GiB: 2), a network of 1 channel and windows that do not overlap.
+memory_gib=0.5 (64 GiB: 2), a network of 1 channel, which learns nothing,
+and windows that do not overlap.
 """
 
 import json
