@@ -1,6 +1,5 @@
 """Build an evaluation and its metrics from settings: match the files, name the classes."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from unet3d.data.annotated import read_annotations
 from unet3d.data.formats.hdf5 import split_array
 from unet3d.data.formats.volumes import is_volume, list_files_by_name, split_suffix
 from unet3d.data.layouts.dataset_json import LabelNames, find_label_names
+from unet3d.data.layouts.pairs import compile_pattern
 from unet3d.data.layouts.splits import read_groups
 from unet3d.errors import UsageError
 from unet3d.evaluation.evaluate import CasePair, Evaluation
@@ -107,11 +107,12 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
         for finding in annotations.find_unmatched_patterns(case_names):
             if settings.annotated is not None:  # a run may have cases that are not scored here
                 raise UsageError(finding.message)
-        own = (
-            cases if settings.annotated is None else dict(zip(case_names, case_names, strict=True))
-        )
+        named = cases if settings.annotated is None else {}
         pairs = [
-            replace(pair, unknown=frozenset(annotations.find_unannotated(own[pair.name])))
+            replace(
+                pair,
+                unknown=frozenset(annotations.find_unannotated(named.get(pair.name, pair.name))),
+            )
             for pair in pairs
         ]
     group_by = settings.group_by
@@ -160,8 +161,7 @@ def find_case_name(name: str, patterns: Sequence[str]) -> str:
     ('03', 'other')
     """
     for pattern in patterns:
-        first, *rest = map(re.escape, pattern.split("*"))
-        if match := re.fullmatch(first + "(?P<name>.+)" + "(?P=name)".join(rest), name):
+        if match := compile_pattern(pattern).fullmatch(name):
             return match["name"]
     return name
 

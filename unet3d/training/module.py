@@ -229,7 +229,6 @@ class SegmentationModule(LightningModule):
     ) -> None:
         """Run forward and backward, and the optimizer unless the step is skipped."""
         losses, take_step = [optimizer_closure()], super().optimizer_step
-
         name = type(self.trainer.optimizers[0]).__name__
 
         def get_loss() -> Any:

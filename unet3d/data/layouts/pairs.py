@@ -19,6 +19,12 @@ from unet3d.errors import UsageError
 from unet3d.text import join_first, pluralize
 
 
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """Return what matches paths or names in which every * stands for the same `name`."""
+    first, *rest = map(re.escape, pattern.split("*"))
+    return re.compile(first + "(?P<name>[^/]+)" + "(?P=name)".join(rest))
+
+
 class Pairs:
     """Files in `root` by pattern: one image pattern per channel and one label pattern.
 
@@ -122,10 +128,8 @@ class Pairs:
 
     def _match_names(self, pattern: str) -> Iterator[str]:
         pattern = pattern.removesuffix(f"/{split_array(Path(pattern))[1]}")
-        parts = pattern.split("*")
-        first, *rest = map(re.escape, parts)
-        path = re.compile(first + "(?P<name>[^/]+)" + "(?P=name)".join(rest))
-        for file in self.root.glob("*".join(map(escape, parts))):
+        path = compile_pattern(pattern)
+        for file in self.root.glob("*".join(map(escape, pattern.split("*")))):
             match = path.fullmatch(file.relative_to(self.root).as_posix())
             # A file x.ome.tif is called x elsewhere, so *.tif is not its pattern.
             if match and is_volume(file) and pattern.endswith(split_suffix(file)[1]):

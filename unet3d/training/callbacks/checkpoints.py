@@ -23,8 +23,9 @@ MAX_TIME_FRACTION = 0.01  # largest fraction of a run's time that may go into sa
 
 
 class LastCheckpoint(Checkpoint):
-    """Save last.ckpt between two optimizer steps, `every_seconds` apart, and when the run ends.
+    """Save last.ckpt between two optimizer steps, `every_seconds` apart.
 
+    RunCallbacks saves it when the run ends, before other callbacks do what they do then.
     Lightning's callback saves before a step is logged, also between micro-batches, whose gradients
     are not in a checkpoint, and not at the end of the run. The interval grows where saving takes
     long.
