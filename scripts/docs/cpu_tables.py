@@ -90,7 +90,7 @@ def classes() -> str:
         " | ".join([CLASS_ROWS[name], *(f"{row[n]:,}" for n in counts)])
         for name, row in peaks.items()
     ]
-    return make_table(f"peak in MiB | {' | '.join(f'{n} classes:' for n in counts)}", lines)
+    return make_table(f"peak in MiB | {' | '.join(f'{int(n):,} classes:' for n in counts)}", lines)
 
 
 def rivals() -> str:
