@@ -55,6 +55,13 @@ def use_fake_tensors() -> Generator[FakeTensorMode]:
         yield mode
 
 
+def fills_in_place(func: Any) -> bool:
+    """Return whether the running node would fill its own tensor if that were not fake."""
+    node = torch._C._current_autograd_node()
+    names = ("MaximumBackward0", "MinimumBackward0")  # of torch.max and torch.min, too
+    return func is aten.masked_fill.Scalar and node is not None and node.name() in names
+
+
 def enable_foreach(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer of CPU tensors update them together, as torch does by default on CUDA."""
     for group in optimizer.param_groups:

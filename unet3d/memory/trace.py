@@ -32,7 +32,7 @@ from unet3d.memory.cuda_libraries import (
     has_channels_last_memory,
 )
 from unet3d.memory.events import Block, EventRange, OpenCall
-from unet3d.memory.fake_tensors import evaluate_on_host
+from unet3d.memory.fake_tensors import evaluate_on_host, fills_in_place
 
 aten = torch.ops.aten
 
@@ -162,6 +162,8 @@ class Trace(TorchDispatchMode):
             if func is aten.add.Tensor and self._accumulates(args):
                 # Without a dispatch mode, the engine adds a second gradient in place.
                 return args[0].add_(args[1])
+            if fills_in_place(func):
+                return args[0].masked_fill_(*args[1:])
             if func is aten.view.default and _leads_to_modified_view():
                 return self._copy_view_gradient(args[0], func(*args))
         out, operation = func(*args, **kwargs), func.overloadpacket
