@@ -1,5 +1,6 @@
 """Bundles: what leaves is the whole pipeline, and runs without this package."""
 
+import json
 import runpy
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from tests.commands.helpers.checkpoints import checkpoints
 from tests.data.helpers.datasets import write_nnunet
 from unet3d.__main__ import main
 from unet3d.errors import UsageError
+from unet3d.export.bundle import write_description
 
 pytestmark = pytest.mark.slow
 
@@ -156,6 +158,20 @@ def test_monai_runs_the_bundle(ensemble, tmp_path):
     run_alone(bundle, MONAI, *words, *folders, without="onnxruntime")
     labels = np.asarray(nibabel.load(sorted(tmp_path.iterdir())[1]).dataobj)
     assert (labels != expected).mean() < 1e-4
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(255, "uint8"), (1035, "uint16")])
+def test_monai_saves_values_that_a_byte_cannot_hold(tmp_path, value, dtype):
+    (tmp_path / "models").mkdir()
+    pipeline = {
+        "classes": ["background", "a"],
+        "labels": [0, value],
+        "outputs": ["background", "a"],
+    }
+    pipeline |= {"unet3d": "1.0", "channels": ["image"], "patch_size": [8, 8, 8]}
+    write_description(tmp_path, pipeline, [], "")
+    config = json.loads((tmp_path / "configs" / "inference.json").read_text())
+    assert config["postprocessing"]["transforms"][-1]["output_dtype"] == dtype
 
 
 @pytest.mark.parametrize("exported", ["classes"], indirect=True)

@@ -60,6 +60,9 @@ def write_description(
     inference = read_json(SCRIPTS / "inference.json")
     inference["data"] = inference["data"].replace("NUM_CHANNELS", str(len(pipeline["channels"])))
     inference["inferer"]["roi_size"] = pipeline["patch_size"]
+    highest = max(len(pipeline["classes"]) - 1, *pipeline["labels"])
+    save = inference["postprocessing"]["transforms"][-1]
+    save["output_dtype"] = "uint8" if highest < 256 else "uint16"
     _write_json(inference, configs / "inference.json")
     (docs / "README.md").write_text(card, "utf-8")
     with (folder / "models" / "model.pt").open("wb") as file:
