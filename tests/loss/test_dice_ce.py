@@ -219,7 +219,7 @@ def test_topk_is_a_share_of_the_voxels_that_are_not_ignored():
     torch.testing.assert_close(value, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_class_255_is_no_voxel_to_skip_where_there_are_more(dtype):
     logits, labels = torch.randn(1, 300, 2, 2, 2, requires_grad=True), torch.full((1, 2, 2, 2), 255)
     results = [

@@ -58,16 +58,13 @@ def split_levels(
 def convert_labels(labels: Tensor, num_classes: int) -> Tensor:
     """Return labels of any integer type as bytes, or as int16 for more than 255 classes.
 
-    Bytes ignore IGNORE_LABEL, which is also the last int16, MAX_CLASSES, as a byte.
+    IGNORE_LABEL is the last int16, MAX_CLASSES, as a byte.
     """
     if labels.is_floating_point() or labels.is_complex():
         raise UsageError(
             f"labels are integers, the class of each voxel, got {labels.dtype}: use labels.long()"
         )
-    converted = labels.to(getattr(torch, get_label_dtype(num_classes)))
-    if converted.dtype != torch.uint8 == labels.dtype:
-        converted = converted.masked_fill(labels == IGNORE_LABEL, MAX_CLASSES)
-    return converted
+    return labels.to(getattr(torch, get_label_dtype(num_classes)))
 
 
 class LabelCheck:
