@@ -35,12 +35,14 @@ def cases(tmp_path):
         ({"background": 0, "left": 17}, {0: "background", 17: "left"}),
         ("auto", {0: None, 17: None}),
         ("colors.txt", {0: "Unknown", 17: "Left-Hippocampus"}),
+        ("words.csv", {0: "rest", 17: "Hippocampus, left"}),
         ("names.json", {0: None, 17: "left"}),
     ],
 )
 def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, setting, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "colors.txt").write_text(COLORS)
+    (tmp_path / "words.csv").write_text('0,rest\n17,"Hippocampus, left",L\n')
     (tmp_path / "names.json").write_text(json.dumps({"left": 17, "right": 53}))
     for _ in range(2):  # the second time, they are in the cache
         found = read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from unet3d.data.case import Case, run_on_cases
@@ -60,7 +61,8 @@ def read_table(file: Path) -> dict[int, str]:
     """Return the names of values in a JSON file, or in lines with a value and a name.
 
     Of a line, the first number and the first text count, as in FreeSurfer's color tables and the
-    label descriptions of ITK-SNAP; of several names, the first. Other lines are comments.
+    label descriptions of ITK-SNAP; of several columns with names, the first. Other lines are
+    comments.
     """
     if file.suffix == ".json":
         content = load_json_object(file, f"{KEY}: no file {file.absolute()}")
@@ -81,14 +83,22 @@ def split_line(line: str) -> tuple[str, str] | None:
 
     >>> split_line("17  Left-Hippocampus  220 216 20 0"), split_line("2001,Precentral gyrus")
     (('17', 'Left-Hippocampus'), ('2001', 'Precentral gyrus'))
+    >>> split_line("53 Right hippocampus 1"), split_line('54,"Amygdala, right",R')
+    (('53', 'Right hippocampus'), ('54', 'Amygdala, right'))
     >>> split_line('4 255 0 0 1 1 1 "Left ventricle"'), split_line("# value name")
     (('4', 'Left ventricle'), None)
     """
-    for pattern in (r"[^,;\t]+", r'"[^"]*"|\S+'):
+    for pattern, columns in ((r'"[^"]*"|[^,;\t]+', True), (r'"[^"]*"|\S+', False)):
         first, *rest = [part.strip(' "') for part in re.findall(pattern, line)] or [""]
         if first.isdecimal():
-            return first, next((part for part in rest if re.search("[^-+.0-9eE]", part)), first)
+            named = list(takewhile(is_text, dropwhile(lambda part: not is_text(part), rest)))
+            return first, " ".join(named[:1] if columns else named) or first
     return None
+
+
+def is_text(part: str) -> bool:
+    """Return whether a part of a line is no number."""
+    return re.search("[^-+.0-9eE]", part) is not None
 
 
 def find_values(cases: Sequence[Case], cache: Path) -> set[int]:
