@@ -3,7 +3,7 @@ import pytest
 import tifffile
 
 from unet3d.data.formats.volume_format import NO_SPACING
-from unet3d.data.formats.volumes import read_header, read_volume, write_labels
+from unet3d.data.formats.volumes import open_voxels, read_header, read_volume, write_labels
 from unet3d.data.preprocessing.cache import digest_volume
 from unet3d.errors import UsageError
 
@@ -111,6 +111,22 @@ def test_pages_written_one_by_one_are_one_volume(tmp_path, stack, name):
         writer.write(stack[0, ::3, ::3], subfiletype=1)  # a thumbnail
     np.testing.assert_array_equal(read_volume(tmp_path / name)[0], stack.T[None])
     assert read_header(tmp_path / name).shape == (9, 12, 5)
+
+
+def test_parts_of_a_tiled_file_are_not_those_of_a_preview_before_it(tmp_path):
+    voxels = np.random.default_rng(0).integers(0, 99, (8, 40, 48)).astype(np.uint16)
+    options = {
+        "tile": (16, 16),
+        "compression": "zlib",
+        "photometric": "minisblack",
+        "metadata": {"axes": "ZYX"},
+    }
+    with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
+        writer.write(voxels[::2, ::2, ::2], subfiletype=1, **options)
+        writer.write(voxels, **options)
+    box = (slice(3, 9), slice(2, 8), slice(1, 4))
+    part = open_voxels(tmp_path / "a.tif").read(box)
+    np.testing.assert_array_equal(part, voxels.T[box][None])
 
 
 @pytest.mark.parametrize(

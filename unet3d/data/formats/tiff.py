@@ -71,9 +71,10 @@ class Tiff(VolumeFormat):
 
     def open_voxels(self, file: Path, header: VolumeHeader) -> StoredVoxels | None:
         """Map voxels that follow one another, or open the tiles of one series by zarr."""
-        with open_tiff(file) as (_, stack, sizes):
+        with open_tiff(file) as (tif, stack, sizes):
             if len(stack) > 1 or stack[0].dtype.kind == "b":
                 return None
+            number = tif.series.index(stack[0])
             is_mapped, axes = stack[0].dataoffset is not None, "".join(sizes).lower()
         if is_mapped:
             return StoredVoxels(self.read_voxels(file, header))
@@ -82,7 +83,7 @@ class Tiff(VolumeFormat):
         import tifffile
         import zarr
 
-        store: Any = tifffile.imread(file, aszarr=True, series=0, level=0)
+        store: Any = tifffile.imread(file, aszarr=True, series=number, level=0)
         return StoredVoxels(zarr.open_array(store, mode="r"), axes)
 
     def write_labels(
