@@ -7,6 +7,7 @@ import zarr
 from tests.data.helpers.formats import write_zarr
 from unet3d.data.formats import ome_zarr
 from unet3d.data.formats.volumes import read_header, read_volume, write_labels
+from unet3d.data.preprocessing.cache import digest_volume, get_version
 from unet3d.errors import UsageError
 
 AFFINE = np.diag([0.0005, 0.0005, 0.002, 1.0])
@@ -58,6 +59,28 @@ def test_large_labels_have_lower_resolutions_of_cubic_voxels(tmp_path, monkeypat
     for n in range(3):
         np.testing.assert_array_equal(group[str(n)][:].T, voxels[:: 2**n, :: 2**n])
     assert read_header(tmp_path / "b.zarr").shape == voxels.shape
+
+
+def test_lower_resolutions_compare_axes_in_the_same_unit(tmp_path, monkeypatch):
+    monkeypatch.setattr(ome_zarr, "LOWEST", 32)
+    image = write_zarr(tmp_path / "a.zarr", np.zeros((60, 40, 12), np.uint8), AFFINE)
+
+    def use_nanometers(image):
+        for axis in image["axes"][1:]:
+            axis["unit"] = "nanometer"
+        image["datasets"][0]["coordinateTransformations"][0]["scale"] = [1.0, 400.0, 400.0]
+
+    edit(image, use_nanometers)
+    write_labels(tmp_path / "b.zarr", np.zeros((60, 40, 12), np.uint8), image)
+    assert zarr.open_group(tmp_path / "b.zarr", mode="r")["1"].shape == (12, 20, 30)
+
+
+def test_labels_within_an_image_are_not_part_of_it(tmp_path, voxels):
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
+    before = get_version(image), digest_volume(image)
+    labels = write_zarr(image / "labels" / "cells", voxels % 2, AFFINE)
+    assert (get_version(image), digest_volume(image)) == before
+    assert digest_volume(labels) != before[1]
 
 
 def test_a_translation_is_the_origin(tmp_path, voxels):

@@ -50,9 +50,10 @@ class OmeZarr(VolumeFormat):
     is_folder = writes_parts = True
 
     def list_files(self, file: Path) -> list[Path]:
-        """Return all files of the folder, and of folders that it links to."""
+        """Return all files of the folder, and of folders that it links to, but of its labels."""
         folders = os.walk(file, followlinks=True)
-        return sorted(Path(folder, name) for folder, _, names in folders for name in names)
+        paths = (Path(folder, name) for folder, _, names in folders for name in names)
+        return sorted(path for path in paths if not path.is_relative_to(file / "labels"))
 
     def read_header(self, file: Path) -> VolumeHeader:
         level = open_level(file)
@@ -95,9 +96,10 @@ class OmeZarr(VolumeFormat):
         first, array = image["datasets"][0], group["0"]
         (old, *translation), sizes = first[TRANSFORMS], np.array(array.shape)
         scale = np.array(old["scale"])
+        factors = np.array([MM_PER_UNIT[unit or "mm"] for unit in open_level(path).units])
         image["datasets"] = [first]
         while max(sizes) > LOWEST:
-            steps = np.where(scale < 2 * min(scale), 2, 1)
+            steps = np.where(scale * factors < 2 * min(scale * factors), 2, 1)
             scale, sizes = scale * steps, -(-sizes // steps)
             name = str(len(image["datasets"]))
             chunks = tuple(min(CHUNK, n) for n in sizes.tolist())
