@@ -68,7 +68,7 @@ def test_labels_without_a_spacing_have_that_of_their_image(volume):
 
 
 def test_a_table_names_the_blocks(volume, tmp_path):
-    (tmp_path / "mine.csv").write_text("z0,z1,x0,x1,y0,y1\n0,8,1,30,2,9\n")
+    (tmp_path / "mine.csv").write_text("z0, z1, x0, x1, y0, y1\n0, 8, 1, 30, 2, 9\n")
     assert cut("boxes=mine.csv") == 0
     assert nibabel.load("cases/labels/volume_000.nii.gz").shape == (29, 7, 8)
 
@@ -79,13 +79,19 @@ def test_a_table_names_the_blocks(volume, tmp_path):
         (["size=[12,10,8]", "gap=0"], "no block of label.nii"),
         (["boxes=mine.csv"], "[0, 9, 0, 9, 0, 25] is not within (36, 30, 24) voxels"),
         (["boxes=other.csv"], "must be a CSV file with the columns x0, x1, y0, y1, z0, z1"),
+        (["boxes=none.csv"], "boxes=none.csv lists no box"),
+        (["label=scaled.nii"], "scaled.nii is compressed as a whole, or its values are scaled"),
         (["label=shifted.nii"], "is not on the grid of volume.nii"),
         (["label=small.nii.gz"], "small.nii.gz is compressed as a whole"),
     ],
 )
 def test_what_cannot_be_cut_is_one_line(volume, tmp_path, capsys, options, message):
     (tmp_path / "mine.csv").write_text("x0,x1,y0,y1,z0,z1\n0,9,0,9,0,25\n")
+    (tmp_path / "none.csv").write_text("x0,x1,y0,y1,z0,z1\n")
     label = np.zeros((36, 30, 24), np.uint8)
+    scaled = nibabel.Nifti1Image(label, AFFINE)
+    scaled.header.set_slope_inter(2, 0)
+    nibabel.save(scaled, "scaled.nii")
     nibabel.save(nibabel.Nifti1Image(label, AFFINE), "small.nii.gz")
     nibabel.save(nibabel.Nifti1Image(label, AFFINE + np.eye(4, k=3)), "shifted.nii")
     if "gap=0" in options:
@@ -97,7 +103,9 @@ def test_what_cannot_be_cut_is_one_line(volume, tmp_path, capsys, options, messa
 
 
 def test_blocks_of_a_volume_are_not_mixed_with_earlier_ones(volume, capsys):
-    assert cut("size=[12,10,8]", "ignore_label=255") == 0
+    Path("volume_b.nii").symlink_to("volume.nii")  # another volume, whose name begins as this one's
+    for words in (["image=volume_b.nii"], []):
+        assert cut(*words, "size=[12,10,8]", "ignore_label=255") == 0
     assert cut("size=[12,10,8]", "ignore_label=255") == 2
     assert "cases/images/volume_000.nii.gz exists" in capsys.readouterr().err
 

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from glob import escape
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +53,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             f"{settings.label} ({other.shape[:3]} voxels) is not on the grid of {settings.image} "
             f"({header.shape[:3]})"
         )
-    if existing := sorted(settings.output.glob(f"*/{name}_*.nii.gz")):
+    if existing := sorted(settings.output.glob(f"*/{escape(name)}_[0-9][0-9][0-9]*.nii.gz")):
         raise UsageError(f"{existing[0]} exists: name another output, or remove {name}'s blocks")
     rows = []
     for block in find_blocks(settings, label):
@@ -81,7 +82,8 @@ def open_parts(file: Path) -> StoredVoxels:
     """Open a file whose parts can be read."""
     if (voxels := open_voxels(file)) is None:
         raise UsageError(
-            f"{file} is compressed as a whole: convert it to OME-Zarr, or decompress it"
+            f"{file} is compressed as a whole, or its values are scaled: convert it to OME-Zarr, "
+            "or to a file of the values themselves"
         )
     return voxels
 
@@ -115,12 +117,15 @@ def read_boxes(file: Path, shape: Sequence[int]) -> Iterator[Block]:
     """Yield the boxes of a table with the columns x0, x1, y0, y1, z0 and z1."""
     try:
         lines = file.read_text("utf-8-sig").splitlines()
-        table = [[int(row[column]) for column in COLUMNS] for row in csv.DictReader(lines)]
+        rows = csv.DictReader(lines, skipinitialspace=True)
+        table = [[int(row[column]) for column in COLUMNS] for row in rows]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"boxes={file} must be a CSV file with the columns {', '.join(COLUMNS)}, in voxels: "
             f"{error!r}"
         ) from None
+    if not table:
+        raise UsageError(f"boxes={file} lists no box")
     for row in table:
         pairs = [*zip(row[::2], row[1::2], strict=True)]
         if any(not 0 <= first < end <= n for (first, end), n in zip(pairs, shape, strict=True)):

@@ -76,7 +76,7 @@ class StoredChannels:
 
 
 def open_channels(files: Sequence[Path]) -> StoredChannels | None:
-    """Open the files of a scan; None: one of them is compressed as a whole."""
+    """Open the files of a scan; None: one of them cannot be read by parts."""
     parts = [open_voxels(file) for file in files]
     opened = [part for part in parts if part is not None]
     return StoredChannels(files, opened) if len(opened) == len(files) else None
