@@ -49,6 +49,18 @@ class LazyLogits:
             "without lazy_logits=True"
         )
 
+    @classmethod
+    def __torch_function__(cls, func: Any, *_: Any) -> Any:
+        raise TypeError(
+            f"lazy logits are no argument of {getattr(func, '__name__', func)}: they are not "
+            "computed as a whole; call the network without lazy_logits=True"
+        )
+
+    def __eq__(self, other: object) -> Any:
+        return torch.eq(self, other)  # raises the error above
+
+    __hash__ = object.__hash__
+
     def map(
         self,
         function: Callable[[Rows, Tensor], Tensor],

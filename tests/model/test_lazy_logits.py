@@ -2,6 +2,8 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
+from operator import eq
 
 import pytest
 import torch
@@ -136,6 +138,11 @@ def test_lazy_logits_say_why_they_are_no_tensor():
     logits = make_network(CLASSES)(make_batch(torch.float32)[0], lazy_logits=True)[0]
     with pytest.raises(AttributeError, match=r"^lazy logits have no argmax: .*without lazy_logits"):
         logits.argmax(1)
+    for use in (partial(torch.stack, [logits]), partial(eq, logits, 0)):
+        with pytest.raises(
+            TypeError, match=r"^lazy logits are no argument of .*without lazy_logits"
+        ):
+            use()
 
 
 def test_lazy_logits_are_not_read_with_other_weights_than_made_their_activation():
