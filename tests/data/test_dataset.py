@@ -78,7 +78,7 @@ def test_classes_without_names_are_called_by_their_values(given, names):
         (
             {"num_classes": 255, "annotated": {"*": ["a"]}},
             describe(),
-            "has no labels left beside 255 classes",
+            r"data\.annotated: 255 classes and 1 set of annotated ones are more than 255 labels",
         ),
         ({"num_classes": 256, "regions": {"a": [5]}}, describe(), "take at most 255 classes"),
         ({}, describe(classes=("background", "a", "a")), "names must be unique, got background, a"),

@@ -20,6 +20,7 @@ from unet3d.data.preprocessing.fingerprint import (
 )
 from unet3d.data.preprocessing.pipeline import Preprocessing, choose_background
 from unet3d.errors import UsageError
+from unet3d.text import pluralize
 from unet3d.types import IGNORE_LABEL, MAX_CLASSES
 
 T = TypeVar("T")
@@ -133,7 +134,11 @@ def resolve_dataset(data: DataConfig, layout: DatasetLayout) -> ResolvedDataset:
             raise UsageError("data.annotated cannot be combined with regions of the dataset")
         annotations = read_annotations("data.annotated", data.annotated, classes[1:])
         if min(annotations.unannotated_classes, default=IGNORE_LABEL) < num_classes:
-            raise UsageError(f"data.annotated has no labels left beside {num_classes} classes")
+            sets = pluralize(len(annotations.unannotated_classes), "set")
+            raise UsageError(
+                f"data.annotated: {num_classes} classes and {sets} of annotated ones are more than "
+                f"{IGNORE_LABEL} labels"
+            )
     if any(label in (label_values or range(num_classes)) for label in ignored):
         known = "data.label_values" if label_values else f"the classes 0..{num_classes - 1}"
         raise UsageError(f"data.ignore_label must be outside of {known}, got {list(ignored)}")
