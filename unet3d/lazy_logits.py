@@ -57,7 +57,7 @@ class LazyLogits:
         )
 
     def __eq__(self, other: object) -> Any:
-        return torch.eq(self, other)  # raises the error above
+        return self.__torch_function__(torch.eq)
 
     __hash__ = object.__hash__
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -695,3 +696,99 @@ def test_what_torch_saves_on_the_host_is_no_memory_of_the_gpu(pin_memory):
         unet3d.estimate_step(partial(keep_on_host, way)) for way in (nullcontext, offload)
     )
     assert offloaded.peak <= stored.peak - 3 * 8 * 16**3 * 4  # of six maps
+
+
+GRADIENTS = {
+    "rows of a table": lambda t: t[torch.randint(0, 200, (9,))],
+    "picked values": lambda t: t.gather(0, torch.randint(0, 200, (5, 32))),
+    "values by their number": lambda t: t.take(torch.randint(0, 200, (9,))),
+    "the largest": lambda t: t.topk(2, 1).values,
+    "the median": lambda t: t.median(1).values,
+    "the larger of two": lambda t: torch.maximum(t, t.flip(0)),
+    "masked": lambda t: torch.where(t > 1, t, 0.0).masked_fill(t > 2, 0.0),
+    "written and read": lambda t: t.index_put((torch.arange(99),), torch.zeros(99, 32))[:, [0, 3]],
+    "a Cholesky factor": lambda t: torch.linalg.cholesky(t[:32] @ t[:32].T + 99 * torch.eye(32)),
+    "a soft margin": lambda t: F.soft_margin_loss(t, torch.ones_like(t)),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_that_torch_fills_in_place_are_counted_once(name):
+    def build():
+        table = nn.Parameter(torch.rand(200, 32))
+        optimizer = torch.optim.SGD([table], 0.1)
+
+        def step():
+            optimizer.zero_grad()
+            GRADIENTS[name](table * 1).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    assert unet3d.estimate_step(build, device="cpu").peak == measure_script(build).peak
+
+
+def test_sizes_and_branches_by_value_are_said_with_their_line():
+    def by_value(y, target):
+        mask = F.one_hot(target).movedim(-1, 1)
+        return (y[:, : mask.shape[1]] * mask).mean()
+
+    estimate = estimate_with(by_value)
+    assert re.search(
+        r"are 0 and False in an estimate.* read at .*test_any_step.py:\d+$", repr(estimate)
+    )
+    assert "in an estimate" not in repr(
+        estimate_with(lambda y, _: y.mean() * float(y.mean().detach()))
+    )
+    with pytest.raises(UsageError, match=r"^cannot .*assert holds; .*are 0 and False in an est"):
+        estimate_with(lambda y, _: check(y.isfinite().all(), y.mean()))
+
+
+def check(holds, value):
+    assert holds
+    return value
+
+
+class SquareInFloat32(Square):
+    forward = torch.amp.custom_fwd(Square.forward, device_type="cuda", cast_inputs=torch.float32)
+    backward = torch.amp.custom_bwd(Square.backward, device_type="cuda")
+
+
+def square_if_autocast_is_on(x):
+    is_on = torch.is_autocast_enabled() and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    return Square.apply(x.float() if is_on else x)
+
+
+@pytest.mark.parametrize("square", [SquareInFloat32.apply, square_if_autocast_is_on])
+def test_a_script_learns_that_autocast_is_on(square):
+    def build(square):
+        network = nn.Linear(64, 256)
+
+        def step():
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = square(network(torch.randn(512, 64))).mean()
+            loss.backward()
+            return f"{loss:.3f}"
+
+        return step
+
+    expected = unet3d.estimate_step(partial(build, lambda x: Square.apply(x.float())))
+    assert unet3d.estimate_step(partial(build, square)).peak == expected.peak
+
+
+def test_adafactor_updates_one_weight_after_the_other_also_on_a_gpu():
+    def build(**options):
+        network = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64))
+        optimizer = torch.optim.Adafactor(network.parameters(), **options)
+
+        def step():
+            optimizer.zero_grad()
+            network(torch.randn(2, 64)).mean().backward()
+            optimizer.step()
+
+        return step
+
+    default, single = (
+        unet3d.estimate_step(partial(build, **options)).peak for options in ({}, {"foreach": False})
+    )
+    assert default == single

@@ -29,6 +29,7 @@ from unet3d.memory.fake_tensors import simulate_cuda_step, use_fake_tensors
 from unet3d.memory.trace import Trace
 from unet3d.model.weights import count_parameters
 from unet3d.peak_memory import MemoryRecord
+from unet3d.text import join_first
 from unet3d.types import has_blocks
 
 KINDS = (
@@ -256,6 +257,7 @@ def trace_step(
     except Exception as error:  # a network may do what tensors without values cannot follow
         raise UntraceableError(
             f"cannot estimate the memory of this network's step: {describe_obstacle(error)}"
+            + "".join(f"; {note}" for note in describe_reads(trace))
         ) from error
     paths = {module: path for path, module in model.named_modules()}
     blocks = model.blocks() if has_blocks(model) else ()
@@ -263,7 +265,14 @@ def trace_step(
     estimate = MemoryEstimate(trace, parameters=count_parameters(model), levels=levels)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         estimate.notes.append("what recurrent layers keep for backward is not estimated")
+    estimate.notes += describe_reads(trace)
     return estimate
+
+
+def describe_reads(trace: Trace) -> list[str]:
+    """Say where a step reads values on which sizes and branches may depend, if it does."""
+    note = "whole numbers and conditions are 0 and False in an estimate, which may change what runs"
+    return [f"{note}: they are read at {join_first(list(trace.reads))}"] if trace.reads else []
 
 
 def describe_obstacle(error: Exception) -> str:

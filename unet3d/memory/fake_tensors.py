@@ -2,10 +2,13 @@
 
 import copy
 import logging
+import os
+import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +26,8 @@ from unet3d.memory.autocast import use_cuda_autocast_rules
 from unet3d.memory.cuda_kernels import KERNELS, prefer
 
 aten = torch.ops.aten
+
+PACKAGE, TORCH = Path(__file__).parents[1], Path(torch.__file__).parent
 
 
 @contextmanager
@@ -55,15 +60,10 @@ def use_fake_tensors() -> Generator[FakeTensorMode]:
         yield mode
 
 
-def fills_in_place(func: Any) -> bool:
-    """Return whether the running node would fill its own tensor if that were not fake."""
-    node = torch._C._current_autograd_node()
-    names = ("MaximumBackward0", "MinimumBackward0")  # of torch.max and torch.min, too
-    return func is aten.masked_fill.Scalar and node is not None and node.name() in names
-
-
 def enable_foreach(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer of CPU tensors update them together, as torch does by default on CUDA."""
+    if isinstance(optimizer, torch.optim.Adafactor):  # one by one, also there
+        return
     for group in optimizer.param_groups:
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
@@ -92,6 +92,18 @@ def evaluate_on_host(func: Any, args: tuple, kwargs: dict) -> Any:
         except DataDependentOutputException:  # without a value, the step continues with any
             return False if args[0].dtype == torch.bool else 0
     return make_short_range(func, args, kwargs)
+
+
+def find_read(func: Any, args: tuple) -> str | None:
+    """Return the line that reads a whole number or a condition that has no value, if it does."""
+    if func is not aten._local_scalar_dense.default or args[0].is_floating_point():
+        return None
+    if getattr(args[0], "constant", None) is not None:
+        return None
+    frame, folders = sys._getframe(), (f"{PACKAGE}{os.sep}", f"{TORCH}{os.sep}")
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(folders):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def make_short_range(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp import autocast_mode
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -64,7 +65,7 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
         replace(nn.Module, "compile", lambda original: skip_compile),
         replace(nn.Module, "_apply", lambda apply: convert_fake),
         replace(nn.init, "_no_grad_trunc_normal_", lambda init: lambda x, *_, **__: x),  # reads x
-        replace(torch.autocast, "__init__", use_cpu_autocast if cuda else lambda init: init),
+        use_cpu_autocast() if cuda else nullcontext(),
         replace(save_on_cpu, "__init__", use_host if cuda else lambda init: init),
     ):
         estimate = trace_step(make_step, cuda=cuda, validates=False)
@@ -183,6 +184,8 @@ class ScriptMode(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.__format__:
+            return format(0.0, args[1])
         if func is Tensor.numpy:  # of what a script logs
             return np.zeros(args[0].shape, str(args[0].dtype).removeprefix("torch."))
         if func is Tensor.__deepcopy__:
@@ -240,12 +243,31 @@ def use_host(init: Callable) -> Callable:
     return start
 
 
-def use_cpu_autocast(init: Callable) -> Callable:
-    """Return an `autocast.__init__` that casts on the CPU what a script casts on a GPU."""
+@contextmanager
+def use_cpu_autocast() -> Generator[None]:
+    """Cast on the CPU what a script casts on a GPU, and answer so, in the body."""
+    half = torch.get_autocast_dtype("cuda")
 
-    def start(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        if device_type == "cuda":
-            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
-        init(self, device_type, dtype, *args, **kwargs)
+    def make_start(init: Callable) -> Callable:
+        def start(
+            self: Any, device_type: str, dtype: Any = None, *rest: Any, **others: Any
+        ) -> None:
+            if device_type == "cuda":
+                device_type, dtype = "cpu", dtype or half
+            init(self, device_type, dtype, *rest, **others)
 
-    return start
+        return start
+
+    def make_answer(ask: Callable) -> Callable:
+        return lambda kind="cuda": ask("cpu" if kind == "cuda" else kind)
+
+    def make_cast(cast: Callable) -> Callable:
+        return lambda value, kind, dtype: cast(value, "cpu" if kind == "cuda" else kind, dtype)
+
+    with (
+        replace(torch.autocast, "__init__", make_start),
+        replace(torch, "is_autocast_enabled", make_answer),
+        replace(torch, "get_autocast_dtype", make_answer),
+        replace(autocast_mode, "_cast", make_cast),  # of torch.amp.custom_fwd
+    ):
+        yield

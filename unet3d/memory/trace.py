@@ -4,7 +4,6 @@ The step runs under FakeTensorMode: no memory is allocated and nothing is comput
 sees each operation and records a list of events (allocate, free), from which the estimate follows.
 """
 
-import sys
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,14 @@ from torch.utils._pytree import tree_leaves
 
 from unet3d.custom_ops import OPERATORS
 from unet3d.memory.allocator import round_block_size
+from unet3d.memory.autograd import (
+    FILLED,
+    FILLING,
+    adds_to_new_tensor,
+    is_called_by_engine,
+    is_unshared,
+    leads_to_modified_view,
+)
 from unet3d.memory.cuda_libraries import (
     COLUMNS,
     CONVOLUTIONS,
@@ -32,7 +39,7 @@ from unet3d.memory.cuda_libraries import (
     has_channels_last_memory,
 )
 from unet3d.memory.events import Block, EventRange, OpenCall
-from unet3d.memory.fake_tensors import evaluate_on_host, fills_in_place
+from unet3d.memory.fake_tensors import evaluate_on_host, find_read
 
 aten = torch.ops.aten
 
@@ -43,7 +50,9 @@ COPY_IF_STRIDED = {
 }
 """Kernels that first copy a gradient that is not dense, on CUDA and CPUs."""
 
-RESIZED_LOSSES = {aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy}
+RESIZED_LOSSES = {
+    *(aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
+}
 """Losses whose number keeps the memory of all its summands: kernels resize what they allocate."""
 SUMMED_LOSSES = {aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
 """Losses that compute their summands in temporary memory (ATen/native/Loss.cpp)."""
@@ -54,9 +63,6 @@ ATTENTION_BACKWARD = {
 """Kernels of CUDA that sum gradients of the query, or their products, in float32."""
 
 FUSED_OPTIMIZERS = {getattr(aten, f"_fused_{n}_") for n in ("adagrad", "adam", "adamw", "sgd")}
-
-DISPATCH_MODULES = (__name__, "torch._compile", "torch._dynamo.eval_frame")
-"""Modules whose stack frames lie between torch's and those of __torch_dispatch__."""
 
 
 class Trace(TorchDispatchMode):
@@ -71,6 +77,7 @@ class Trace(TorchDispatchMode):
         self.phases: list[EventRange] = []
         self.graph_pool: list[range] = []  # events in the memory pool of CUDA graphs
         self.weights: dict[int, int] = {}  # numel of a weight, by the workspace of its gradient
+        self.reads: dict[str, None] = {}  # lines that read values which decide what runs
         self._stream = "default"
         # What has a workspace of cuBLAS: threads and cuBLASLt, for each stream.
         self._cublas_users: set[tuple[str, str]] = set()
@@ -83,6 +90,7 @@ class Trace(TorchDispatchMode):
         self._node_paths: dict[int, str] = {}  # sequence number of an autograd node -> module path
         self._last_path = ""
         self._call, self._call_start = "", 0  # path of the module whose backward runs
+        self._node, self._node_start = -1, 0  # the running node, and the event at which it began
         self._num_forward_nodes = 0  # later numbers are nodes that backward itself created
 
     # Called by the code that runs the step.
@@ -153,6 +161,7 @@ class Trace(TorchDispatchMode):
             return None  # changes tensors in place; torch would run it on real ones
         if (answer := evaluate_on_host(func, args, kwargs)) is not None:
             self._see(answer, "arange")
+            self.reads |= {line: None for line in (find_read(func, args),) if line}
             return answer
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and not self._stack:
@@ -162,9 +171,10 @@ class Trace(TorchDispatchMode):
             if func is aten.add.Tensor and self._accumulates(args):
                 # Without a dispatch mode, the engine adds a second gradient in place.
                 return args[0].add_(args[1])
-            if fills_in_place(func):
-                return args[0].masked_fill_(*args[1:])
-            if func is aten.view.default and _leads_to_modified_view():
+            if func in FILLING and self._is_own(args[0], FILLED) and is_called_by_engine():
+                in_place = getattr(aten, f"{func.overloadpacket.__name__}_")
+                return in_place(*args, **kwargs)
+            if func is aten.view.default and leads_to_modified_view():
                 return self._copy_view_gradient(args[0], func(*args))
         out, operation = func(*args, **kwargs), func.overloadpacket
         op = str(operation).removeprefix("aten.")
@@ -233,6 +243,8 @@ class Trace(TorchDispatchMode):
                 self._live[_address(out)][0].nbytes = nbytes
             if operation in SUMMED_LOSSES:
                 self._free(self._allocate(nbytes, f"{op}: summands"))
+        elif operation is aten.soft_margin_loss_backward:
+            self._free(self._allocate(2 * out.nbytes, f"{op}: summands"))
         elif operation in ATTENTION_BACKWARD:
             self._free(self._allocate(4 * args[1].numel(), f"{op}: float32 sums"))
         elif operation in COPY_IF_STRIDED:
@@ -290,14 +302,16 @@ class Trace(TorchDispatchMode):
         """
         copy = torch.empty_like(view, memory_format=torch.contiguous_format)
         self._see(copy, "as_strided_backward")
-        if _address(grad) in self._live and _is_unshared(grad, tensors=5, storages=3):
+        if _address(grad) in self._live and is_unshared(grad, tensors=5, storages=3):
             self._drop(_address(grad))  # torch keeps it as the base of the returned tensor
         return copy
 
     def _accumulates(self, args: tuple) -> bool:
         """Return whether the engine adds to a gradient that nothing else references."""
         first, second = args[:2]
-        if not _called_by_the_engine() or not isinstance(second, Tensor):
+        if not is_called_by_engine() or not isinstance(second, Tensor):
+            return False
+        if adds_to_new_tensor(self._is_own(first)):
             return False
         if torch.is_grad_enabled():  # create_graph: both may be needed again
             return False
@@ -311,8 +325,14 @@ class Trace(TorchDispatchMode):
             and block.kind is None
             and first._base is None
             and storage.nbytes() == first.nbytes
-            and _is_unshared(first, tensors=4, storages=2)
+            and is_unshared(first, tensors=4, storages=2)
         )
+
+    def _is_own(self, tensor: Tensor, ops: tuple[str, ...] = ()) -> bool:
+        """Return whether the running node has made a tensor, and by one of `ops` if given."""
+        block, _ = self._live.get(_address(tensor), (None, None))
+        is_new = block is not None and block.allocated_at >= self._node_start
+        return is_new and (not ops or block.op in ops)
 
     # Modules.
 
@@ -323,6 +343,8 @@ class Trace(TorchDispatchMode):
         if node is None:
             return ""
         number = node._sequence_nr()
+        if number != self._node:
+            self._node, self._node_start = number, len(self.events)
         if number < self._num_forward_nodes:  # else it belongs to the node before it
             self._last_path = self._node_paths.get(number, "")
         return self._last_path
@@ -358,29 +380,6 @@ class Trace(TorchDispatchMode):
 def _sequence_number() -> int:
     """Return the sequence number of autograd's next node."""
     return torch._C._autograd._get_sequence_nr()  # ty: ignore[possibly-missing-submodule]
-
-
-def _called_by_the_engine() -> bool:
-    """Return whether the autograd engine called this operation, with no Python code between."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") in DISPATCH_MODULES:
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
-
-
-def _is_unshared(grad: Tensor, *, tensors: int, storages: int) -> bool:
-    """Return whether only the engine references a gradient, besides the dispatch's references."""
-    count = grad._use_count()  # ty: ignore[missing-attribute]
-    return count <= tensors and torch._C._storage_Use_Count(_address(grad)) <= storages
-
-
-def _leads_to_modified_view() -> bool:
-    """Return whether the running node belongs to a view that was modified in place later."""
-    node = torch._C._current_autograd_node()
-    if node is None or node.name() != "ViewBackward0":
-        return False
-    following, _ = node.next_functions[0]
-    return following is not None and following.name() == "torch::autograd::CopySlices"
 
 
 def _list_dense(tensors: Any) -> Iterator[Tensor]:

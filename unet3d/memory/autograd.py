@@ -1,0 +1,58 @@
+"""What the autograd engine and its formulas do with tensors that have no values."""
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+DISPATCH_MODULES = ("unet3d.memory.trace", "torch._compile", "torch._dynamo.eval_frame")
+"""Modules whose stack frames lie between torch's and those of __torch_dispatch__."""
+
+FILLING = {
+    aten.index_add.default,
+    aten.index_fill.int_Scalar,
+    aten.index_put.default,
+    aten.masked_fill.Scalar,
+    aten.put.default,
+    aten.scatter.src,
+    aten.scatter_add.default,
+}
+"""Operations by which formulas fill a tensor of their own: in place, unless it is fake."""
+FILLED = ("new_zeros", "where", "zeros", "zeros_like")
+"""Operations that make such a tensor."""
+
+
+def is_called_by_engine() -> bool:
+    """Return whether the autograd engine called this operation, with no Python code between."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, *DISPATCH_MODULES):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
+
+
+def is_unshared(grad: Tensor, *, tensors: int, storages: int) -> bool:
+    """Return whether only the engine references a gradient, besides the dispatch's references."""
+    count = grad._use_count()  # ty: ignore[missing-attribute]
+    address = grad.untyped_storage()._cdata
+    return count <= tensors and torch._C._storage_Use_Count(address) <= storages
+
+
+def leads_to_modified_view() -> bool:
+    """Return whether the running node belongs to a view that was modified in place later."""
+    node = torch._C._current_autograd_node()
+    if node is None or node.name() != "ViewBackward0":
+        return False
+    following, _ = node.next_functions[0]
+    return following is not None and following.name() == "torch::autograd::CopySlices"
+
+
+def adds_to_new_tensor(is_own: bool) -> bool:
+    """Return whether the running node's formula adds two tensors, of which the first `is_own`.
+
+    In other formulas, it is the engine that adds: a second gradient, in place.
+    """
+    node: Any = torch._C._current_autograd_node()
+    return is_own and node is not None and node.name().startswith(("Cholesky", "Linalg"))
