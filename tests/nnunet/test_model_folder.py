@@ -116,7 +116,8 @@ def test_nnunet_mirrors_the_axes_that_training_flipped(build, tmp_path):
 
 def test_regions_and_the_orientation_of_files_are_said(build, tmp_path):
     trained = build(regions={"whole": [1, 2], "core": [2]}, orientation="LPS")
-    assert "files stored in LPS orientation" in write_model_folder(trained, tmp_path / "model")
+    said = write_model_folder(trained, tmp_path / "model")
+    assert ".nii.gz files (`file_ending` in dataset.json) stored in LPS orientation" in said
     assert read(tmp_path / "model", "plans")["image_reader_writer"] == "SimpleITKIO"
     dataset = read(tmp_path / "model", "dataset")
     assert dataset["labels"] == {"background": 0, "whole": [1, 2], "core": [2]}

@@ -54,6 +54,15 @@ def test_patches_and_folds_are_those_of_nnunet(path, tmp_path):
     assert {"trainer.max_steps=250000", "trainer.check_val_every_n_epoch=20"} <= {*overrides}
 
 
+def test_background_stays_0_and_regions_weigh_as_in_nnunet(path):
+    words = {*read_plans(path, "3d_fullres", None)}
+    assert not {word for word in words if word.startswith(("augmentation.keep", "loss.ce"))}
+    change(path, **{f"{SIZES}use_mask_for_norm": [True, False]})
+    dataset = path.with_name("dataset.json")
+    change(dataset, labels={"background": 0, "whole": [1, 2], "core": 2, "ignore": 3})
+    assert {"augmentation.keep_zeros=true", "loss.ce=2"} <= {*read_plans(path, "3d_fullres", None)}
+
+
 @pytest.mark.slow
 def test_volumes_have_the_axes_that_the_reader_of_nnunet_gives_them(path, tmp_path):
     change(path, transpose_forward=[1, 0, 2])  # is undone

@@ -14,7 +14,7 @@ from typing import Any
 
 from unet3d.data.augmentation.transforms import get_thin_axes
 from unet3d.data.config import NORMALIZATIONS
-from unet3d.data.formats.volumes import list_volumes, read_header
+from unet3d.data.formats.volumes import read_header
 from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.data.layouts.nnunet import NnUnet
 from unet3d.errors import UsageError
@@ -90,7 +90,7 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
     try:
         axes = get_nnunet_axes(plans)
         folders = [Path(home, plans["dataset_name"]) for home in homes if home]
-        root = root or next((raw for raw in folders if (raw / "imagesTr").is_dir()), None)
+        root = root or next((raw for raw in folders if (raw / "dataset.json").exists()), None)
         schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))
         if unknown := [scheme for scheme in schemes if scheme not in METHODS]:
             raise UsageError(f"nnU-Net's {unknown[0][0]} is not available here")
@@ -102,16 +102,18 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
             f"loss.batch_dice={str(sizes['batch_dice']).lower()}",
             *TRAINER,
         ]
+        if any(sizes["use_mask_for_norm"]):
+            overrides.append("augmentation.keep_zeros=true")
         dataset = NnUnet(str(path.parent))
         description = dataset.describe()
+        if description.regions and description.ignore_labels:  # then nnU-Net sums over regions
+            overrides.append(f"loss.ce={len(description.regions)}")
         if root is not None:
             reader = plans.get("image_reader_writer", "SimpleITKIO")
             if reader not in READERS:
                 raise UsageError(f"{path}: nnU-Net's reader {reader} is not available here")
-            images = list_volumes(root / "imagesTr")
-            if not images:
-                raise UsageError(f"{root / 'imagesTr'} holds no images")
-            orientation = READERS[reader] or read_header(images[0]).orientation
+            first = NnUnet(str(root)).list_cases()[0].images[0]
+            orientation = READERS[reader] or read_header(first).orientation
             overrides += [f"data.root={root}", f"data.orientation={orientation}"]
         elif description.regions is None:  # enough for an estimate
             overrides += [f"data.in_channels={len(description.channels)}"]

@@ -135,6 +135,19 @@ def test_an_intensity_change_keeps_the_labels_and_changes_channels_as_nnunet_doe
     assert name != "brightness" or gains[0] != gains[1]  # each channel has its own strength
 
 
+def test_background_of_0_stays_0_where_it_is_to_be_kept():
+    image, label = torch.randn(1, 1, 6, 6, 6), torch.zeros(1, 6, 6, 6, dtype=torch.uint8)
+    image[0, 0, :2] = 0
+    changed, kept = (
+        Augment(**{**ALL, "rotation_p": 0, "scale_p": 0, "elastic_p": 0, "flip_p": 0}, **options)
+        for options in ({}, {"keep_zeros": True})
+    )
+    first, second = (augment(image, label, [0], (6, 6, 6))[0][0, 0] for augment in (changed, kept))
+    assert first[:2].any()
+    assert not second[:2].any()
+    assert second[2:].equal(first[2:])
+
+
 def test_blur_matches_scipy_and_keeps_the_sum():
     point = torch.zeros(15, 15, 15)
     point[7, 7, 7] = 1

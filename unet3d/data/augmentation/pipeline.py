@@ -34,6 +34,7 @@ Axes = OptionType(
     "a list of axes 0, 1 and 2",
     lambda value: isinstance(value, list) and all(axis in (0, 1, 2) for axis in value),
 )
+Flag = OptionType("true or false", lambda value: isinstance(value, bool))
 Range = Sequence[float]
 
 
@@ -75,6 +76,7 @@ class Augment:
     gamma_p: Probability = 0.0
     inverted_gamma_p: Probability = 0.0
     gamma: Annotated[Range, within(0.01, 100)] = (0.7, 1.5)
+    keep_zeros: Annotated[bool, Flag] = False
 
     def __post_init__(self):
         for name, hint in get_type_hints(type(self), include_extras=True).items():
@@ -107,7 +109,8 @@ class Augment:
         for image, label, seed in zip(images, labels, augmentation_seeds, strict=True):
             transform = self.sample_transform(seed, patch_size)
             image, label = apply_transform(image, label, transform, patch_size)
-            patches.append((self._change_intensities(image, seed), label))
+            changed = self._change_intensities(image, seed)
+            patches.append((changed.where(image != 0, 0) if self.keep_zeros else changed, label))
         return torch.stack([i for i, _ in patches]), torch.stack([n for _, n in patches])
 
     def sample_transform(
