@@ -51,7 +51,7 @@ def quality(name: str = "cpu-quality", *left_out: str) -> str:
         for variant, content in variants.items():
             if job in left_out or variant in left_out:
                 continue
-            if variant == "nnunet_trainer" and "minutes" not in job:
+            if variant.startswith("nnunet_trainer") and "minutes" not in job:
                 continue  # nnU-Net's trainer with a thousandth of its iterations is no peer
             found = content["summary"]
             spread = "" if found["deviation"] is None else f" ± {found['deviation']:.4f}"
