@@ -49,6 +49,10 @@ def test_a_check_names_such_a_patch_for_files_of_any_orientation(tmp_path, monke
         nibabel.save(file, tmp_path / part / "a.nii")
     words = ["check", "data=pairs", "data.root=.", "data.num_classes=3", "fold=none"]
     words += ["data.images=images/*.nii", "data.labels=labels/*.nii"]
+    sides = "data.label_values={bg:0,left:1,right:2}"
+    for word, count in (("augmentation=light", 1), ("augmentation=none", 0)):
+        main([*words, sides, word])
+        assert capsys.readouterr().out.count("make left look like right") == count
     main([*words, "data.patch_size=[8,16,16]"])
     assert "is thin along x, volumes of 16 x 48 x 8 along z (up-down)" in capsys.readouterr().out
     main([*words, "data.patch_size=[16,16,8]"])

@@ -73,6 +73,15 @@ def test_training_warns_once_of_patients_on_both_sides_of_the_split(write, train
         assert not any("patients" in line for line in train(word)[1])
 
 
+def test_training_warns_of_patients_on_both_sides_of_a_file_of_folds(write, train, tmp_path):
+    write(SCANS)
+    folds = [{"train": SCANS[:3], "val": [SCANS[3]]}]
+    (tmp_path / "folds.json").write_text(json.dumps(folds))
+    (warning,) = [line for line in train("data.splits=folds.json")[2] if "patients" in line]
+    assert warning.startswith("1 of 1 validation case seem to be of patients that are also in ")
+    assert warning.endswith("; see folds.json")
+
+
 def test_training_warns_of_validation_cases_with_the_images_of_training_cases(
     write, train, tmp_path
 ):
@@ -145,3 +154,11 @@ def test_an_evaluation_resamples_patients_for_its_intervals(write, tmp_path, cap
     wide, narrow = (found["mean"]["dice"] for found in (grouped, alone))
     assert wide["mean"] == narrow["mean"]
     assert wide["high"] - wide["low"] > 1.2 * (narrow["high"] - narrow["low"])
+
+
+def test_a_fold_whose_validation_cases_are_all_invalid_is_a_warning(write, train, tmp_path):
+    write(names := ["a", "b", "c"])
+    (tmp_path / "scans" / "labels" / "c.nii.gz").write_bytes(b"")
+    (tmp_path / "folds.json").write_text(json.dumps([{"train": names[:2], "val": ["c"]}]))
+    warnings = train("data.splits=folds.json", "data.invalid_cases=skip")[2]
+    assert any(line.startswith("every validation case of fold 0 is invalid") for line in warnings)

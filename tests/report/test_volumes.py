@@ -8,6 +8,7 @@ import nibabel
 import numpy as np
 from PIL import Image
 
+from unet3d.report import slices
 from unet3d.report.volumes import (
     CaseVolumes,
     LabelLayer,
@@ -30,6 +31,18 @@ def make_case(shape=(60, 50, 40), name="case", spacing_mm=(1.0, 1.0, 1.0)):
     classes = [{"name": name, "color": "#ff0000"} for name in "ab"]
     layers = {"reference": LabelLayer(labels=labels, classes=classes)}
     return CaseVolumes(name=name, title=name, image=image, layers=layers, spacing_mm=spacing_mm)
+
+
+def test_slices_of_a_crop_are_numbered_as_in_the_case(monkeypatch):
+    texts: list[str] = []
+    monkeypatch.setattr(slices, "_measure", lambda words: texts.extend(words) or 9)
+    case = make_case((90, 80, 70))
+    assert find_label_box(case)[0].start == 15
+    draw_case(case, find_label_box(case))
+    x, y, z = (n + 1 for n in case.slices)
+    assert {f"axial slice {z} of 70", f"coronal slice {y} of 80", f"sagittal slice {x} of 90"} <= {
+        *texts
+    }
 
 
 def test_volumes_are_packed_as_nifti_with_their_spacing():

@@ -82,6 +82,7 @@ def test_several_loggers_get_what_each_can_show(composed, tmp_path):
     assert read_csv(tmp_path)[-1]["final/dice"] == "0.5"
     [other] = (tmp_path / "plain").glob("*/metrics.csv")
     assert "final/dice" in other.read_text()
+    assert "memory/validation_peak" in other.read_text()
     [picture, *_] = (tmp_path / "csv" / "images" / "cases").glob("*/1.png")
     with Image.open(picture) as image:
         assert image.mode == "RGB"

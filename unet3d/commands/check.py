@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -69,9 +69,11 @@ class DatasetCheckResult:
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Check everything, then print the findings."""
     settings = read_settings(CheckConfig, composed.config, data=parse_data_config(composed.config))
+    augmentation = composed.config["augmentation"]
     with show_progress("cases") as progress:
         report = check_dataset(
             settings.data,
+            flip_axes=augmentation.get("flip_axes", []) if augmentation.get("flip_p") else [],
             read_voxels=settings.read_voxels,
             workers=settings.workers,
             progress=progress,
@@ -132,6 +134,7 @@ def check_report_to_json(report: DatasetCheckResult) -> str:
 def check_dataset(
     data: DataConfig,
     *,
+    flip_axes: Collection[int],
     read_voxels: bool,
     workers: int | None,
     progress: Callable[[int, int], None],
@@ -151,11 +154,11 @@ def check_dataset(
     if rule.note is not None:
         advice = "set data.splits or data.group_by to choose the folds"
         findings.append(Finding(None, None, rule.note, advice, is_hint=True))
-    if likely := rule.likely_groups:
+    if (likely := rule.likely_groups) and rule.file is None:
         advice = f"set {likely.option} to keep the scans of a patient in one fold"
         findings.append(Finding(None, None, likely.message, advice, is_hint=True))
     outputs = dataset.regions or dataset.classes
-    if mixing := find_mixing_flips(outputs, data.orientation, [0, 1, 2]):
+    if mixing := find_mixing_flips(outputs, data.orientation, flip_axes):
         option = format_overrides({"augmentation.flip_axes": mixing[1]})
         message, advice = f"training has {mixing[0]}", f"set {option}, as unet3d plan does"
         findings.append(Finding(None, None, message, advice, is_hint=True))

@@ -198,7 +198,7 @@ class SplitRule:
 
     file: Path | None = None
     groups: dict[str, str] | None = None  # of each case, as data.group_by defines them
-    likely_groups: LikelyGroups | None = None  # in the names, where nothing decides
+    likely_groups: LikelyGroups | None = None  # in the names, unless groups are known
     note: str | None = None  # about a file of folds that no option names
 
 
@@ -206,7 +206,7 @@ def choose_split(data: DataConfig, cases: Sequence[Case]) -> SplitRule:
     """Return what decides the folds: an option, or nnU-Net's file in the dataset's folder."""
     names = [case.name for case in cases]
     groups = None if data.group_by is None else read_groups(data.group_by, names)
-    likely = find_likely_groups(names) if groups is None and data.splits is None else None
+    likely = find_likely_groups(names) if groups is None else None
     rule = SplitRule(file=data.splits, groups=groups, likely_groups=likely)
     file = None if data.root is None else data.root / SPLITS_FILE
     if data.splits is not None or file is None or not file.is_file():
@@ -219,7 +219,7 @@ def choose_split(data: DataConfig, cases: Sequence[Case]) -> SplitRule:
         return replace(rule, note=f"ignored: {reason}")
     unused = set(names).difference(*(part for fold in folds for part in fold))
     rest = f", in which {len(unused)} of {len(names)} cases do not occur" if unused else ""
-    return SplitRule(file=file, note=f"folds are those of {file}{rest}")
+    return replace(rule, file=file, note=f"folds are those of {file}{rest}")
 
 
 def build_preprocessing(

@@ -29,8 +29,8 @@ def find_shared_patients(
         return None
     return (
         f"{len(shared)} of {pluralize(len(validation), 'validation case')} seem to be of patients "
-        f"that are also in training, which inflates the scores: {likely.message}; add "
-        f"{likely.option}"
+        f"that are also in training, which inflates the scores: {likely.message}; "
+        + (f"see {rule.file}" if rule.file else f"add {likely.option}")
     )
 
 

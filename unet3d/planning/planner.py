@@ -114,7 +114,7 @@ def inspect_dataset(
     if fold is not None:  # keep the scans of a patient in one fold, if there are enough for folds
         rule, names = choose_split(data, cases), [case.name for case in cases]
         notes, groups, likely = [rule.note] if rule.note else [], rule.groups, rule.likely_groups
-        if likely is not None and not is_overridden("data.group_by"):
+        if likely is not None and rule.file is None and not is_overridden("data.group_by"):
             group_by, groups = likely.pattern, read_groups(likely.pattern, names)
             notes.append(f"{likely.message}: the plan sets {likely.option}")
         too_few = explain_too_few(names, groups) if rule.file is None else None

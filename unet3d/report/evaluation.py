@@ -260,7 +260,7 @@ def draw_worst_cases(result: Mapping[str, Any], folder: Path, warn: Callable[[st
         picture = folder / entry["picture"]
         picture.parent.mkdir(exist_ok=True)
         with atomic_write(picture) as draft:
-            draft.write_bytes(draw_case(case.take(find_label_box(case))))
+            draft.write_bytes(draw_case(case, find_label_box(case)))
 
 
 def iter_worst_cases(

@@ -100,13 +100,16 @@ def draw_case_slices(
     slices: Sequence[int],
     legend: Sequence[tuple[str, str]],
     title: str = "",
+    first: Sequence[int] = (0, 0, 0),
+    sizes: Sequence[int] | None = None,
 ) -> np.ndarray:
     """Return a uint8 image (H, W, 3) with a row per view: the image, then labels over it.
 
     `slices` is the slice to show of each axis; `legend` holds the text and the color, such as
     #ff0000, of the labels 1, 2, ..., others are not colored. Of many labels, only some of those
     that are shown are listed. All views share one scale in mm and one intensity window;
-    `choose_views` skips thin views.
+    `choose_views` skips thin views. Of a cropped case, slices are numbered as in the case: `first`
+    is where the crop begins, `sizes` the shape of the case.
     """
     from PIL import Image, ImageDraw
 
@@ -118,7 +121,8 @@ def draw_case_slices(
         present = {int(n) for own in planes.values() for plane in own[1:] for n in np.unique(plane)}
         shown = [entry for n, entry in enumerate(legend, start=1) if n in present]
         legend = [*shown[:MANY_CLASSES], *[("...", "#000000")][: len(shown) > MANY_CLASSES]]
-    names = {a: f"{VIEWS[a]} slice {slices[a] + 1} of {image.shape[a]}" for a in rows}
+    sizes = sizes or shape
+    names = {a: f"{VIEWS[a]} slice {first[a] + slices[a] + 1} of {sizes[a]}" for a in rows}
     headings = ["image", *layers]
     column = GAP + max(_measure(headings), *(row[0].width for row in rows.values()))
     width = GAP + max(len(headings) * column, GAP + _measure([title, *names.values()]))

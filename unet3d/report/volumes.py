@@ -146,8 +146,9 @@ def to_bytes(image: np.ndarray) -> np.ndarray:
     return result
 
 
-def draw_case(case: CaseVolumes) -> bytes:
-    """Return slices of a case as a PNG."""
+def draw_case(whole: CaseVolumes, box: tuple[slice, ...] = (slice(None),) * 3) -> bytes:
+    """Return slices of a box of a case as a PNG."""
+    case = whole.take(box)
     legend: dict[tuple[str, str], int] = {}  # text and color of each class that the case has
     layers = {}
     for name, layer in case.layers.items():
@@ -164,6 +165,8 @@ def draw_case(case: CaseVolumes) -> bytes:
         slices=case.slices,
         legend=list(legend),
         title=escape_unprintable(case.title),
+        first=[side.start or 0 for side in box],
+        sizes=whole.image.shape,
     )
     with BytesIO() as file:
         Image.fromarray(picture).save(file, format="png")

@@ -111,6 +111,11 @@ class VolumeDataModule(pl.LightningDataModule):
         shared = None if is_grouped else find_shared_patients(rule, *parts)
         every = sorted((v for part in volumes for v in part), key=lambda v: v.name)
         found = [shared, find_shared_images(*volumes)]
+        if parts[1] and not self.validation:
+            found.append(
+                f"every validation case of fold {settings.fold} is invalid, so there is no Dice: "
+                "choose another fold="
+            )
         if constant := [v.name for v in every if v.is_constant]:
             found.append(
                 f"images with one value everywhere: {join_first(constant)}: check these files"

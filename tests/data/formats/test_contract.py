@@ -147,6 +147,15 @@ def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path, name, part, sta
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(("unit", "said"), [("um", "the space units um, which"), ("mm", None)])
+def test_units_of_nrrd_files_that_are_not_read_are_said(tmp_path, labels, unit, said):
+    file = write_itk(tmp_path / "a.nrrd", labels, np.eye(4))
+    header, voxels = file.read_bytes().split(b"\n\n", 1)
+    file.write_bytes(header + f'\nspace units: "{unit}" "{unit}" "{unit}"\n\n'.encode() + voxels)
+    assumption = read_header(file).assumption
+    assert assumption is None if said is None else assumption.startswith(said)
+
+
 def test_labels_are_refused_by_a_format_that_cannot_hold_their_grid(tmp_path, labels):
     affine = np.diag([0.7, 0.7, 2.3, 1.0])  # other numbers in micrometers, after rounding
     image = write_itk(tmp_path / "a.nrrd", labels, affine)

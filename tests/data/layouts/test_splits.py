@@ -93,6 +93,7 @@ def test_groups_are_captured_from_names_or_read_from_a_file(tmp_path):
     assert read_groups(r"patient(\d+)_(frame)\d+", NAMES) == GROUPS
     rows = ["case,patient", *(f"{case}, {group}" for case, group in GROUPS.items())]
     contents = {"a.json": json.dumps(GROUPS | {"other": 7}), "a.csv": "\n".join(rows)}
+    contents["b.csv"] = contents["a.csv"].replace(",", ";")  # as Excel writes it in Europe
     for file, content in contents.items():
         (tmp_path / file).write_text(content)
         assert read_groups(str(tmp_path / file), NAMES) == GROUPS

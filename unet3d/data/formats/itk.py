@@ -11,6 +11,7 @@ import numpy as np
 
 from unet3d.data.formats.volume_format import (
     LPS_TO_RAS,
+    MM_PER_UNIT,
     UnreadableFileError,
     VolumeFormat,
     VolumeHeader,
@@ -20,6 +21,9 @@ HEADER_BYTES = 2**20  # bytes at a file's start that hold its text
 
 DATA_FILE = re.compile(rb"^(?:data[ _]?file:|ElementDataFile *[=:]) *(.+?)\r?$", re.M | re.I)
 """Where the voxels are, in a file of their own or in this one (LOCAL)."""
+
+UNITS = re.compile(rb"^space units: *(.+?)\r?$", re.M | re.I)
+"""Units of a NRRD file, which SimpleITK does not read."""
 
 
 class Itk(VolumeFormat):
@@ -33,8 +37,7 @@ class Itk(VolumeFormat):
 
     def list_files(self, file: Path) -> list[Path]:
         """Return the file, and the file of its voxels if that is another."""
-        with file.open("rb") as stream:
-            name = DATA_FILE.search(stream.read(HEADER_BYTES))
+        name = DATA_FILE.search(read_text(file))
         if name is None or name[1].upper() in (b"LOCAL", b"LIST"):
             return [file]
         return [file, file.parent / os.fsdecode(name[1])]
@@ -60,7 +63,15 @@ class Itk(VolumeFormat):
             has_orientation=self.name != "NRRD" or reader.HasMetaDataKey("NRRD_space"),
             buffer_bytes=prod(size) * channels * dtype.itemsize,  # SimpleITK's own image
             label_names=tuple(find_label_names(reader)),
+            assumption=self._find_assumption(file),
         )
+
+    def _find_assumption(self, file: Path) -> str | None:
+        found = UNITS.search(read_text(file)) if self.name == "NRRD" else None
+        units = {*re.findall('"(.*?)"', found[1].decode("utf-8", "replace"))} if found else set()
+        if all(MM_PER_UNIT.get(unit, 1) == 1 for unit in units):
+            return None
+        return f"the space units {' '.join(sorted(units))}, which are not read: mm is assumed"
 
     def read_voxels(self, file: Path, header: VolumeHeader) -> np.ndarray:
         """Read the volume; the numbers of a voxel, or a fourth axis, are channels."""
@@ -94,6 +105,12 @@ class Itk(VolumeFormat):
         image.SetDirection(direction.ravel().tolist())
         image.SetOrigin(origin.tolist())
         SimpleITK.WriteImage(image, str(path), True)
+
+
+def read_text(file: Path) -> bytes:
+    """Return a file's start, which holds its text."""
+    with file.open("rb") as stream:
+        return stream.read(HEADER_BYTES)
 
 
 def find_label_names(reader: Any) -> Iterator[tuple[int, str]]:

@@ -158,7 +158,8 @@ def _read_group_file(file: Path, key: str) -> dict[str, str]:
     """Read {case: group} from a JSON object or a two-column CSV file with or without a header."""
     try:
         if file.suffix.lower() == ".csv":
-            rows = csv.reader(file.read_text("utf-8-sig").splitlines())
+            text = file.read_text("utf-8-sig")
+            rows = csv.reader(text.splitlines(), delimiter=";" if ";" in text else ",")
             pairs = {(case.strip(), group.strip()) for case, group in filter(None, rows)}
         else:
             pairs = {(case, str(group)) for case, group in read_json(file).items()}
