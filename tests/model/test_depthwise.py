@@ -126,6 +126,30 @@ def test_second_derivatives_reach_the_layers_before():
     assert (got - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
+def fill_free_memory():
+    """Fill what torch allocates next with NaN, which it must overwrite."""
+    for n in range(8, 22, 2):
+        tensors = [torch.full((2**n,), torch.nan) for _ in range(8)]
+        del tensors
+
+
+@pytest.mark.parametrize("groups", [8, 4])
+def test_gradients_of_maps_shorter_than_a_kernel_are_right(groups):
+    """With groups, of a convolution of torch that follows; else of the one that is replaced."""
+    torch.manual_seed(0)
+    last = nn.Conv3d(8, 8, 7, 2, padding=3, groups=groups)
+    network = nn.Sequential(nn.Conv3d(8, 8, 3, padding=1, groups=8), last)
+    x, exact = torch.randn(2, 8, 6, 4, 6), deepcopy(network).double()
+    use_fast_depthwise(network)
+    gradients = []
+    for model, data in ((network, x), (exact, x.double())):
+        loss = model(data).square().sum()
+        fill_free_memory()
+        grad = torch.autograd.grad(loss, model[1].weight, create_graph=groups == 8)[0]
+        gradients.append(grad.detach().double())
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
 def test_without_a_compiler_torch_computes_it(monkeypatch):
     fast, plain = make_pair("3")
     monkeypatch.setattr(depthwise.kernels, "libraries", {torch.float32: None})

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from unet3d import machine
 from unet3d.commands.train import build_training
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.training import machine_checks
@@ -47,3 +48,14 @@ def test_a_cudnn_that_torch_avoids_is_reported():
     assert problem.message.startswith("cuDNN 9.10: torch computes half-precision 3D convolutions")
     assert not problem.is_fatal
     assert all(check_cudnn(version) is None for version in (90_701, 91_501, None))
+
+
+@pytest.mark.parametrize(("depth", "used"), [(3, "bf16"), (4, "32")])
+def test_bf16_is_avoided_where_torch_would_compute_wrong_gradients(
+    composed, tmp_path, monkeypatch, depth, used
+):
+    monkeypatch.setattr(machine, "has_fast_bf16", lambda: True)
+    words = ("precision=16", "data.patch_size=[16,16,16]", f"model.depth={depth}")
+    run = build_training(composed(*words), tmp_path)
+    assert run.precision.used == used
+    assert ("where maps are shorter than a kernel" in run.precision.reason) == (used == "32")

@@ -135,6 +135,8 @@ class StoreInput(torch.autograd.Function):
         x, mean, rstd, *parameters = ctx.saved_tensors
         gamma, beta, *tail = parameters[2:]
         enabled = ctx.autocast is not None
+        if x.shape[2] < ctx.block.conv1.kernel_size[0]:
+            x = x.contiguous()  # torch's gradients of short maps are wrong in channels-last memory
         with torch.enable_grad(), torch.autocast(x.device.type, ctx.autocast, enabled=enabled):
             x = x.detach().requires_grad_(ctx.needs_input_grad[0])
             # These weights: torch.func.functional_call has put the module's own ones back.

@@ -27,7 +27,11 @@ from unet3d.training.distributed import RankAgreement, find_device, leave_proces
 from unet3d.training.final_evaluation import evaluate_best_checkpoint
 from unet3d.training.head_bias import initialize_head_bias
 from unet3d.training.launch import ProcessRank, launch_ranks, read_process_rank
-from unet3d.training.machine_checks import check_machine, count_local_processes
+from unet3d.training.machine_checks import (
+    avoid_wrong_gradients,
+    check_machine,
+    count_local_processes,
+)
 from unet3d.training.module import SegmentationModule, make_config_record, make_metadata
 from unet3d.training.preflight import (
     choose_graphs,
@@ -111,6 +115,8 @@ def build_training(
     )
     graphs, graph_notes = choose_graphs(step, device, process)
     network = build_network(step)
+    shape = len(dataset.channels), *step.data.patch_size
+    precision = avoid_wrong_gradients(precision, network, shape, device.type)
     module = SegmentationModule(data, precision, network, limits=limits, graphs=graphs)
     run_callbacks = RunCallbacks(
         data, precision, module, limits, config=config, folder=folder, signals=signals

@@ -16,6 +16,8 @@ from unet3d.custom_ops import custom_op, get_device_type, is_transformed
 
 kernels = CppKernels(HEADERS / "depthwise.cpp", "depthwise")
 LAYOUT = torch.channels_last_3d
+SHORT = 8
+"""Maps of fewer rows may be shorter than the kernel of the next convolution."""
 
 
 def use_fast_depthwise(network: nn.Module) -> int:
@@ -59,7 +61,7 @@ class DepthwiseConv3d(nn.Conv3d):
         if not is_supported(input):
             return super().forward(input)
         tensors = prepare(input, self.weight, self.bias)
-        return Convolve.apply(*tensors, self.stride, self.padding, None)
+        return finish(Convolve.apply(*tensors, self.stride, self.padding, None))
 
 
 class DepthwiseConvTranspose3d(nn.ConvTranspose3d):
@@ -70,7 +72,7 @@ class DepthwiseConvTranspose3d(nn.ConvTranspose3d):
         if not is_supported(input) or output_size is not None:
             return super().forward(input, output_size)
         tensors = prepare(input, self.weight, self.bias)
-        return Convolve.apply(*tensors, self.stride, self.padding, self.output_padding)
+        return finish(Convolve.apply(*tensors, self.stride, self.padding, self.output_padding))
 
 
 def is_supported(x: Tensor) -> bool:
@@ -91,6 +93,15 @@ def prepare(x: Tensor, *weights: Tensor | None) -> list[Tensor | None]:
         return tensors
     dtype = torch.get_autocast_dtype("cpu")
     return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
+
+
+def finish(y: Tensor) -> Tensor:
+    """Return short maps in torch's own memory format.
+
+    In channels-last memory, torch's gradients of grouped convolutions are wrong where maps are
+    shorter than the kernel (torch 2.14, oneDNN).
+    """
+    return y.contiguous() if y.shape[2] < SHORT else y
 
 
 class Convolve(torch.autograd.Function):
@@ -114,7 +125,9 @@ class Convolve(torch.autograd.Function):
         if torch.is_grad_enabled():  # torch's operator has a derivative
             geometry = stride, padding, (1, 1, 1), is_transposed, output_padding or (0, 0, 0)
             operator = torch.ops.aten.convolution_backward
-            found = operator(g, x, weight, [len(weight)], *geometry, len(weight), needed)
+            found = operator(
+                g, x.contiguous(), weight, [len(weight)], *geometry, len(weight), needed
+            )
             return *found, None, None, None
         g = g.contiguous(memory_format=LAYOUT)
         to_x = to_weight = None

@@ -6,21 +6,25 @@ Lightning is not imported for them.
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unet3d.data.dataset import get_network_sizes
 from unet3d.errors import UsageError
 from unet3d.files import find_existing_dir
 from unet3d.machine import Precision, resolve_device
 from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
+from unet3d.memory.fake_tensors import copy_as_fake, use_fake_tensors
 from unet3d.memory.fit import check_step_size
+from unet3d.memory.script import use_plain_modules
 from unet3d.text import GIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.launch import ProcessRank
@@ -59,6 +63,39 @@ def check_machine(
         if problem.is_fatal:
             raise UsageError(problem.message)
     return [problem.message for problem in problems]
+
+
+def avoid_wrong_gradients(
+    precision: Precision, network: nn.Module, shape: Sequence[int], device: str
+) -> Precision:
+    """Return float32 where torch would compute wrong gradients in bf16; see `ShortMaps`."""
+    if device != "cpu" or not precision.used.startswith("bf16"):
+        return precision
+    maps = ShortMaps()
+    with suppress(Exception), use_fake_tensors(), torch.no_grad(), maps:  # if it can be traced
+        plain = copy_as_fake(network).eval()
+        use_plain_modules(plain)  # fused blocks convolve by the tile
+        plain(torch.empty(1, *shape))
+    if not maps.found:
+        return precision
+    reason = "PyTorch's bf16 gradients are wrong on a CPU where maps are shorter than a kernel"
+    return replace(precision, used="32", reason=reason)
+
+
+class ShortMaps(TorchDispatchMode):
+    """Find convolutions whose maps are shorter along the first axis than their kernel.
+
+    On a CPU, oneDNN leaves parts of their weights' gradients in bf16 uninitialized (torch 2.14).
+    """
+
+    found = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            self.found |= args[0].dim() == 5 and args[0].shape[2] < args[1].shape[2]
+        return func(*args, **(kwargs or {}))
 
 
 def find_problems(
