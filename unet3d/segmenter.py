@@ -188,7 +188,7 @@ def load(
         allow_targets: your own packages that the network may use.
         backend: what runs the network: ``"torch"``; on a CPU also ``"onnx"`` or ``"openvino"``.
         skip_background: skip windows without a voxel brighter than this level in [0, 1), between
-            the darkest (0) and the brightest voxels (1) of the scan; None computes all windows.
+            percentiles 0.5 (0) and 99.5 (1) of the scan; None computes all windows.
         flip_axes: earlier name of ``tta``; None is ``True``.
     """
     several = [checkpoint] if isinstance(checkpoint, str | Path) else checkpoint

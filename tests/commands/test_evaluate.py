@@ -51,6 +51,21 @@ def test_a_tolerance_that_hides_every_error_is_named(folder, capsys):
     assert "accepts errors of 20 mm, but a.nii.gz is 27 mm large" in shown.out + shown.err
 
 
+def test_a_tolerance_is_compared_with_the_spacing_that_one_of_the_labels_has(folder, capsys):
+    tifffile = pytest.importorskip("tifffile")
+    micrometers = {f"PhysicalSize{axis}": 0.3 for axis in "XYZ"}
+    for kind, metadata in (("predicted", micrometers), ("drawn", {})):
+        (folder / kind).mkdir()
+        file = folder / kind / "a.ome.tif"
+        tifffile.imwrite(file, make_labels(0).T, metadata={"axes": "ZYX", **metadata})
+    assert (
+        evaluate("draw_worst=0", base=("predictions=predicted", "references=drawn", "output=o"))
+        == 0
+    )
+    shown = capsys.readouterr()
+    assert "accepts errors of 1 mm, but a.ome.tif is 0.0063 mm large" in shown.out + shown.err
+
+
 def test_arrays_that_may_be_transposed_are_named(folder, capsys):
     tifffile = pytest.importorskip("tifffile")
     for kind, write in (("stacks", tifffile.imwrite), ("arrays", np.save)):

@@ -221,13 +221,15 @@ def find_large_tolerance(evaluation: Evaluation) -> str | None:
     """Return a warning if the tolerance hides every error, as 1 mm does in microscopy."""
     tolerance = evaluation.tolerance_mm
     tolerances = tolerance.values() if isinstance(tolerance, Mapping) else [tolerance]
-    file = next((pair.reference[0] for pair in evaluation.pairs if pair.reference), None)
-    if file is None:
+    pair = next((pair for pair in evaluation.pairs if pair.reference), None)
+    if pair is None:
         return None
+    file = pair.reference[0]
     try:
-        header = read_header(file)
+        headers = [read_header(part[0]) for part in (pair.reference, pair.prediction) if part]
     except UsageError:  # the case's own result says why
         return None
+    header = next((header for header in headers if header.assumption is None), headers[0])
     size = float(np.linalg.norm(np.multiply(header.shape[:3], header.spacing_mm)))
     if max(tolerances) <= size / MIN_SIZE_RATIO:
         return None
