@@ -62,6 +62,8 @@ def build_scheduler(
     factory: Factory, optimizer: Optimizer, fraction_done: Callable[[], float]
 ) -> LRScheduler:
     """Build the scheduler of a schedule of unet3d, or one of torch."""
+    if not isinstance(factory.target, type):
+        raise UsageError(f"scheduler._target_ must be a class, got {factory.target}")
     if not issubclass(factory.target, LRScheduler):
         schedule = factory()
         return FractionSchedule(optimizer, lambda step: schedule(fraction_done()))

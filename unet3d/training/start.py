@@ -156,7 +156,7 @@ def has_reached_limit(run: TrainingRun, content: Mapping[str, Any]) -> bool:
     if state["pending"]:
         return False
     for stopping in run.trainer.early_stopping_callbacks:
-        if states.get(stopping.state_key, {}).get("wait_count", 0) >= stopping.patience:
+        if states.get(stopping.state_key, {}).get("wait_count", 0) >= max(1, stopping.patience):
             return True
     epochs = state["position"]["epoch"] + (state["position"]["batch"] == len(run.data.train_loader))
     by_epochs = 0 < (run.trainer.max_epochs or -1) <= epochs

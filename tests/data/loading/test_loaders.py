@@ -1,5 +1,6 @@
 import pytest
 import torch
+from monai.data import MetaTensor
 
 from tests.data.helpers.loaders import AUGMENT, CPU, load_epochs, make_data, make_loader
 from unet3d.data.augmentation.pipeline import Augment
@@ -46,6 +47,20 @@ def test_batches_are_the_same_when_workers_are_spawned(volumes):
 def test_deferred_augmentation_gives_the_same_batches(volumes):
     deferred = make_loader(volumes, defer=True)
     assert_equal(load_epochs(deferred, 0, 1), load_epochs(make_loader(volumes), 0, 1))
+
+
+class AugmentByMonai(Augment):
+    """Return tensors of MONAI's own class, as its transforms do."""
+
+    def __call__(self, *args):
+        image, label = super().__call__(*args)
+        return MetaTensor(image), MetaTensor(label)
+
+
+@pytest.mark.parametrize("defer", [False, True])
+def test_batches_of_monai_transforms_are_plain_tensors(volumes, defer):
+    [batch, *_] = load_epochs(make_loader(volumes, augment=AugmentByMonai(), defer=defer), 0)
+    assert type(batch["image"]) is type(batch["label"]) is torch.Tensor
 
 
 def test_a_fetched_batch_comes_next_and_none_is_lost(volumes):

@@ -1,9 +1,12 @@
 """Callbacks of the config group: early stopping, the best checkpoints, and a user's own."""
 
+import random
 from math import nan
 
+import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 
 from tests.contract.helpers.runs import read_step
 from tests.helpers.training import GiveDistances, fit
@@ -101,6 +104,52 @@ def test_a_run_that_stopped_early_is_finished_unless_it_gets_more_patience(compo
             fit(run)
             run = build_training(composed(*words, option), tmp_path)
         assert prepare_start(run).is_finished is is_finished
+
+
+def test_a_run_that_may_stop_at_the_first_bad_validation_goes_on_before_one(composed, tmp_path):
+    words = ["callbacks=[default,early_stopping]", "callbacks.early_stopping.patience=0"]
+    fit(build_training(composed(*words, "trainer.max_steps=1"), tmp_path))
+    run = build_training(composed(*words, "trainer.max_steps=9", "resume=auto"), tmp_path)
+    assert not prepare_start(run).is_finished
+
+
+RATE = ["scheduler=constant", "scheduler.warmup=0"]  # whatever the number of steps
+
+
+class FreezeInFirstEpoch(Callback):
+    """Let the first parameters learn from the second epoch on."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        next(pl_module.parameters()).requires_grad_(trainer.current_epoch > 0)
+
+
+class DrawNumbers(Callback):
+    """Change the weights by numbers of Python and of NumPy."""
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        with torch.no_grad():
+            next(pl_module.parameters()).add_(0.1 * random.random() + 0.1 * np.random.rand())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [FreezeInFirstEpoch, DrawNumbers, lambda: GradientAccumulationScheduler({0: 1, 1: 2})],
+    ids=["freeze", "random numbers", "accumulation"],
+)
+@pytest.mark.filterwarnings("ignore:When using `Trainer.accumulate_grad_batches")
+def test_a_run_resumed_within_an_epoch_is_as_its_callbacks_had_set_it(composed, tmp_path, make):
+    words = ["data.layout.num_cases=10", "data.num_workers=0", "logger=none", "data.batch_size=1"]
+    weights = {}
+    for folder, limits in (("whole", [14]), ("resumed", [3, 11, 14])):
+        for limit in limits:
+            options = [*words, f"trainer.max_steps={limit}", "resume=auto", *RATE]
+            run = build_training(composed(*options), tmp_path / folder)
+            run.trainer.callbacks.append(make())
+            fit(run, prepare_start(run).checkpoint)
+        content = load_checkpoint(tmp_path / folder / "checkpoints" / "last.ckpt")
+        weights[folder] = content["state_dict"]
+    for name, value in weights["whole"].items():
+        assert torch.equal(value, weights["resumed"][name]), name
 
 
 @pytest.mark.parametrize(

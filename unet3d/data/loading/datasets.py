@@ -120,7 +120,10 @@ class TrainingPatches(Dataset[PatchSample]):
                 sample["augmentation_seed"] = augmentation_seed
                 return sample
             images, labels = self.augment([image], [label], [augmentation_seed], self.patch_size)
-            sample["image"], sample["label"] = images[0], labels[0]
+            # Transforms of MONAI return tensors of a class of their own.
+            sample["image"], sample["label"] = (
+                part[0].as_subclass(torch.Tensor) for part in (images, labels)
+            )
             return sample
 
     def read_label(self, index: PatchIndex) -> np.ndarray:

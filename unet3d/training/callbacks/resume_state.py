@@ -5,9 +5,11 @@ run may skip an epoch's validation or train on a batch twice. So they are comput
 position of the training loader after the last optimizer step.
 """
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -36,6 +38,8 @@ class ResumeState(Callback):
         self.pending = False  # whether a validation is due before the next batch
         self.ending = False  # whether that is the run's last validation, at a limit
         self.loaded_batch: int | None = None  # of its epoch, at which a resumed run begins
+        self.loaded: Mapping[str, Any] = {}  # the state that was saved
+        self.accumulation: int | None = None  # that a callback had set, for the next batch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         batch, self.loaded_batch = self.loaded_batch, None
@@ -44,15 +48,25 @@ class ResumeState(Callback):
         elif batch is not None and self.pending and self.ending:
             trainer.check_val_every_n_epoch = 1
             trainer.val_check_batch = batch  # may be before the epoch's last
+        # Callbacks freeze as an epoch begins, which a run resumed within it does not do.
+        if "frozen" in self.loaded:
+            for name, parameter in pl_module.named_parameters():
+                parameter.requires_grad_(name not in self.loaded["frozen"])
+        if batch is not None and 0 < batch < len(self.data.train_loader):
+            self.accumulation = self.loaded.get("accumulation")
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if self.accumulation is not None:  # not earlier: Lightning's scheduler would refuse it
+            trainer.accumulate_grad_batches, self.accumulation = self.accumulation, None
         batches = trainer.current_epoch * len(self.data.train_loader) + batch_idx
         number = batches * trainer.world_size + trainer.global_rank
         seed = hash((self.data.settings.seed, number))
         # torch.manual_seed takes 1 ms: without a GPU it records the stack for a lazy CUDA call.
         torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
         if pl_module.device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
 
@@ -77,6 +91,16 @@ class ResumeState(Callback):
             "fixed_settings": self.fixed_settings(),
         }
 
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        accumulation = trainer.accumulate_grad_batches
+        is_set = accumulation != self.data.settings.step.micro_batches
+        checkpoint["callbacks"][self.state_key] |= {
+            "frozen": [name for name, p in pl_module.named_parameters() if not p.requires_grad],
+            "accumulation": accumulation if is_set else None,
+        }
+
     def fixed_settings(self) -> dict[str, Any]:
         """Return what a resumed run must share besides its config."""
         order = self.data.train_loader.epoch_sampler
@@ -93,7 +117,7 @@ class ResumeState(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         state, steps = checkpoint["callbacks"][self.state_key], checkpoint["global_step"]
-        self.position, self.logged = state["position"], state["logged"]
+        self.position, self.logged, self.loaded = state["position"], state["logged"], state
         self.ending = state["ending"]
         epoch, batch = self.position["epoch"], self.position["batch"]
         # If the limit has been raised, its last validation is no longer due.
