@@ -125,8 +125,9 @@ def test_parts_of_a_tiled_file_are_not_those_of_a_preview_before_it(tmp_path):
         writer.write(voxels[::2, ::2, ::2], subfiletype=1, **options)
         writer.write(voxels, **options)
     box = (slice(3, 9), slice(2, 8), slice(1, 4))
-    part = open_voxels(tmp_path / "a.tif").read(box)
-    np.testing.assert_array_equal(part, voxels.T[box][None])
+    opened = open_voxels(tmp_path / "a.tif")
+    np.testing.assert_array_equal(opened.read(box), voxels.T[box][None])
+    opened.array.store.close()
 
 
 @pytest.mark.parametrize(
