@@ -1,6 +1,5 @@
 """Estimate the memory of a training step before it runs: peaks by phase, kind, layer and batch."""
 
-import os
 import re
 import traceback
 from collections import Counter
@@ -8,24 +7,21 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
 
-import unet3d
 from unet3d.errors import UsageError, summarize_error
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.allocator import Replay, replay
 from unet3d.memory.cuda_libraries import COLUMNS, PARTIAL_SUMS
 from unet3d.memory.events import Block
-from unet3d.memory.fake_tensors import simulate_cuda_step, use_fake_tensors
+from unet3d.memory.fake_tensors import OURS, TORCH, simulate_cuda_step, use_fake_tensors
 from unet3d.memory.trace import Trace
 from unet3d.model.weights import count_parameters
 from unet3d.peak_memory import MemoryRecord
@@ -277,11 +273,8 @@ def describe_reads(trace: Trace) -> list[str]:
 
 def describe_obstacle(error: Exception) -> str:
     """Say what tensors without values cannot do, and where the code outside of torch does it."""
-    torch_folder, ours = (
-        f"{Path(file).parent}{os.sep}" for file in (torch.__file__, unet3d.__file__)
-    )
     frames = traceback.extract_tb(error.__traceback__)
-    files = [x.filename.removeprefix(torch_folder) for x in frames]
+    files = [x.filename.removeprefix(TORCH) for x in frames]
     if isinstance(error, DynamicOutputShapeException):
         reason = f"a shape depends on values ({error.func}: a boolean mask, nonzero or unique)"
     elif any(re.match(r"distributed\W|nn\Wparallel\W", file) for file in files):
@@ -295,7 +288,7 @@ def describe_obstacle(error: Exception) -> str:
         reason = "it uses a tensor that was made before: make it in the build of estimate_step"
     else:
         reason = summarize_error(error)
-    calls = [x for x in frames if not x.filename.startswith((torch_folder, ours))]
+    calls = [x for x in frames if not x.filename.startswith((TORCH, OURS))]
     return (
         f"{reason}, at {calls[-1].filename}:{calls[-1].lineno}: {calls[-1].line}"
         if calls

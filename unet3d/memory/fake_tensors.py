@@ -27,7 +27,10 @@ from unet3d.memory.cuda_kernels import KERNELS, prefer
 
 aten = torch.ops.aten
 
-PACKAGE, TORCH = Path(__file__).parents[1], Path(torch.__file__).parent
+TORCH, OURS = (
+    f"{path}{os.sep}" for path in (Path(torch.__file__).parent, Path(__file__).parents[1])
+)
+"""The folders of torch and of this package: other code is the user's."""
 
 
 @contextmanager
@@ -100,8 +103,8 @@ def find_read(func: Any, args: tuple) -> str | None:
         return None
     if getattr(args[0], "constant", None) is not None:
         return None
-    frame, folders = sys._getframe(), (f"{PACKAGE}{os.sep}", f"{TORCH}{os.sep}")
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(folders):
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH, OURS)):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

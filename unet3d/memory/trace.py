@@ -161,7 +161,8 @@ class Trace(TorchDispatchMode):
             return None  # changes tensors in place; torch would run it on real ones
         if (answer := evaluate_on_host(func, args, kwargs)) is not None:
             self._see(answer, "arange")
-            self.reads |= {line: None for line in (find_read(func, args),) if line}
+            if (line := find_read(func, args)) is not None:
+                self.reads[line] = None
             return answer
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and not self._stack:

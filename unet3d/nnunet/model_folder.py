@@ -46,10 +46,10 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
     }
     with (path / CHECKPOINT).open("wb") as file:
         torch.save(content, file)
-    files = ".nii.gz files (`file_ending` in dataset.json) in any orientation"
+    stored = "in any orientation"
     if preprocessing.orientation != "RAS":
-        files = ".nii.gz files (`file_ending` in dataset.json) stored in "
-        files += f"{preprocessing.orientation} orientation (others are not checked)"
+        stored = f"stored in {preprocessing.orientation} orientation (others are not checked)"
+    files = f".nii.gz files (`file_ending` in dataset.json) {stored}"
     if preprocessing.label_values is not None:
         files += "; its predictions number the classes 0, 1, 2, ..."
     if "zscore_nonzero" in trained.normalizations:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unet3d.config.fields import OptionType, integer, list_of, number
+from unet3d.config.fields import BOOL, OptionType, integer, list_of, number
 from unet3d.data.augmentation.transforms import (
     SpatialTransform,
     add_noise,
@@ -34,7 +34,6 @@ Axes = OptionType(
     "a list of axes 0, 1 and 2",
     lambda value: isinstance(value, list) and all(axis in (0, 1, 2) for axis in value),
 )
-Flag = OptionType("true or false", lambda value: isinstance(value, bool))
 Range = Sequence[float]
 
 
@@ -76,7 +75,7 @@ class Augment:
     gamma_p: Probability = 0.0
     inverted_gamma_p: Probability = 0.0
     gamma: Annotated[Range, within(0.01, 100)] = (0.7, 1.5)
-    keep_zeros: Annotated[bool, Flag] = False
+    keep_zeros: Annotated[bool, BOOL] = False
 
     def __post_init__(self):
         for name, hint in get_type_hints(type(self), include_extras=True).items():

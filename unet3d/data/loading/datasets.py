@@ -10,6 +10,7 @@ from typing import NotRequired
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from unet3d.data.augmentation.pipeline import Augment
@@ -119,12 +120,16 @@ class TrainingPatches(Dataset[PatchSample]):
             if self.defer_augmentation:
                 sample["augmentation_seed"] = augmentation_seed
                 return sample
-            images, labels = self.augment([image], [label], [augmentation_seed], self.patch_size)
-            # Transforms of MONAI return tensors of a class of their own.
-            sample["image"], sample["label"] = (
-                part[0].as_subclass(torch.Tensor) for part in (images, labels)
-            )
+            images, labels = self.make_patches([image], [label], [augmentation_seed])
+            sample["image"], sample["label"] = images[0], labels[0]
             return sample
+
+    def make_patches(
+        self, images: Sequence[Tensor], labels: Sequence[Tensor], augmentation_seeds: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Augment contexts; MONAI's transforms return tensors of a class of their own."""
+        patches, targets = self.augment(images, labels, augmentation_seeds, self.patch_size)
+        return patches.as_subclass(Tensor), targets.as_subclass(Tensor)
 
     def read_label(self, index: PatchIndex) -> np.ndarray:
         """Return the labels (D, H, W) of a patch before augmentation."""

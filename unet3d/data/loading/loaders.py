@@ -169,14 +169,11 @@ class TrainLoader(DataLoader[PatchSample]):
         channels = batch["image"].numel() // sum(voxels)
         images = batch["image"].split([channels * n for n in voxels])
         labels = batch["label"].split(voxels)
-        image, label = self.patches.augment(
+        batch["image"], batch["label"] = self.patches.make_patches(
             [part.view(channels, *size) for part, size in zip(images, sizes, strict=True)],
             [part.view(size) for part, size in zip(labels, sizes, strict=True)],
             augmentation_seeds,
-            self.patches.patch_size,
         )
-        # Transforms of MONAI return tensors of a class of their own.
-        batch["image"], batch["label"] = (t.as_subclass(Tensor) for t in (image, label))
 
 
 def prepare_worker(worker: int) -> None:

@@ -87,8 +87,9 @@ class StepMemory(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: SegmentationModule) -> None:
         record = self.meter.read(trainer.strategy.root_device)
         self.validation = record | (self.validation or record)
+        tags = make_tags("validation", record)
         for logger in [] if trainer.sanity_checking else trainer.loggers:
-            logger.log_metrics(make_tags("validation", record), step=trainer.global_step - 1)
+            logger.log_metrics(tags, step=trainer.global_step - 1)
 
     def summarize(self) -> dict[str, Any]:
         """Return bytes for the report: first step, maximum of the steady steps, and validation."""
