@@ -202,6 +202,29 @@ def test_processes_share_the_scans_and_give_the_files_of_one(
     assert "1 failed:\n  c: " in captured.err
 
 
+def test_processes_share_a_scan_that_is_segmented_by_parts(predict, checkpoint, tmp_path, capfd):
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).normal(size=(48, 40, 32)))
+    words = {
+        "checkpoint": checkpoint("one"),
+        "input": tmp_path / "a.npy",
+        "save_probabilities": True,
+    }
+    words |= {"region": [0, 48, 2, 40, 0, 32], "keep_largest_component": "none"}
+    assert predict(**words) == 0
+    capfd.readouterr()
+    assert predict(**words, output=tmp_path / "shared", devices=2) == 0
+    captured = capfd.readouterr()
+    assert " in 2 slabs; labels: " in captured.out
+    assert captured.out.count(", shared by 2 processes\n") == 1
+    assert "\n1 of 1 scans segmented" in captured.out
+    alone, shared = (sorted((tmp_path / name).rglob("*.npy")) for name in ("out", "shared"))
+    assert [path.name for path in shared] == ["a.npy", "a.npy"]
+    for path, expected in zip(shared, alone, strict=True):
+        np.testing.assert_array_equal(np.load(path), np.load(expected))
+    assert predict(**words, output=tmp_path / "shared") == 0
+    assert "1 already segmented, skipped" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

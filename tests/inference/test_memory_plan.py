@@ -6,7 +6,7 @@ import torch
 
 from tests.contract.helpers.allocated import AllocatedBytes
 from unet3d.inference.label_writer import Output, argmax_labels
-from unet3d.inference.memory_plan import Budget, VolumeToSegment, choose_plan
+from unet3d.inference.memory_plan import Budget, VolumeToSegment, choose_plan, list_plans
 from unet3d.inference.sliding_window import WindowRunner, list_flips, segment
 from unet3d.inference.window_grid import WindowGrid
 from unet3d.text import GIB
@@ -62,6 +62,14 @@ def test_sums_move_to_ram_before_the_volume_is_split_into_slabs():
     assert len(on_gpu.slabs) == len(in_ram.slabs) == 1
     split = choose_plan(volume, Budget(ram_bytes=in_ram.ram_bytes - 1, gpu_bytes=1000))
     assert len(split.slabs) > 1
+
+
+def test_each_process_has_a_slab_where_there_can_be_so_many():
+    volume, budget = make_volume(), Budget(ram_bytes=2**40)
+    assert len(choose_plan(volume, budget, 3).slabs) == 3
+    most = max(len(plan.slabs) for plan in list_plans(volume, budget, split=True))
+    assert len(choose_plan(volume, budget, most + 1).slabs) == most
+    assert not choose_plan(volume, Budget(ram_bytes=1000), 3).fits(Budget(ram_bytes=1000))
 
 
 def test_the_smallest_plan_is_returned_if_none_fits():

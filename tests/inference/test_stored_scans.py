@@ -4,6 +4,7 @@ import tracemalloc
 from dataclasses import replace
 from functools import partial
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import memory_plan, stored_scans
 from unet3d.inference.predictor import Predictor
-from unet3d.inference.scans import segment_scans
+from unet3d.inference.scans import find_reason_to_segment, segment_scans
 
 PERMUTED = np.array([[0, -1.0, 0, 3], [0, 0, 2.0, 0], [1.5, 0, 0, 0], [0, 0, 0, 1]])
 AFFINES = {"axes as they are": np.eye(4), "axes permuted and flipped": PERMUTED}
@@ -43,7 +44,7 @@ def store(predictor, monkeypatch, *, slabs=3):
     monkeypatch.setattr(Predictor, "estimate_reading", lambda self, task: 2**62)
     monkeypatch.setattr(regions, "BLOCK", 500)
 
-    def choose_slabs(volume, budget):
+    def choose_slabs(volume, budget, processes=1):
         plans = memory_plan.list_plans(volume, budget, split=slabs > 1)
         return next(plan for plan in plans if len(plan.slabs) == slabs)
 
@@ -138,7 +139,104 @@ def test_what_was_written_with_other_options_is_not_kept(ensemble, tasks, monkey
     assert set(batches) == {1}  # no slab was skipped
 
 
-def fail(self):
+@pytest.mark.parametrize("regions", [None, {"x": [1, 2, 3], "y": [2, 3], "z": [3]}], ids=str)
+@pytest.mark.parametrize(
+    ("suffix", "affine"), [(".ome.zarr", np.diag([1.5, 2, 1, 1])), (".npy", PERMUTED)]
+)
+def test_probabilities_are_those_of_the_scan_in_memory_as_bytes(
+    ensemble, tasks, monkeypatch, tmp_path, suffix, affine, regions
+):
+    if suffix == ".ome.zarr":
+        zarr = pytest.importorskip("zarr")
+        monkeypatch.setattr("unet3d.data.formats.ome_zarr.LOWEST", 22)
+    preprocessing = Preprocessing(num_classes=3, spacing_mm=(1.3, 0.8, 1.9))
+    ensemble = replace(ensemble, classes=("background", "a", "b", "c")[: 4 if regions else 3])
+    predictor = build_predictor(replace(ensemble, preprocessing=preprocessing, regions=regions))
+    whole, stored = (
+        replace(task, probabilities=tmp_path / f"{task.labels.name}-probabilities.nii")
+        for task in tasks(affine, suffix)
+    )
+    predict(predictor, whole)
+    expected = np.moveaxis(np.asarray(nib.load(whole.probabilities).dataobj), -1, 0)
+    store(predictor, monkeypatch)
+    assert "probabilities: up to " in predictor.prepare(stored).memory_summary
+    predict(predictor, stored)
+    path = tmp_path / f"{stored.labels.name}-probabilities{suffix}"
+    if suffix == ".ome.zarr":
+        group = zarr.open_group(path)
+        image = group.attrs["ome"]["multiscales"][0]
+        assert [axis["name"] for axis in image["axes"]] == ["c", "z", "y", "x"]
+        shapes = [group[level["path"]].shape for level in image["datasets"]]
+        assert shapes == [(3, 26, 22, 30), (3, 13, 22, 15)]
+        scales = [level["coordinateTransformations"][0]["scale"] for level in image["datasets"]]
+        assert scales == [[1, 1, 2, 1.5], [1, 2, 2, 3]]
+        assert group["0"].chunks[0] == group["1"].chunks[0] == 1
+        found = np.transpose(group["0"][:], (0, 3, 2, 1))
+    else:
+        found = np.load(path)
+    assert found.dtype == np.uint8
+    np.testing.assert_allclose(found / 255, expected, atol=0.5 / 255 + 1e-6)
+    is_background = np.asarray(read_labels(stored.labels)[0]) == 0
+    np.testing.assert_array_equal(is_background, np.asarray(read_labels(whole.labels)[0]) == 0)
+
+
+def test_a_prediction_with_probabilities_goes_on_after_the_last_slab(
+    predictor, tasks, monkeypatch, tmp_path
+):
+    stored = replace(tasks()[1], probabilities=tmp_path / "probabilities" / "scan.nii")
+    store(predictor, monkeypatch, slabs=4)
+    finish, write = stored_scans.LabelStore.finish, stored_scans.LabelStore.write
+    monkeypatch.setattr(stored_scans.LabelStore, "finish", fail)
+    with pytest.raises(RuntimeError, match="ended"):
+        predict(predictor, stored)
+    monkeypatch.setattr(stored_scans.LabelStore, "finish", finish)
+    monkeypatch.setattr(stored_scans.LabelStore, "write", fail)
+    predict(predictor, stored)
+    found = np.load(tmp_path / "probabilities" / "scan.npy")
+    assert found.shape == (3, 30, 22, 26)
+    chosen = np.take_along_axis(found, np.load(stored.labels)[None], 0)
+    np.testing.assert_array_equal(chosen, found.max(0, keepdims=True))
+    settings = predictor.describe_settings()
+    assert find_reason_to_segment(stored, settings) is None
+    (tmp_path / "probabilities" / "scan.npy").unlink()
+    assert find_reason_to_segment(stored, settings) == "outdated"
+    monkeypatch.setattr(stored_scans.LabelStore, "write", write)
+    predict(predictor, stored)
+    assert find_reason_to_segment(stored, settings) is None
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
+def test_processes_share_the_slabs_of_a_scan(ensemble, tasks, monkeypatch, tmp_path, suffix):
+    if suffix == ".zarr":
+        pytest.importorskip("zarr")
+    whole, stored = (
+        replace(task, probabilities=tmp_path / f"{task.labels.name}-probabilities.nii")
+        for task in tasks(suffix=suffix)
+    )
+    predict(build_predictor(ensemble), whole)
+    shares = [(2, 3), (0, 3), (3, 4), (1, 3)]
+    written, write = [], stored_scans.LabelStore.write
+
+    def keep(self, order, columns, box, labels):
+        written.append((self.path.name, columns))
+        write(self, order, columns, box, labels)
+
+    monkeypatch.setattr(stored_scans.LabelStore, "write", keep)
+    for share in shares:
+        assert not stored.labels.exists()
+        predict(store(build_predictor(ensemble, share=share), monkeypatch), stored)
+    assert len(written) == len(set(written)) == 6
+    np.testing.assert_array_equal(read_labels(stored.labels)[0], read_labels(whole.labels)[0])
+    assert find_reason_to_segment(stored, build_predictor(ensemble).describe_settings()) is None
+    names = {path.name for folder in (tmp_path, tmp_path / ".unet3d") for path in folder.iterdir()}
+    assert names == {
+        *(".unet3d", "0.nii", f"whole{suffix}", f"whole{suffix}-probabilities.nii"),
+        *(f"stored{suffix}", f"stored{suffix}-probabilities{suffix}"),
+        *(f"whole{suffix}.json", f"stored{suffix}.json"),
+    }
+
+
+def fail(self, *_):
     raise RuntimeError("ended")
 
 
@@ -230,11 +328,16 @@ def test_a_region_that_cannot_be_segmented_is_refused(ensemble, tasks, region, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spacing", [None, (0.8, 1.3, 1.1)], ids=["spacing kept", "resampled"])
-def test_the_memory_of_a_slab_is_estimated(ensemble, tasks, monkeypatch, spacing):
+@pytest.mark.parametrize("probabilities", [False, True], ids=["labels", "probabilities"])
+def test_the_memory_of_a_slab_is_estimated(
+    ensemble, tasks, monkeypatch, tmp_path, spacing, probabilities
+):
     preprocessing = Preprocessing(num_classes=3, spacing_mm=spacing)
     ensemble = replace(ensemble, preprocessing=preprocessing, patch_size=(32, 32, 32))
     predictor = store(build_predictor(ensemble), monkeypatch, slabs=2)
     _, stored = tasks(shape=(120, 130, 140))
+    if probabilities:
+        stored = replace(stored, probabilities=tmp_path / "probabilities" / "scan.nii")
     estimates = []
     estimate = memory_plan._estimate_stored
 

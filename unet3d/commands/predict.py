@@ -55,9 +55,9 @@ class PredictConfig(PredictorConfig):
 class ShardResult:
     """What became of a process's share of the scans."""
 
-    num_tasks: int
-    num_skipped: int  # scans that had an output
-    num_different: int  # scans that differ from the training data
+    labels: set[Path]  # that were to be written
+    skipped: set[Path]  # labels that there were
+    different: set[Path]  # labels of scans that differ from the training data
     failures: dict[str, int]  # lines about scans, with the exit codes of their errors
     seconds: float  # without loading the networks
 
@@ -71,15 +71,19 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         results = run_in_processes(work, count, settings.device, ram=settings.memory_bytes)
     else:
         results = [predict(settings, (0, 1), settings.memory_bytes)]
-    if num_skipped := sum(result.num_skipped for result in results):
-        print(f"{num_skipped} already segmented, skipped (overwrite=true segments them again)")
+    if skipped := set().union(*(result.skipped for result in results)):
+        print(f"{len(skipped)} already segmented, skipped (overwrite=true segments them again)")
     failures = {line: code for r in results for line, code in r.failures.items()}
-    num_tasks = sum(result.num_tasks for result in results)
+    labels = set().union(*(result.labels for result in results))
+    for path in sorted(labels) if not failures else ():
+        if not path.exists():
+            failures[f"{path.name}: slabs of it are missing: run the same command again"] = 1
+    num_tasks = len(labels)
     seconds = max(result.seconds for result in results) / max(1, num_tasks)
     summary = f"{num_tasks - len(failures)} of {num_tasks} scans segmented, "
     summary += f"{seconds:.1f} s each, in {settings.output}"
-    if num_different := sum(result.num_different for result in results):
-        summary += f"; {num_different} differ from the training data, see the warnings"
+    if different := set().union(*(result.different for result in results)):
+        summary += f"; {len(different)} differ from the training data, see the warnings"
     print(summary)
     if failures:
         print(f"{len(failures)} failed:", *failures, sep="\n  ", file=sys.stderr)
@@ -96,15 +100,16 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
     """
     ensemble = load_ensemble(settings.checkpoints, settings.allow_targets)
     scans = find_scans(settings.input, ensemble.channels)
-    predictor = build_predictor(ensemble, settings, ram=ram)
     index, count = share
+    slabs = index // len(scans), len(range(index % len(scans), count, len(scans)))
+    predictor = build_predictor(ensemble, settings, ram=ram, share=slabs)
     tasks = plan_outputs(
         scans,
         settings.input,
         settings.output,
         save_probabilities=settings.save_probabilities,
         output_format=settings.output_format,
-    )[index::count]
+    )[index % len(scans) :: count]
     made_with = predictor.describe_settings()
     pending, notice = find_pending(tasks, made_with, overwrite=settings.overwrite)
     if index == 0:
@@ -120,14 +125,16 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
     if notice is not None:
         print(notice, flush=True)
     failures: dict[str, int] = {}
-    num_different, start = 0, time.perf_counter()
+    different, start = set[Path](), time.perf_counter()
     assumed: set[str] = set()
 
-    def compute(prepared: PreparedScan) -> Callable[[], None]:
-        nonlocal num_different
+    def compute(prepared: PreparedScan) -> Callable[[], bool | None]:
         task = prepared.task
         assert task is not None
-        print(prepared.memory_summary, flush=True)
+        if slabs[0]:  # the first process says it
+            return predictor.compute(prepared)
+        shared = f", shared by {slabs[1]} processes" if slabs[1] > 1 and prepared.is_stored else ""
+        print(f"{prepared.memory_summary}{shared}", flush=True)
         header, format = read_header(task.scan.files[0]), find_format(task.scan.files[0])
         is_oriented = header.has_orientation and (format.names_axes or not ensemble.names_axes)
         if not is_oriented and header.orientation not in assumed:
@@ -136,7 +143,7 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
             warning += f"{header.orientation} is assumed, here and in other such scans"
             print(warning, file=sys.stderr, flush=True)
         if prepared.differences:
-            num_different += 1
+            different.add(task.labels)
             files = ", ".join(file.name for file in task.scan.files)
             differences = "; ".join(prepared.differences)
             warning = f"warning: {files} differs from the training data: {differences}"
@@ -160,9 +167,9 @@ def predict(settings: PredictConfig, share: tuple[int, int], ram: int | None) ->
         failures[line] = get_exit_code(error)
         print(f"unet3d: {line}", file=sys.stderr, flush=True)
     return ShardResult(
-        num_tasks=len(pending),
-        num_skipped=len(tasks) - len(pending),
-        num_different=num_different,
+        labels={task.labels for task in pending},
+        skipped={task.labels for task in tasks if task not in pending},
+        different=different,
         failures=failures,
         seconds=time.perf_counter() - start,
     )

@@ -67,10 +67,11 @@ class InferencePlan:
         return self.ram_bytes <= budget.ram_bytes and self.gpu_bytes <= (budget.gpu_bytes or 0)
 
 
-def choose_plan(volume: VolumeToSegment, budget: Budget) -> InferencePlan:
+def choose_plan(volume: VolumeToSegment, budget: Budget, processes: int = 1) -> InferencePlan:
     """Return the first plan that fits: sums on the GPU, then in RAM, then in ever more slabs.
 
     If none fits, return the one that needs the least, so that the caller can report the shortfall.
+    Several processes share the slabs: each has one, if there can be so many.
     """
     plans: list[InferencePlan] = []
     for split in (False, True):
@@ -78,8 +79,11 @@ def choose_plan(volume: VolumeToSegment, budget: Budget) -> InferencePlan:
             list_plans(volume, budget, split=split),
             key=lambda plan: (plan.windows, plan.sums_in_ram, plan.ram_bytes + plan.gpu_bytes),
         )
-        if fitting := next((plan for plan in plans if plan.fits(budget)), None):
-            return fitting
+        fitting = [plan for plan in plans if plan.fits(budget)]
+        if found := next((plan for plan in fitting if len(plan.slabs) >= processes), None):
+            return found
+    if fitting:
+        return max(fitting, key=lambda plan: len(plan.slabs))
     return min(plans, key=lambda plan: (plan.gpu_bytes, plan.ram_bytes))
 
 

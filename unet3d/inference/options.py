@@ -73,8 +73,14 @@ class PredictorConfig:
     allow_targets: tuple[str, ...]
 
 
-def build_predictor(ensemble: Ensemble, settings: PredictorConfig, *, ram: int | None) -> Predictor:
-    """Build a predictor; a case may take `ram` bytes."""
+def build_predictor(
+    ensemble: Ensemble,
+    settings: PredictorConfig,
+    *,
+    ram: int | None,
+    share: tuple[int, int] = (0, 1),
+) -> Predictor:
+    """Build a predictor; a case may take `ram` bytes, of whose slabs it segments a share."""
     flip_axes = resolve_flip_axes(settings.flip_axes, ensemble)
     device, precision = resolve_computation(
         settings.device, settings.precision, settings.backend, ensemble.precision
@@ -91,6 +97,7 @@ def build_predictor(ensemble: Ensemble, settings: PredictorConfig, *, ram: int |
         backend=settings.backend,
         skip_background=settings.skip_background,
         region=settings.region,
+        share=share,
     )
 
 

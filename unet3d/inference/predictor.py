@@ -27,7 +27,7 @@ from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import postprocess
 from unet3d.inference.ensemble import Ensemble
 from unet3d.inference.heads import split_heads
-from unet3d.inference.label_writer import Output, choose_label_function
+from unet3d.inference.label_writer import LabelFunction, Output, choose_label_function
 from unet3d.inference.memory_plan import (
     Budget,
     VolumeToSegment,
@@ -39,7 +39,9 @@ from unet3d.inference.networks import measure_window_memory, open_network, recor
 from unet3d.inference.sliding_window import BackgroundDetector, WindowRunner, list_flips, segment
 from unet3d.inference.stored_scans import (
     LabelStore,
-    get_record_path,
+    finish,
+    get_probability_path,
+    quantize,
     segment_stored,
 )
 from unet3d.inference.tasks import PreparedScan, ScanTask
@@ -76,6 +78,7 @@ class Predictor:
     backend: str = "torch"  # what runs the networks
     skip_background: float | None = None  # level of a BackgroundDetector; None: compute all windows
     region: Sequence[tuple[int, int]] | None = None  # along the axes of files; None: all of a scan
+    share: tuple[int, int] = (0, 1)  # (n, count): every count-th slab of a scan from the n-th on
 
     def __post_init__(self):
         ensemble, classes = self.ensemble, self.ensemble.classes
@@ -179,15 +182,11 @@ class Predictor:
                 f"{reason}preprocessing needs {format_bytes(needed)} of RAM, "
                 f"{format_bytes(ram)} are available: {advice}, or {way}"
             )
-        for option, is_given in {
-            "save_probabilities": task.probabilities is not None,
-            "skip_background": self.skip_background is not None,
-        }.items():
-            if is_given:
-                raise UsageError(
-                    f"{option} needs the whole scan in memory, {format_bytes(needed)} of RAM: "
-                    "leave it out"
-                )
+        if self.skip_background is not None:
+            raise UsageError(
+                f"skip_background needs the whole scan in memory, {format_bytes(needed)} of RAM: "
+                "leave it out"
+            )
         margin = [size // 2 for size in self.ensemble.patch_size]
         return preprocess_stored_scan(stored, preprocessing, channels, self.region, margin)
 
@@ -197,6 +196,7 @@ class Predictor:
         d, h, w = (stop - start for start, stop in scan.grid.box)
         voxels = prod(scan.grid.file_shape)
         is_stored = isinstance(scan.image, RegionImage)
+        has_probabilities = task is not None and task.probabilities is not None
         held = scan.image.nbytes + (0 if is_stored else self.label_bytes * voxels)
         held += HEAP_ALLOWANCE * (2 if self.heads else 1)  # blocks of logits are freed, too
         if is_stored:
@@ -216,9 +216,11 @@ class Predictor:
                 features=sum(head.in_channels for head in self.heads),
                 window_bytes=self.window_bytes,
                 held_bytes=held,
-                stored_label_bytes=self.label_bytes if is_stored else 0,
+                stored_label_bytes=(self.label_bytes + has_probabilities * self.classes)
+                * is_stored,
             ),
             budget,
+            self.share[1] if is_stored else 1,
         )
         check_plan(plan, budget, self._ram_advice)
         max_ram = plan.ram_bytes
@@ -231,9 +233,14 @@ class Predictor:
         memory_summary = f"{name} {size}, {self.classes} classes: {describe_cost(cost)}"
         if is_stored:
             memory_summary += f"; labels: up to {format_bytes(self.label_bytes * voxels)} on disk"
-        if task is not None and task.probabilities is not None:
-            file = get_probability_bytes(scan.grid.file_shape, self.classes)
-            memory_summary += f"; probabilities: {format_bytes(file)} on disk"
+        if has_probabilities:
+            bytes_on_disk = get_probability_bytes(scan.grid.file_shape, self.classes)
+            size = (
+                f"up to {format_bytes(bytes_on_disk // 4)}"
+                if is_stored
+                else format_bytes(bytes_on_disk)
+            )
+            memory_summary += f"; probabilities: {size} on disk"
         normalize = ensemble.preprocessing.normalize
         differences = [
             describe_differences(scan.statistics, training, ensemble.channels, normalize)
@@ -256,7 +263,7 @@ class Predictor:
         *,
         on_windows: Callable[[int], None] = lambda count: None,
         log: Callable[[str], None] = lambda message: None,
-    ) -> Callable[[], None]:
+    ) -> Callable[[], bool | None]:
         """Segment a scan; return what writes the labels. `on_windows` gets how many are done."""
         task, regions = prepared.task, self.ensemble.regions
         assert task is not None
@@ -271,8 +278,7 @@ class Predictor:
                 )
                 if regions is None:
                     array[0] = 1  # all is background outside of the crop
-                activation = torch.sigmoid if regions else partial(torch.softmax, dim=0)
-                more.append(Output(activation, prepared.scan.grid.crop(array)))
+                more.append(Output(self._activation, prepared.scan.grid.crop(array)))
                 del array
             labels = self.segment(prepared, on_windows=on_windows, log=log, more=more)
             del more  # and with it the mapping of the file, which Windows would not move
@@ -329,39 +335,45 @@ class Predictor:
         task: ScanTask,
         on_windows: Callable[[int], None],
         log: Callable[[str], None],
-    ) -> Callable[[], None]:
+    ) -> Callable[[], bool | None]:
         """Segment a scan that stays in its files; return what moves the labels to their place."""
         ensemble, values = self.ensemble, self.ensemble.preprocessing.label_values
-        if self.largest_component_labels:
+        if self.largest_component_labels and not self.share[0]:
             names = join_first([ensemble.classes[n] for n in self.largest_component_labels])
             logger.warning(
                 f"{prepared.name}: all components of {names} are kept, since the scan is segmented "
                 "by parts"
             )
-        dtype = np.dtype(get_label_dtype(len(ensemble.classes)))
-        labels = LabelStore(
-            task.labels,
-            task.scan.files[0],
-            record=get_record_path(task.labels),
-            origin=prepared.origin,
-            dtype=dtype,
-            values=values,
+        store = partial(LabelStore, like=task.scan.files[0], origin=prepared.origin)
+        labels = store(
+            task.labels, dtype=np.dtype(get_label_dtype(len(ensemble.classes))), values=values
         )
-        if written := len(labels.state["slabs"]):
+        decide = choose_label_function(ensemble.regions, ensemble.region_labels)
+        outputs = {labels: decide}
+        if task.probabilities is not None:
+            grid, background = prepared.scan.grid, list[tuple[int, int]]()
+            whole = [(0, size) for size in grid.file_shape]
+            if ensemble.regions is None and list(grid.box) != whole:  # as in memory
+                background = list(self.region or whole)
+            probabilities = store(
+                get_probability_path(task.probabilities, task.labels),
+                dtype=np.dtype(np.uint8),
+                channels=self.classes,
+                background=background,
+            )
+            outputs = {probabilities: partial(quantize, self._activation), **outputs}
+        if (written := len(labels.state["slabs"])) and self.share[1] == 1:
             log(
                 f"{prepared.name}: goes on after {pluralize(written, 'slab')} of an earlier command"
             )
-        decide = choose_label_function(ensemble.regions, ensemble.region_labels)
-        segment_stored(
-            prepared.scan.image,
-            self._make_runner(on_windows),
-            prepared.plan,
-            decide,
-            labels,
-            dtype,
-            self.region,
-        )
-        return labels.finish
+        runner = self._make_runner(on_windows)
+        segment_stored(prepared.scan.image, runner, prepared.plan, outputs, self.region, self.share)
+        return partial(finish, outputs, prepared.plan)
+
+    @property
+    def _activation(self) -> LabelFunction:
+        """Return what turns logits into probabilities."""
+        return torch.sigmoid if self.ensemble.regions else partial(torch.softmax, dim=0)
 
     @property
     def label_bytes(self) -> int:

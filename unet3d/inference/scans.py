@@ -28,7 +28,7 @@ from unet3d.data.preprocessing.pipeline import PreprocessedScan
 from unet3d.errors import Interrupted, RunError, UsageError
 from unet3d.files import read_json, remove_temporary_files, write_text
 from unet3d.inference.predictor import USABLE_FRACTION, Predictor
-from unet3d.inference.stored_scans import get_record_path
+from unet3d.inference.stored_scans import get_probability_path, get_record_path
 from unet3d.inference.tasks import PreparedScan, ScanTask
 from unet3d.machine import get_available_bytes, resolve_device
 from unet3d.signals import SignalListener
@@ -39,7 +39,10 @@ T = TypeVar("T")
 Failure = tuple[ScanTask, Exception]
 
 Work = Callable[[tuple[int, int], int | None], T]
-"""Segments a share (n, count) of the scans, every count-th from the n-th on, within some RAM."""
+"""Segments a share (n, count) of the scans, every count-th from the n-th on, within some RAM.
+
+Where there are more processes than scans, they share the slabs of a scan that is read by parts.
+"""
 
 MISSING, OUTDATED, NOT_OURS = "missing", "outdated", "foreign"
 """Why a scan is segmented; foreign labels may be somebody's work."""
@@ -123,8 +126,10 @@ def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str |
         origin = {**settings, "scan": list(map(digest_volume, task.scan.files))}
     except (OSError, UsageError):  # reading it says why
         return MISSING
-    file = task.probabilities
-    is_complete = file is None or (file.exists() and record.get("probabilities"))
+    is_complete, file = True, task.probabilities
+    if file is not None:
+        files = file, get_probability_path(file, task.labels)
+        is_complete = any(path.exists() for path in files) and record.get("probabilities")
     if is_complete and origin.items() <= record.items():
         return None
     return OUTDATED if record["labels"] == digest_volume(task.labels) else NOT_OURS
@@ -135,7 +140,7 @@ def segment_scans(
     tasks: Sequence[ScanTask],
     *,
     prefetch: bool,
-    compute: Callable[[PreparedScan], Callable[[], None]] | None = None,
+    compute: Callable[[PreparedScan], Callable[[], Any]] | None = None,
 ) -> Iterator[Failure]:
     """Segment scans in their order, record what labels are made from, and yield those that failed.
 
@@ -154,6 +159,8 @@ def segment_scans(
                 origin, scan = _read(predictor, task) if read is None else read.result()
                 prepared = replace(predictor.plan(task, scan), origin=origin)
                 del read, scan  # or they would keep the image of a scan that is done
+                if predictor.share[0] >= (len(prepared.plan.slabs) if prepared.is_stored else 1):
+                    continue  # other processes segment all of it
                 if writing and written_bytes > prepared.spare_ram:
                     yield from writing.result()
                     writing, written_bytes = None, 0
@@ -164,9 +171,10 @@ def segment_scans(
                             reading = pool.submit(_read, predictor, next_task, spare)
                 record = get_record_path(task.labels)
                 record.parent.mkdir(exist_ok=True)
-                for path in filter(None, (record, task.labels, task.probabilities)):
-                    remove_temporary_files(path)  # after a kill
-                write_text(record, "{}")  # until the labels are written
+                if not predictor.share[0]:
+                    for path in filter(None, (record, task.labels, task.probabilities)):
+                        remove_temporary_files(path)  # after a kill
+                    write_text(record, "{}")  # until the labels are written
                 write_labels, nbytes = compute(prepared), prod(prepared.scan.grid.file_shape)
                 nbytes *= 0 if prepared.is_stored else predictor.label_bytes
                 del prepared
@@ -193,11 +201,15 @@ def _read(
 
 
 def _write(
-    task: ScanTask, write_labels: Callable[[], None], origin: Mapping[str, Any]
+    task: ScanTask, write_labels: Callable[[], Any], origin: Mapping[str, Any]
 ) -> list[Failure]:
-    """Write labels, and record what they were made from; return the task if it fails."""
+    """Write labels, and record what they were made from; return the task if it fails.
+
+    `write_labels` returns False if another process writes them.
+    """
     try:
-        write_labels()
+        if write_labels() is False:
+            return []
         written = {
             "probabilities": task.probabilities is not None,
             "labels": digest_volume(task.labels),

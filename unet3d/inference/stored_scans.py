@@ -1,13 +1,14 @@
 """Segment a scan that is larger than memory: slab by slab, from its files to those of its labels.
 
-A slab reads the rows of its windows as they come, and its labels are written when it is done. A
-prediction that was ended goes on after the last slab that it has written.
+A slab reads the rows of its windows as they come; its labels, and probabilities if they are asked
+for, are written when it is done. A prediction that was ended goes on after its last slab, and
+several processes may share the slabs.
 """
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unet3d.data.formats.volumes import find_format, read_header, to_label_values
+from unet3d.data.formats.volume_format import SLAB, iter_boxes
+from unet3d.data.formats.volumes import find_format, read_header, split_suffix, to_label_values
 from unet3d.data.preprocessing.channels import FileGrid, reorient
 from unet3d.data.preprocessing.regions import RegionImage
-from unet3d.files import add_path_to_errors, read_json, write_text
+from unet3d.files import add_path_to_errors, lock_file, read_json, write_text
 from unet3d.inference.label_writer import (
     AxisInterpolator,
     LabelFunction,
@@ -74,11 +76,22 @@ class SlabImage:
         self.held, self.spans[self.rows] = new, (start, stop)
 
 
+def get_probability_path(nifti: Path, labels: Path) -> Path:
+    """Return where the probabilities of a scan are that is segmented by parts: as its labels."""
+    return nifti.with_name(nifti.stem + split_suffix(labels)[1])
+
+
+def quantize(activation: LabelFunction, logits: Tensor) -> Tensor:
+    """Return probabilities as bytes: 255 is 1."""
+    return activation(logits).mul_(255).round_().byte()
+
+
 class LabelStore:
     """Labels that are written part by part, and which slabs of them have been.
 
     They lie in a hidden file or folder until `finish`. `origin` says what they are made from: a
-    part that was made from something else is removed.
+    part that was made from something else is removed. With `channels`, there is a volume of each;
+    the first one begins with 255 within `background`.
     """
 
     def __init__(
@@ -86,27 +99,48 @@ class LabelStore:
         path: Path,
         like: Path,
         *,
-        record: Path,
         origin: Mapping[str, Any],
         dtype: Any,
-        values: Sequence[int] | None,
+        values: Sequence[int] | None = None,
+        channels: int | None = None,
+        background: Sequence[Span] = (),
     ):
-        self.path, self.values = path, values
+        self.path, self.values, self.dtype = path, values, dtype
+        self.leading = () if channels is None else (channels,)
         self.draft = path.with_name(f".part-{path.name}")
+        self.state: dict[str, Any] = {}
+        record = get_record_path(path)
         self.record = record.with_name(f".part-{record.name}")
-        self.state: dict[str, Any] = {"origin": dict(origin), "slabs": []}
-        found: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            found = read_json(self.record)
-        format = find_format(path)
-        if self.draft.exists() and found.get("origin") == json.loads(json.dumps(dict(origin))):
-            self.state = found
-            self.array = format.open_labels(self.draft)
-            return
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        with self.locked():
+            is_known = self.state.get("origin") == json.loads(json.dumps(dict(origin)))
+            if self.draft.exists() and is_known:
+                self.array = find_format(path).open_labels(self.draft)
+            else:
+                self._create(like, channels, background)
+                self.state = {"origin": dict(origin), "slabs": []}
+                write_text(self.record, json.dumps(self.state))
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Keep other processes from writing, and learn what they have written."""
+        with lock_file(self.record.with_suffix(".lock")):
+            with suppress(OSError, ValueError):
+                self.state = read_json(self.record)
+            yield
+
+    def _create(self, like: Path, channels: int | None, background: Sequence[Span]) -> None:
+        grid, format = read_header(like), find_format(self.path)
+        dtype = to_label_values(np.zeros(1, self.dtype), self.values).dtype
         remove(self.draft)
-        grid, dtype = read_header(like), to_label_values(np.zeros(1, dtype), values).dtype
         with add_path_to_errors(self.draft):
-            self.array = format.create_labels(self.draft, dtype, like, grid)
+            self.array = format.create_labels(self.draft, dtype, like, grid, channels)
+            sizes = [stop - start for start, stop in background]
+            for part in iter_boxes(sizes, (64, 64, 64), SLAB) if sizes else ():
+                pairs = zip(part, background, strict=True)
+                box = (slice(side.start + n, side.stop + n) for side, (n, _) in pairs)
+                voxels = [side.stop - side.start for side in part]
+                self.array[(0, *box)] = np.full(voxels, 255, dtype)
 
     def has(self, order: Sequence[int], columns: Span) -> bool:
         """Return whether a slab has been written."""
@@ -116,13 +150,13 @@ class LabelStore:
         )
 
     def write(self, order: Sequence[int], columns: Span, box: tuple, labels: np.ndarray) -> None:
-        """Write the classes (D, H, W) of a box of the file, which are those of a slab."""
-        with add_path_to_errors(self.draft):
-            self.array[box] = to_label_values(labels, self.values)
+        """Write the classes (..., D, H, W) of a box of the file, which are those of a slab."""
+        with self.locked(), add_path_to_errors(self.draft):
+            self.array[(..., *box)] = to_label_values(labels, self.values)
             if isinstance(self.array, np.memmap):
                 self.array.flush()
-        self.state["slabs"].append([order[1], *columns])
-        write_text(self.record, json.dumps(self.state))
+            self.state["slabs"].append([order[1], *columns])
+            write_text(self.record, json.dumps(self.state))
 
     def finish(self) -> None:
         """Complete the labels, and move them to their place."""
@@ -146,26 +180,29 @@ def segment_stored(
     image: RegionImage,
     runner: WindowRunner,
     plan: InferencePlan,
-    decide: LabelFunction,
-    labels: LabelStore,
-    dtype: Any,
+    outputs: Mapping[LabelStore, LabelFunction],
     region: Sequence[Span] | None,
+    share: tuple[int, int],
 ) -> None:
-    """Segment every slab that has no labels yet; write the labels of a region of the file."""
+    """Segment every slab that lacks an output; write the outputs of a region of the file.
+
+    A share of (n, count) is every count-th slab from the n-th on.
+    """
     grid, sum_device = image.grid, CPU if plan.sums_in_ram else runner.device
     box = tuple(stop - start for start, stop in grid.box)
-    for slab in plan.slabs:
+    for slab in plan.slabs[share[0] :: share[1]]:
         window_grid = slab.window_grid
-        if labels.has(window_grid.order, slab.columns):
+        if all(store.has(window_grid.order, slab.columns) for store in outputs):
             runner.on_windows(window_grid.count)
             continue
         axis = window_grid.order[1]
         columns = AxisInterpolator(grid.shape[axis], box[axis], CPU).find_ready(slab.columns)
         spans = [(0, size) for size in box]
         spans[axis] = columns.start, columns.stop
-        part = np.zeros([stop - start for start, stop in spans], dtype)
+        size = [stop - start for start, stop in spans]
+        parts = [np.zeros((*store.leading, *size), store.dtype) for store in outputs]
         writer = LabelWriter(
-            [Output(decide, part)],
+            [Output(d, part) for d, part in zip(outputs.values(), parts, strict=True)],
             slab,
             sum_device,
             runner.make_head(sum_device),
@@ -173,10 +210,26 @@ def segment_stored(
             first_column=columns.start,
         )
         runner.run(SlabImage(image, window_grid), window_grid, writer.write, sum_device)
-        place, part = grid.locate(spans), undo(part, grid)
-        if region is not None:
-            place, part = cut_out(place, part, region)
-        labels.write(window_grid.order, slab.columns, place, part)
+        del writer
+        for store in outputs:
+            place, part = grid.locate(spans), undo(parts.pop(0), grid)
+            if region is not None:
+                place, part = cut_out(place, part, region)
+            store.write(window_grid.order, slab.columns, place, part)
+
+
+def finish(outputs: Iterable[LabelStore], plan: InferencePlan) -> bool:
+    """Complete the outputs, in their order; False: another process does, or has done it."""
+    with ExitStack() as stack:
+        for store in outputs:
+            stack.enter_context(store.locked())
+            if not store.record.exists() or not all(
+                store.has(slab.window_grid.order, slab.columns) for slab in plan.slabs
+            ):
+                return False
+        for store in outputs:
+            store.finish()
+    return True
 
 
 def cut_out(
@@ -188,14 +241,14 @@ def cut_out(
         start, stop = np.clip(span, side.start, side.stop).tolist()  # equal if none of it is within
         placed.append(slice(start, stop))
         inner.append(slice(start - side.start, stop - side.start))
-    return tuple(placed), part[tuple(inner)]
+    return tuple(placed), part[(..., *inner)]
 
 
 def undo(part: np.ndarray, grid: FileGrid) -> np.ndarray:
-    """Return a part (D, H, W) in the axes of its file."""
+    """Return a part (..., D, H, W) in the axes of its file."""
     shape = [0, 0, 0]
-    for axis, size in zip(grid.axes, part.shape, strict=True):
+    for axis, size in zip(grid.axes, part.shape[-3:], strict=True):
         shape[axis] = size
-    result = np.empty(shape, part.dtype)
+    result = np.empty((*part.shape[:-3], *shape), part.dtype)
     reorient(result, grid.axes, grid.flips)[...] = part
     return result

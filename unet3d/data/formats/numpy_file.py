@@ -36,8 +36,11 @@ class NumPy(VolumeFormat):
         array = np.load(file, mmap_mode="c", allow_pickle=False).view(header.dtype)
         return StoredVoxels(array, "cxyz"[-array.ndim :])
 
-    def create_labels(self, path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
-        return np.lib.format.open_memmap(path, "w+", dtype, grid.shape[:3])
+    def create_labels(
+        self, path: Path, dtype: Any, like: Path, grid: VolumeHeader, channels: int | None = None
+    ) -> Any:
+        leading = () if channels is None else (channels,)
+        return np.lib.format.open_memmap(path, "w+", dtype, (*leading, *grid.shape[:3]))
 
     def open_labels(self, path: Path) -> Any:
         return np.lib.format.open_memmap(path, "r+")

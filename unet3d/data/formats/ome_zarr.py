@@ -75,8 +75,10 @@ class OmeZarr(VolumeFormat):
         level = open_level(file)
         return StoredVoxels(level.array, level.axes)
 
-    def create_labels(self, path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
-        return TransposedArray(create_array(path, dtype, like, grid))
+    def create_labels(
+        self, path: Path, dtype: Any, like: Path, grid: VolumeHeader, channels: int | None = None
+    ) -> Any:
+        return TransposedArray(create_array(path, dtype, like, grid, channels))
 
     def open_labels(self, path: Path) -> Any:
         import zarr
@@ -98,11 +100,12 @@ class OmeZarr(VolumeFormat):
         scale = np.array(old["scale"])
         factors = np.array([MM_PER_UNIT[unit or "mm"] for unit in open_level(path).units])
         image["datasets"] = [first]
-        while max(sizes) > LOWEST:
-            steps = np.where(scale * factors < 2 * min(scale * factors), 2, 1)
+        while max(sizes[-3:]) > LOWEST:
+            spacing, steps = scale[-3:] * factors, np.ones_like(sizes)
+            steps[-3:] = np.where(spacing < 2 * min(spacing), 2, 1)
             scale, sizes = scale * steps, -(-sizes // steps)
             name = str(len(image["datasets"]))
-            chunks = tuple(min(CHUNK, n) for n in sizes.tolist())
+            chunks = tuple(min(n, size) for n, size in zip(array.chunks, sizes, strict=True))
             lower = group.create_array(
                 name, shape=sizes.tolist(), chunks=chunks, dtype=array.dtype, overwrite=True
             )
@@ -117,12 +120,12 @@ class OmeZarr(VolumeFormat):
 
 @dataclass(frozen=True)
 class TransposedArray:
-    """An array (z, y, x), written by slices (x, y, z)."""
+    """An array (..., z, y, x), written by slices (..., x, y, z)."""
 
     array: Any
 
-    def __setitem__(self, box: tuple[slice, ...], labels: np.ndarray) -> None:
-        self.array[box[::-1]] = labels.T
+    def __setitem__(self, box: tuple[Any, ...], labels: np.ndarray) -> None:
+        self.array[(*box[:-3], *box[:-4:-1])] = labels.swapaxes(-1, -3)
 
 
 def is_within_zarr(path: Path) -> bool:
@@ -135,7 +138,9 @@ def is_group(path: Path) -> bool:
     return is_within_zarr(path) and any((path / name).exists() for name in ("zarr.json", ".zattrs"))
 
 
-def create_array(path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
+def create_array(
+    path: Path, dtype: Any, like: Path, grid: VolumeHeader, channels: int | None = None
+) -> Any:
     """Create an image of zeros in the version of the image `like`, or 0.5."""
     import zarr
 
@@ -151,6 +156,12 @@ def create_array(path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
         {"name": name, "type": "space"} | ({"unit": unit} if unit else {})
         for name, unit in zip("zyx", units, strict=True)
     ]
+    shape = grid.shape[2::-1]
+    chunks = tuple(min(CHUNK, n) for n in shape)
+    if channels is not None:
+        axes = [{"name": "c", "type": "channel"}, *axes]
+        scale, translation = (1.0, *scale), (0.0, *translation)
+        shape, chunks = (channels, *shape), (1, *chunks)
     transforms: list[dict[str, Any]] = [{"type": "scale", "scale": list(scale)}]
     if any(translation):
         transforms.append({"type": "translation", "translation": list(translation)})
@@ -160,8 +171,6 @@ def create_array(path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
         group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
     else:
         group.attrs["multiscales"] = [{"version": "0.4", **image}]
-    shape = grid.shape[2::-1]
-    chunks = tuple(min(CHUNK, n) for n in shape)
     return group.create_array("0", shape=shape, chunks=chunks, dtype=dtype, fill_value=0)
 
 

@@ -170,8 +170,13 @@ class VolumeFormat(Protocol):
         """Return voxels of which only what is indexed is read; None: the file is read whole."""
         return None
 
-    def create_labels(self, path: Path, dtype: Any, like: Path, grid: VolumeHeader) -> Any:
-        """Create labels of zeros; what is assigned to boxes (D, H, W) of the result is written."""
+    def create_labels(
+        self, path: Path, dtype: Any, like: Path, grid: VolumeHeader, channels: int | None = None
+    ) -> Any:
+        """Create labels of zeros, with `channels` a volume for each.
+
+        What is assigned to boxes (..., D, H, W) of the result is written.
+        """
         return None  # unless it writes parts
 
     def open_labels(self, path: Path) -> Any:
