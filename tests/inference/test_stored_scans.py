@@ -1,6 +1,7 @@
 """A scan that is larger than memory gets the labels that it has in memory."""
 
 import tracemalloc
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -234,6 +235,60 @@ def test_processes_share_the_slabs_of_a_scan(ensemble, tasks, monkeypatch, tmp_p
         *(f"stored{suffix}", f"stored{suffix}-probabilities{suffix}"),
         *(f"whole{suffix}.json", f"stored{suffix}.json"),
     }
+
+
+def test_an_hdf5_file_without_chunks_is_read_by_parts(ensemble, tasks, monkeypatch, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    whole, stored = tasks()
+    voxels = np.asarray(nib.load(whole.scan.files[0]).dataobj)
+    with h5py.File(tmp_path / "scan.h5", "w") as file:
+        file["raw"] = voxels.T
+        assert file["raw"].chunks is None
+    scan = replace(stored.scan, files=(tmp_path / "scan.h5",))
+    expected = np.load(predict(build_predictor(ensemble), replace(whole, scan=scan)))
+    predictor = store(build_predictor(ensemble), monkeypatch)
+    found = np.load(predict(predictor, replace(stored, scan=scan)))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("axis", range(3))
+def test_chunks_that_are_read_often_are_named(ensemble, write_scans, monkeypatch, caplog, axis):
+    zarr, reads = pytest.importorskip("zarr"), list[str]()
+    [task] = write_scans()
+    shape, layouts = (40, 48, 56), {"planes": [40, 48, 56], "cubes": [8, 8, 8]}
+    layouts["planes"][axis] = 1
+    get, segment = zarr.storage.LocalStore.get, stored_scans.segment_stored
+
+    async def count(self, key, *args, **options):
+        reads.append(f"{self.root.name}/{key}")
+        return await get(self, key, *args, **options)
+
+    def count_reads(*args):
+        reads.clear()
+        segment(*args)
+
+    monkeypatch.setattr(stored_scans, "CHUNK", 8)
+    monkeypatch.setattr(zarr.storage.LocalStore, "get", count)
+    monkeypatch.setattr("unet3d.inference.predictor.segment_stored", count_reads)
+    predictor = store(build_predictor(ensemble), monkeypatch)
+    for name, chunks in layouts.items():
+        path = task.labels.with_name(f"{name}.zarr")
+        write_labels(path, np.zeros(shape, np.float32), task.scan.files[0])
+        options = {"chunks": chunks[::-1], "dtype": "float32", "overwrite": True}
+        array = zarr.open_group(path).create_array("0", shape=shape[::-1], **options)
+        array[:] = np.random.default_rng(0).normal(size=array.shape)
+        scan = replace(task.scan, files=(path,))
+        predict(predictor, replace(task, scan=scan, labels=task.labels.with_name(f"{name}.npy")))
+        counts = Counter(read for read in reads if f"{name}.zarr/0/c" in read)
+        often = sum(counts.values()) / len(counts)
+        layout = "x".join(map(str, chunks))
+        expected = (
+            f"{name}.zarr has chunks of {layout} voxels, each of which is read about {often:.0f} "
+            "times: a copy with chunks of 8x8x8 is read faster"
+        )
+        messages = [record.getMessage() for record in caplog.records]
+        assert messages == ([expected] if name == "planes" and axis > 0 else [])
+        caplog.clear()
 
 
 def fail(self, *_):

@@ -6,9 +6,11 @@ several processes may share the slabs.
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,14 @@ from unet3d.inference.window_grid import Span, WindowGrid
 
 CPU = torch.device("cpu")
 
+logger = logging.getLogger(__name__)
+
 FOLDER = ".unet3d"
+
+MANY_READS = 5
+"""Times that each chunk of a file is read from which another layout is proposed."""
+
+CHUNK = 64  # voxels along each axis of the chunks that are proposed, as of those that are written
 
 
 def get_record_path(labels: Path) -> Path:
@@ -136,7 +145,7 @@ class LabelStore:
         with add_path_to_errors(self.draft):
             self.array = format.create_labels(self.draft, dtype, like, grid, channels)
             sizes = [stop - start for start, stop in background]
-            for part in iter_boxes(sizes, (64, 64, 64), SLAB) if sizes else ():
+            for part in iter_boxes(sizes, [CHUNK] * 3, SLAB) if sizes else ():
                 pairs = zip(part, background, strict=True)
                 box = (slice(side.start + n, side.stop + n) for side, (n, _) in pairs)
                 voxels = [side.stop - side.start for side in part]
@@ -176,6 +185,45 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def describe_chunk_reads(image: RegionImage, plan: InferencePlan) -> str | None:
+    """Say how often the chunks of a file are read, if others would be read half as often."""
+    file, part = image.channels.files[0], image.channels.parts[0]
+    chunks = getattr(part.array, "chunks", None)
+    if chunks is None:
+        return None
+    size = dict(zip(part.axes, chunks, strict=True))
+    chunk = [size[axis] for axis in "xyz"]
+    reads = count_chunk_reads(image, plan, chunk)
+    if reads < MANY_READS or reads < 2 * count_chunk_reads(image, plan, [CHUNK] * 3):
+        return None
+    return (
+        f"{file.name} has chunks of {'x'.join(map(str, chunk))} voxels, each of which is read "
+        f"about {reads:.0f} times: a copy with chunks of {CHUNK}x{CHUNK}x{CHUNK} is read faster"
+    )
+
+
+def count_chunk_reads(image: RegionImage, plan: InferencePlan, chunk: Sequence[int]) -> float:
+    """Return how often a chunk is read, on average."""
+    grid, count = image.grid, 0
+
+    def count_chunks(spans: Sequence[Span]) -> int:
+        located = []  # before they are resampled
+        for (start, stop), (first, last), n in zip(spans, grid.box, grid.shape, strict=True):
+            located.append((start * (last - first) // n, ceil(stop * (last - first) / n)))
+        sides = zip(grid.locate(located), chunk, strict=True)
+        return prod(ceil(side.stop / n) - side.start // n for side, n in sides)
+
+    whole: list[Span] = [(0, n) for n in grid.shape]
+    for window_grid in (slab.window_grid for slab in plan.slabs):
+        held, (rows, columns, _), spans = 0, window_grid.order, list(whole)
+        starts, width = window_grid.starts[1], window_grid.patch[columns]
+        spans[columns] = max(0, starts[0]), min(starts[-1] + width, whole[columns][1])
+        for start in window_grid.starts[0]:
+            spans[rows] = held, min(start + window_grid.patch[rows], whole[rows][1])
+            count, held = count + count_chunks(spans), spans[rows][1]
+    return count / count_chunks(whole)
+
+
 def segment_stored(
     image: RegionImage,
     runner: WindowRunner,
@@ -188,6 +236,8 @@ def segment_stored(
 
     A share of (n, count) is every count-th slab from the n-th on.
     """
+    if not share[0] and (advice := describe_chunk_reads(image, plan)):
+        logger.warning(advice)
     grid, sum_device = image.grid, CPU if plan.sums_in_ram else runner.device
     box = tuple(stop - start for start, stop in grid.box)
     for slab in plan.slabs[share[0] :: share[1]]:

@@ -124,8 +124,9 @@ class StoredVoxels:
     def chunks(self) -> tuple[int, ...]:
         """Return the shape of the parts that are stored together."""
         chunks = getattr(self.array, "shards", None) or getattr(self.array, "chunks", None)
-        if chunks is None:  # the slowest axis that is not c, of a memory map
-            order = np.argsort(self.array.strides)[::-1]
+        if chunks is None:  # the slowest axis that is not c, of a memory map or of an HDF5 file
+            ndim = len(self.axes)
+            order = np.argsort(getattr(self.array, "strides", range(ndim, 0, -1)))[::-1]
             slowest = next(n for n in order if self.axes[n] != "c")
             chunks = [1 if n == slowest else size for n, size in enumerate(self.array.shape)]
         size = dict(zip(self.axes, chunks, strict=True))
