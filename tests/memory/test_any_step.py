@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import unet3d
 from tests.memory.helpers.oracle import measure_script
 from unet3d.errors import UsageError
-from unet3d.memory.any_step import CONTEXT_BYTES, RESERVED_MARGIN
+from unet3d.memory.any_step import CONTEXT_BYTES, RESERVED_MARGIN, StepEstimate
 
 CUBE = (2, 1, 16, 16, 16)
 STEPS: dict[str, Callable[[], Callable[[], Any]]] = {}
@@ -467,6 +467,54 @@ def smooth_l1_loss():
     )
 
 
+@everyday
+def sparse_bags():
+    network = nn.EmbeddingBag(2000, 32, mode="sum", sparse=True)
+    batch = partial(torch.randint, 0, 2000, (16, 200))
+    return loop(network, mean, lambda: (batch(), None), torch.optim.SGD(network.parameters(), 0.1))
+
+
+@everyday
+def memory_that_grows():
+    network, kept = nn.Linear(64, 64), torch.empty(0)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+
+    def step():
+        optimizer.zero_grad()
+        parts = network(torch.randn(400, 64)).split(100)
+        torch.cat([part.detach() for part in parts], out=kept)
+        sum(part.square().mean() for part in parts).backward()
+        optimizer.step()
+
+    return step
+
+
+@everyday
+def copies_of_views_and_of_gradients():
+    table = torch.randn(500, 100)
+    network, weight = nn.Linear(64, 64), torch.randn(300, 300, requires_grad=True)
+    network.register_buffer("first", table[:10])
+    network.register_buffer("rest", table[10:])
+    network.register_buffer("positions", torch.arange(300.0).expand(300, 300))
+    optimizer, kept = torch.optim.SGD([*network.parameters(), weight], 0.1), []
+
+    def step():
+        optimizer.zero_grad()
+        (network(torch.randn(9, 64)).mean() + (weight * 1).mean()).backward()
+        kept[:] = copy.deepcopy(network), copy.deepcopy(weight)
+        optimizer.step()
+
+    return step
+
+
+@everyday
+def sizes_that_the_script_knows():
+    def sizes(y, _):
+        return sum(part.mean() for part in y.split(torch.tensor([9, 31]).tolist()))
+
+    return loop(nn.Linear(64, 64), sizes, make_features(40, 64))
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_the_peak_of_a_step_is_that_of_a_cpu_to_the_byte(name):
     torch.manual_seed(0)
@@ -536,7 +584,7 @@ def test_a_network_made_outside_of_build_is_an_error():
         estimate_with(mean, network)
     with pytest.raises(UsageError, match="build must return a function that takes a step"):
         unet3d.estimate_step(lambda: None)
-    with pytest.raises(UsageError, match="budget_gib must be above 0, got 0"):
+    with pytest.raises(UsageError, match="budget_gib must be a number above 0, got 0"):
         unet3d.estimate_step(lambda: loop(make_network()), budget_gib=0)
 
 
@@ -674,7 +722,10 @@ def test_a_step_is_called_until_its_optimizer_has_updated_the_weights():
     assert fourth.details.kinds["optimizer state"] == once["optimizer state"] > 0
     assert not fourth.details.notes
     never = unet3d.estimate_step(partial(accumulate, 0))
-    assert never.details.notes == ["AdamW made no update in 64 calls: its state is left out"]
+    assert never.details.notes == [
+        "AdamW made no update in 64 calls: what it takes is left out, and backward if that did not "
+        "run"
+    ]
 
 
 def keep_on_host(offload):
@@ -737,11 +788,53 @@ def test_sizes_and_branches_by_value_are_said_with_their_line():
     assert re.search(
         r"are 0 and False in an estimate.* read at .*test_any_step.py:\d+$", repr(estimate)
     )
+    assert "; the estimate has 1 note" in StepEstimate(estimate.details, 2**30).describe_fit()
+    arrays = estimate_with(lambda y, _: y[: int((y > 9).numpy().sum()) + 1].mean())
+    assert re.search(r"are read at .*test_any_step.py:\d+$", repr(arrays))
+    assert "in an estimate" not in repr(
+        estimate_with(lambda y, _: y.mean() * y.detach().numpy().mean())
+    )
     assert "in an estimate" not in repr(
         estimate_with(lambda y, _: y.mean() * float(y.mean().detach()))
     )
     with pytest.raises(UsageError, match=r"^cannot .*assert holds; .*are 0 and False in an est"):
         estimate_with(lambda y, _: check(y.isfinite().all(), y.mean()))
+
+
+def test_the_checks_of_distributions_are_left_out():
+    def build():
+        def loss(y, _):
+            actions = torch.distributions.Categorical(logits=y)
+            noisy = torch.distributions.Normal(y, 1.0).rsample()
+            return noisy.mean() - actions.log_prob(actions.sample()).mean()
+
+        return loop(nn.Linear(64, 64), loss, make_features(40, 64))
+
+    estimated = unet3d.estimate_step(build, device="cpu").peak
+    assert estimated == pytest.approx(measure_script(build).peak, rel=0.01)
+
+
+def test_a_checkpoint_is_not_saved_over_one_with_values(tmp_path):
+    path = tmp_path / "best.pt"
+    path.write_text("values")
+
+    def build():
+        network = make_network()
+        step = loop(network)
+        return lambda: (step(), torch.save(network.state_dict(), path))
+
+    unet3d.estimate_step(build, device="cpu")
+    assert path.read_text() == "values"
+
+
+def test_what_sparse_adam_computes_is_said_to_be_left_out():
+    def build():
+        network = nn.Embedding(200, 8, sparse=True)
+        optimizer = torch.optim.SparseAdam(network.parameters())
+        return loop(network, mean, lambda: (torch.randint(0, 200, (9,)), None), optimizer)
+
+    notes = unet3d.estimate_step(build, device="cpu").details.notes
+    assert notes == ["what SparseAdam computes with sparse gradients is not estimated"]
 
 
 def check(holds, value):

@@ -1,5 +1,6 @@
 """Estimate the memory of a training step that a script defines."""
 
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ from unet3d.machine import CUDA_CONTEXT_BYTES, get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.report import format_peaks, plot_timeline
 from unet3d.memory.script import Build, trace_script
-from unet3d.text import GIB, MIB, format_bytes
+from unet3d.text import GIB, MIB, format_bytes, pluralize
 from unet3d.types import DEVICE
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def estimate_step(
     """
     if not callable(build):
         raise UsageError(f"build must be a function that returns a training step, got {build!r}")
-    if budget_gib is not None and not budget_gib > 0:
-        raise UsageError(f"budget_gib must be above 0, got {budget_gib}")
+    if budget_gib is not None and not (isinstance(budget_gib, Real) and budget_gib > 0):
+        raise UsageError(f"budget_gib must be a number above 0, got {budget_gib!r}")
     budget = None if budget_gib is None else int(budget_gib * GIB)
     return StepEstimate(trace_script(build, cuda=simulates_cuda(device)), budget)
 
@@ -123,7 +124,9 @@ class StepEstimate:
             answer += f": it takes {format_bytes(low)} to {format_bytes(high)}"
         else:
             answer = f"no: it takes at least {format_bytes(low)}"
-        return f"fits {format_bytes(budget)}: {answer}"
+        notes = len(self.details.notes)
+        more = f"; the estimate has {pluralize(notes, 'note')}" if notes else ""
+        return f"fits {format_bytes(budget)}: {answer}{more}"
 
     def table(self) -> str:
         """Format the peak by phase and by kind of tensor."""

@@ -25,6 +25,22 @@ FILLED = ("new_zeros", "where", "zeros", "zeros_like")
 """Operations that make such a tensor."""
 
 
+def get_sequence_number() -> int:
+    """Return the sequence number of autograd's next node."""
+    return torch._C._autograd._get_sequence_nr()  # ty: ignore[possibly-missing-submodule]
+
+
+def add_bag_numbers(args: tuple) -> tuple:
+    """Return arguments of a gradient of bags; it numbers them, unless forward has done so.
+
+    Of fake tensors, it would take the missing numbers for those of no index.
+    """
+    indices, numbers, is_sparse = args[1], args[3], args[9]
+    if not is_sparse or len(numbers):
+        return args
+    return (*args[:3], indices.new_zeros(len(indices) + 1)[: len(indices)], *args[4:])
+
+
 def is_called_by_engine() -> bool:
     """Return whether the autograd engine called this operation, with no Python code between."""
     frame = sys._getframe()

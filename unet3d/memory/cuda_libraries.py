@@ -108,6 +108,11 @@ def is_channels_last(x: Any) -> bool:
     return is_map and suggest_memory_format(x) == torch.channels_last_3d
 
 
+def is_dense(x: Tensor) -> bool:
+    """Return whether a feature map is contiguous or channels-last."""
+    return x.is_contiguous() or has_channels_last_memory(x)
+
+
 def has_channels_last_memory(x: Tensor) -> bool:
     """Return whether the values of a tensor are in channels-last order, without gaps."""
     formats: dict[int, Any] = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -276,7 +276,9 @@ def describe_obstacle(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     files = [x.filename.removeprefix(TORCH) for x in frames]
     if isinstance(error, DynamicOutputShapeException):
-        reason = f"a shape depends on values ({error.func}: a boolean mask, nonzero or unique)"
+        reason = (
+            f"a shape depends on values ({error.func}), such as a boolean mask, nonzero or unique"
+        )
     elif any(re.match(r"distributed\W|nn\Wparallel\W", file) for file in files):
         reason = (
             "it exchanges values with other processes: estimate the step of one, without "

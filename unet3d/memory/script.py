@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -14,6 +14,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import autocast_mode
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.distributions import Distribution
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -38,11 +39,7 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
     """Build a step as a script does, and trace it."""
 
     def make_step() -> ScriptStep:
-        # What is computed of short ranges has values, too, such as timm's drop rates; but not the
-        # ranks of processes, whose steps are refused.
-        is_alone = not (distributed.is_available() and distributed.is_initialized())
-        limit = 64 if is_alone else 1
-        with SmallRangeMode(), replace(fake_tensor, "CONSTANT_NUMEL_LIMIT", lambda _: limit):
+        with SmallRangeMode():
             step = build()
         if not callable(step):
             raise UsageError(f"build must return a function that takes a step, got {step!r}")
@@ -59,11 +56,17 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
             use_plain_modules(model)
         return skip_compile if model is None else model
 
+    # What is computed of short ranges has values, too, such as timm's drop rates; but not the
+    # ranks of processes, whose steps are refused.
+    is_alone = not (distributed.is_available() and distributed.is_initialized())
     with (
+        replace(fake_tensor, "CONSTANT_NUMEL_LIMIT", lambda limit: 64 if is_alone else limit),
         ScriptMode(cuda=cuda),
         replace(torch, "compile", lambda original: skip_compile),
         replace(nn.Module, "compile", lambda original: skip_compile),
         replace(nn.Module, "_apply", lambda apply: convert_fake),
+        replace(torch, "save", lambda save: lambda *_, **__: None),  # over a file that has values
+        replace(Distribution, "_validate_args", lambda _: False),  # by what values are
         replace(nn.init, "_no_grad_trunc_normal_", lambda init: lambda x, *_, **__: x),  # reads x
         use_cpu_autocast() if cuda else nullcontext(),
         replace(save_on_cpu, "__init__", use_host if cuda else lambda init: init),
@@ -106,9 +109,15 @@ class ScriptStep(Step):
             for _ in range(MAX_CALLS):
                 self.step()
                 if not self.idle:
-                    return
-        names = ", ".join(type(optimizer).__name__ for optimizer in self.idle)
-        self.notes.append(f"{names} made no update in {MAX_CALLS} calls: its state is left out")
+                    break
+        if self.idle:
+            names = ", ".join(type(optimizer).__name__ for optimizer in self.idle)
+            self.notes.append(
+                f"{names} made no update in {MAX_CALLS} calls: what it takes is left out, and "
+                "backward if that did not run"
+            )
+        if any(isinstance(optimizer, torch.optim.SparseAdam) for optimizer in self.optimizers):
+            self.notes.append("what SparseAdam computes with sparse gradients is not estimated")
         self.optimizers = []
 
     @contextmanager
@@ -186,8 +195,8 @@ class ScriptMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.__format__:
             return format(0.0, args[1])
-        if func is Tensor.numpy:  # of what a script logs
-            return np.zeros(args[0].shape, str(args[0].dtype).removeprefix("torch."))
+        if func is Tensor.numpy:  # of what a script logs, or decides by
+            return make_array(args[0])
         if func is Tensor.__deepcopy__:
             return copy_fake(*args)
         if self.cuda:
@@ -197,14 +206,37 @@ class ScriptMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def copy_fake(tensor: Tensor, memo: dict[int, Tensor]) -> Tensor:
-    """Copy a tensor without its mode, which torch would copy too."""
-    if id(tensor) not in memo:
-        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        memo[id(tensor)] = (
-            nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
-        )
-    return memo[id(tensor)]
+def make_array(tensor: Tensor) -> np.ndarray:
+    """Return an array of zeros; that a script reads whole numbers or conditions is recorded."""
+    if not tensor.is_floating_point() and tensor.numel():
+        with suppress(fake_tensor.DataDependentOutputException):  # before the step
+            tensor.as_strided((), ()).item()
+    return np.zeros(tensor.shape, str(tensor.dtype).removeprefix("torch."))
+
+
+def copy_fake(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """Copy a tensor without its mode, which torch would copy too.
+
+    As torch does, copy a parameter, but of other tensors the whole storage, once for all its views.
+    """
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if isinstance(tensor, nn.Parameter):
+        copy = nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+    else:
+        storage = tensor.untyped_storage()
+        storages = memo.setdefault("torch", {})
+        if storage._cdata not in storages:
+            numel = storage.nbytes() // tensor.element_size()
+            storages[storage._cdata] = torch.empty(numel, dtype=tensor.dtype)
+        torch.empty((), dtype=tensor.dtype)  # torch lets it take over the storage
+        whole = storages[storage._cdata].view(tensor.dtype)
+        copy = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
+        copy.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            copy.grad = copy_fake(tensor.grad, memo)
+    memo[id(tensor)] = copy
+    return copy
 
 
 def replace_gpu(value: Any) -> Any:

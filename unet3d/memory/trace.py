@@ -21,7 +21,9 @@ from unet3d.memory.allocator import round_block_size
 from unet3d.memory.autograd import (
     FILLED,
     FILLING,
+    add_bag_numbers,
     adds_to_new_tensor,
+    get_sequence_number,
     is_called_by_engine,
     is_unshared,
     leads_to_modified_view,
@@ -36,7 +38,7 @@ from unet3d.memory.cuda_libraries import (
     get_column_bytes,
     get_cublas_bytes,
     get_forward_workspace,
-    has_channels_last_memory,
+    is_dense,
 )
 from unet3d.memory.events import Block, EventRange, OpenCall
 from unet3d.memory.fake_tensors import evaluate_on_host, find_read
@@ -100,7 +102,7 @@ class Trace(TorchDispatchMode):
         now = len(self.events)
         self.phases.append(EventRange(self.phase, "", self.phase, self._phase_start, now))
         self.phase, self._phase_start = phase, now
-        self._num_forward_nodes, self._last_path = _sequence_number(), ""
+        self._num_forward_nodes, self._last_path = get_sequence_number(), ""
 
     def label(self, tensors: Any, kind: str) -> None:
         """Set the kind of tensors; those not seen before are allocated now."""
@@ -177,6 +179,9 @@ class Trace(TorchDispatchMode):
                 return in_place(*args, **kwargs)
             if func is aten.view.default and leads_to_modified_view():
                 return self._copy_view_gradient(args[0], func(*args))
+        if func is aten._embedding_bag_backward.default:
+            args = add_bag_numbers(args)
+            self._see(args, "offset2bag")
         out, operation = func(*args, **kwargs), func.overloadpacket
         op = str(operation).removeprefix("aten.")
         if self.cuda:
@@ -206,11 +211,12 @@ class Trace(TorchDispatchMode):
         if storage in self._in_host:
             return
         address = storage._cdata
-        known = self._live.get(address)
-        if known is not None:
-            if known[1]() is storage:
-                return
+        old, reference = self._live.get(address, (None, lambda: None))
+        if old is not None and reference() is not storage:
             self._drop(address)  # freed in C++, and the address reused before the callback
+            old = None
+        if old is not None and storage.nbytes() <= old.nbytes:
+            return
 
         def on_free(reference: weakref.ref) -> None:
             live = self._live.get(address)
@@ -218,6 +224,8 @@ class Trace(TorchDispatchMode):
                 self._drop(address)
 
         block = self._allocate(storage.nbytes(), op)
+        if old is not None:  # it has grown
+            self._free(old)
         self._live[address] = (block, weakref.ref(storage, on_free))
 
     def _allocate(self, nbytes: int, op: str, kind: str | None = None) -> Block:
@@ -250,7 +258,7 @@ class Trace(TorchDispatchMode):
             self._free(self._allocate(4 * args[1].numel(), f"{op}: float32 sums"))
         elif operation in COPY_IF_STRIDED:
             maps = [t for t in args if isinstance(t, Tensor) and t.dim() == 5]
-            if nbytes := sum(t.nbytes for t in maps if not _is_dense(t)):
+            if nbytes := sum(t.nbytes for t in maps if not is_dense(t)):
                 self._free(self._allocate(nbytes, f"{op}: contiguous copy"))
         elif operation is aten.sum and args[0].dtype != out.dtype:
             fused = args[0].dtype in (torch.float16, torch.bfloat16) and out.dtype == torch.float32
@@ -272,7 +280,7 @@ class Trace(TorchDispatchMode):
         else:
             outputs, transposed = out[:2], args[7]
             workspaces = get_backward_workspaces(result, x, weight, groups, transposed)
-            if not _is_dense(result):
+            if not is_dense(result):
                 copy = self._allocate(result.nbytes, f"{op}: contiguous copy")
         for output, nbytes in zip(outputs, workspaces, strict=True):
             if output is not None:
@@ -360,11 +368,11 @@ class Trace(TorchDispatchMode):
     def _begin_call(self, path: str) -> None:
         if self._stack:
             self._stack[-1].is_leaf = False
-        self._stack.append(OpenCall(path, len(self.events), _sequence_number()))
+        self._stack.append(OpenCall(path, len(self.events), get_sequence_number()))
 
     def _end_call(self, kind: str) -> None:
         call = self._stack.pop()
-        for number in range(call.first_node, _sequence_number()):
+        for number in range(call.first_node, get_sequence_number()):
             self._node_paths.setdefault(number, call.path)  # children have set theirs
         if call.is_leaf and self.phase == "forward":
             self._leaves[call.path] = kind
@@ -378,11 +386,6 @@ class Trace(TorchDispatchMode):
         self._call = ""
 
 
-def _sequence_number() -> int:
-    """Return the sequence number of autograd's next node."""
-    return torch._C._autograd._get_sequence_nr()  # ty: ignore[possibly-missing-submodule]
-
-
 def _list_dense(tensors: Any) -> Iterator[Tensor]:
     """Yield the tensors that have storages: of sparse ones, their indices and values."""
     for tensor in tree_leaves(tensors):
@@ -393,8 +396,3 @@ def _list_dense(tensors: Any) -> Iterator[Tensor]:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Return whether a feature map is contiguous or channels-last."""
-    return x.is_contiguous() or has_channels_last_memory(x)
