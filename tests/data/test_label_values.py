@@ -15,7 +15,8 @@ COLORS = """# No. Label Name:   R   G   B   A
 17  Left-Hippocampus      220 216  20   0
 
 53\tRight-Hippocampus\t220 216 20 0
-17 again
+17  Left-Hippocampus      220 216  20   0
+53 again
 """
 
 
@@ -65,11 +66,15 @@ def test_values_of_labels_that_change_are_read_again(tmp_path, cases):
         ("names.json", "names.json does not name 17, which labels hold"),
         ("empty.txt", "must name values of labels"),
         ("missing.txt", "cannot be read"),
+        ("twice.txt", "twice.txt names 17 twice: left, right"),
+        ("values.json", "values.json must map values to names, not 17 to 53"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, cases, setting, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "names.json").write_text(json.dumps({"right": 53}))
+    (tmp_path / "twice.txt").write_text("17 left\n17 right\n")
+    (tmp_path / "values.json").write_text(json.dumps({"17": 53, "53": 17}))
     (tmp_path / "empty.txt").write_text("value,name\n")
     with pytest.raises(UsageError, match=message):
         read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])

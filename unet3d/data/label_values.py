@@ -42,7 +42,11 @@ def read_label_values(
             raise UsageError(
                 f"{KEY}: {setting} does not name {join_first(unnamed)}, which labels hold"
             )
-        named = {value: names.get(value) for value in values}
+        if twice := [value for value in values if len({*names.get(value, ())}) > 1]:
+            raise UsageError(
+                f"{KEY}: {setting} names {twice[0]} twice: {join_first(names[twice[0]])}"
+            )
+        named = {value: next(iter(names.get(value, ())), None) for value in values}
     else:
         pairs = setting.items() if isinstance(setting, Mapping) else ((None, v) for v in setting)
         named = {value: name for name, value in pairs}
@@ -57,7 +61,7 @@ def read_label_values(
     return named
 
 
-def read_table(file: Path) -> dict[int, str]:
+def read_table(file: Path) -> dict[int, list[str]]:
     """Return the names of values in a JSON file, or in lines with a value and a name.
 
     Of a line, the first number and the first text count, as in FreeSurfer's color tables and the
@@ -67,13 +71,19 @@ def read_table(file: Path) -> dict[int, str]:
     if file.suffix == ".json":
         content = load_json_object(file, f"{KEY}: no file {file.absolute()}")
         pairs = [(k, v) if str(k).isdecimal() else (v, k) for k, v in content.items()]
+        if numbers := [f"{k} to {v}" for k, v in pairs if not is_text(str(v))]:
+            raise UsageError(f"{KEY}: {file} must map values to names, not {numbers[0]}")
     else:
         try:
             lines = file.read_text("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{KEY}: {file.absolute()} cannot be read: {error}") from None
         pairs = list(filter(None, map(split_line, lines)))
-    if not (named := {int(v): str(name) for v, name in pairs[::-1] if str(v).isdecimal()}):
+    named: dict[int, list[str]] = {}
+    for value, name in pairs:
+        if str(value).isdecimal():
+            named.setdefault(int(value), []).append(str(name))
+    if not named:
         raise UsageError(f"{KEY}: {file} must name values of labels")
     return named
 
