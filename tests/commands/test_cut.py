@@ -73,21 +73,32 @@ def test_a_table_names_the_blocks(volume, tmp_path):
     assert nibabel.load("cases/labels/volume_000.nii.gz").shape == (29, 7, 8)
 
 
+def test_boxes_that_overlap_cause_a_warning(volume, tmp_path, capsys):
+    rows = ["0,9,0,9,0,9", "9,18,0,9,0,9", "17,20,8,12,8,9", "17,20,8,12,8,9"]
+    for last, expected in ((3, 1), (2, 0)):
+        (tmp_path / "mine.csv").write_text("\n".join(["x0,x1,y0,y1,z0,z1", *rows[:last], ""]))
+        assert cut("boxes=mine.csv", f"output=cases{last}") == 0
+        assert capsys.readouterr().err.count("boxes 2 and 3 of mine.csv overlap") == expected
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["size=[12,10,8]", "gap=0"], "no block of label.nii"),
         (["boxes=mine.csv"], "[0, 9, 0, 9, 0, 25] is not within (36, 30, 24) voxels"),
-        (["boxes=other.csv"], "must be a CSV file with the columns x0, x1, y0, y1, z0, z1"),
+        (["boxes=other.csv"], "No such file or directory: 'other.csv'"),
+        (["boxes=semicolons.csv"], "must have columns x0,x1,y0,y1,z0,z1, divided by commas, with"),
+        (["boxes=semicolons.csv"], "numbers: no column 'x0'"),
         (["boxes=none.csv"], "boxes=none.csv lists no box"),
         (["label=scaled.nii"], "scaled.nii is compressed as a whole, or its values are scaled"),
-        (["label=shifted.nii"], "is not on the grid of volume.nii"),
+        (["label=shifted.nii"], "is not on the grid of volume.nii (36 x 30 x 24 voxels of "),
         (["label=small.nii.gz"], "small.nii.gz is compressed as a whole"),
     ],
 )
 def test_what_cannot_be_cut_is_one_line(volume, tmp_path, capsys, options, message):
     (tmp_path / "mine.csv").write_text("x0,x1,y0,y1,z0,z1\n0,9,0,9,0,25\n")
     (tmp_path / "none.csv").write_text("x0,x1,y0,y1,z0,z1\n")
+    (tmp_path / "semicolons.csv").write_text("x0;x1;y0;y1;z0;z1\n0;9;0;9;0;9\n")
     label = np.zeros((36, 30, 24), np.uint8)
     scaled = nibabel.Nifti1Image(label, AFFINE)
     scaled.header.set_slope_inter(2, 0)

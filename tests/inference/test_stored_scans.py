@@ -19,7 +19,7 @@ from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.inference import memory_plan, stored_scans
 from unet3d.inference.predictor import Predictor
-from unet3d.inference.scans import find_reason_to_segment, segment_scans
+from unet3d.inference.scans import find_pending, find_reason_to_segment, segment_scans
 
 PERMUTED = np.array([[0, -1.0, 0, 3], [0, 0, 2.0, 0], [1.5, 0, 0, 0], [0, 0, 0, 1]])
 AFFINES = {"axes as they are": np.eye(4), "axes permuted and flipped": PERMUTED}
@@ -42,7 +42,7 @@ def tasks(write_scans, tmp_path):
 
 def store(predictor, monkeypatch, *, slabs=3):
     """Let the predictor read scans by parts, in a number of slabs, of blocks of 500 voxels."""
-    monkeypatch.setattr(Predictor, "estimate_reading", lambda self, task: 2**62)
+    monkeypatch.setattr(Predictor, "estimate_reading", lambda self, task: 2**40)
     monkeypatch.setattr(regions, "BLOCK", 500)
 
     def choose_slabs(volume, budget, processes=1):
@@ -327,6 +327,14 @@ def test_components_are_said_to_be_kept(ensemble, tasks, monkeypatch, caplog):
     predictor = build_predictor(ensemble, keep_largest_component=["a"])
     predict(store(predictor, monkeypatch), stored)
     assert "all components of a are kept, since the scan is segmented by parts" in caplog.text
+    pending, notice = find_pending([stored], predictor.describe_settings(), overwrite=False)
+    assert pending == []
+    assert notice == (
+        "stored.npy was segmented by parts, which keeps all components: overwrite=true segments it "
+        "again"
+    )
+    others = build_predictor(ensemble).describe_settings()
+    assert find_pending([stored], others, overwrite=False)[0] == [stored]
 
 
 REGION = ((5, 24), (2, 15), (9, 26))

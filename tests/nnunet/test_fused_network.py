@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CHANNELS, STRIDES, KERNELS = [4, 8, 12, 12], [1, 2, [1, 2, 2], 2], [[1, 3, 3], 3, 3, 3]
 
 
-def make_network(kind, norm=nn.InstanceNorm3d, **options):
+def make_network(kind, norm=nn.InstanceNorm3d, strides=STRIDES, **options):
     torch.manual_seed(0)
     convs, decoder = ([1, 2, 2, 2], 1) if kind == "ResidualEncoderUNet" else (2, 2)
-    arguments = (2, 4, CHANNELS, nn.Conv3d, KERNELS, STRIDES, convs, 3, decoder)
+    arguments = (2, 4, CHANNELS, nn.Conv3d, KERNELS, strides, convs, 3, decoder)
     defaults = {"conv_bias": True, "deep_supervision": True}
     defaults |= {"norm_op": norm, "norm_op_kwargs": {"affine": True, "eps": 1e-5}}
     defaults |= {"nonlin": nn.LeakyReLU, "nonlin_kwargs": {"inplace": True}}
@@ -123,6 +123,12 @@ def test_what_is_not_supported_is_an_error(options, reason):
 def test_a_stem_of_other_channels_is_an_error(stem_channels):
     with pytest.raises(UsageError, match="without stem_channels"):
         use_fused_blocks(make_network("ResidualEncoderUNet", stem_channels=stem_channels))
+
+
+def test_a_stride_in_the_first_stage_of_residual_blocks_is_an_error():
+    strides = [[1, 2, 2], *STRIDES[1:]]
+    with pytest.raises(UsageError, match="a first stage of residual blocks with a stride of 1"):
+        use_fused_blocks(make_network("ResidualEncoderUNet", strides=strides))
 
 
 @pytest.mark.parametrize("kind", ["ResidualEncoderUNet", "PlainConvUNet"])

@@ -1,10 +1,11 @@
 """`unet3d cut image=... label=... output=...`: cut annotated blocks out of a volume, as cases."""
 
 import csv
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from glob import escape
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ import numpy as np
 from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, list_of, read_settings
 from unet3d.data.formats.nifti import write_part
-from unet3d.data.formats.volume_format import NO_SPACING, StoredVoxels
+from unet3d.data.formats.volume_format import NO_SPACING, StoredVoxels, VolumeHeader
 from unet3d.data.formats.volumes import find_offset, open_voxels, read_header, split_suffix
 from unet3d.errors import UsageError
 from unet3d.files import write_text
@@ -50,8 +51,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         other = replace(other, affine=header.affine)
     if other.shape[:3] != header.shape[:3] or find_offset(other, header) != (0, 0, 0):
         raise UsageError(
-            f"{settings.label} ({other.shape[:3]} voxels) is not on the grid of {settings.image} "
-            f"({header.shape[:3]})"
+            f"{settings.label} ({describe_grid(other)}) is not on the grid of {settings.image} "
+            f"({describe_grid(header)})"
         )
     if existing := sorted(settings.output.glob(f"*/{escape(name)}_[0-9][0-9][0-9]*.nii.gz")):
         raise UsageError(f"{existing[0]} exists: name another output, or remove {name}'s blocks")
@@ -76,6 +77,15 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         words.append(f"data.ignore_label={settings.ignore_label}")
     print("next: unet3d check", *words)
     return 0
+
+
+def describe_grid(header: VolumeHeader) -> str:
+    """Say how large a grid is, and where it is."""
+    spacing, origin = (
+        " x ".join(f"{n:g}" for n in mm) for mm in (header.spacing_mm, header.affine[:3, 3])
+    )
+    shape = " x ".join(map(str, header.shape[:3]))
+    return f"{shape} voxels of {spacing} mm from {origin}, axes {header.orientation}"
 
 
 def open_parts(file: Path) -> StoredVoxels:
@@ -113,22 +123,35 @@ def find_blocks(settings: CutConfig, label: StoredVoxels) -> Iterator[Block]:
             return
 
 
-def read_boxes(file: Path, shape: Sequence[int]) -> Iterator[Block]:
-    """Yield the boxes of a table with the columns x0, x1, y0, y1, z0 and z1."""
+def read_boxes(file: Path, shape: Sequence[int]) -> list[Block]:
+    """Return the boxes of a table with the columns x0, x1, y0, y1, z0 and z1.
+
+    Warn of the first two that overlap.
+    """
     try:
         lines = file.read_text("utf-8-sig").splitlines()
         rows = csv.DictReader(lines, skipinitialspace=True)
         table = [[int(row[column]) for column in COLUMNS] for row in rows]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"boxes={file} must be a CSV file with the columns {', '.join(COLUMNS)}, in voxels: "
-            f"{error!r}"
+            f"boxes={file} must have columns {','.join(COLUMNS)}, divided by commas, with whole "
+            f"numbers: {'no column ' * isinstance(error, KeyError)}{error}"
         ) from None
     if not table:
         raise UsageError(f"boxes={file} lists no box")
+    boxes = list[Block]()
     for row in table:
         pairs = [*zip(row[::2], row[1::2], strict=True)]
         if any(not 0 <= first < end <= n for (first, end), n in zip(pairs, shape, strict=True)):
             raise UsageError(f"{file}: {row} is not within {tuple(shape)} voxels")
         x, y, z = (slice(*pair) for pair in pairs)
-        yield x, y, z
+        boxes.append((x, y, z))
+    for (m, a), (n, b) in combinations(enumerate(boxes, 1), 2):
+        if all(s.start < t.stop and t.start < s.stop for s, t in zip(a, b, strict=True)):
+            print(
+                f"warning: boxes {m} and {n} of {file} overlap, and perhaps others: divide the "
+                "cases by data.splits=, or validation may see what training has seen",
+                file=sys.stderr,
+            )
+            break
+    return boxes

@@ -56,6 +56,9 @@ USABLE_FRACTION = 0.9
 HEAP_ALLOWANCE = 64 * MIB
 """Freed small blocks that the C library may keep."""
 
+HOPELESS = 1000
+"""Times the available RAM, for a scan of an assumed size that would be segmented by parts."""
+
 MAX_REMOVED_SHARE = 0.1
 """Share of a class in a scan that postprocessing may remove without a warning."""
 
@@ -177,10 +180,10 @@ class Predictor:
             way = "set output_format=zarr or npy, which are written by parts"
         if way and self.region is not None:
             raise UsageError(f"region is read from {task.scan.files[0].name} by parts: {way}")
-        if stored is None or not writes_parts:
+        if stored is None or not writes_parts or (reason and needed > HOPELESS * ram):
             raise DoesNotFitError(
                 f"{reason}preprocessing needs {format_bytes(needed)} of RAM, "
-                f"{format_bytes(ram)} are available: {advice}, or {way}"
+                f"{format_bytes(ram)} are available: {advice}{way and ', or '}{way}"
             )
         if self.skip_background is not None:
             raise UsageError(

@@ -47,6 +47,9 @@ Where there are more processes than scans, they share the slabs of a scan that i
 MISSING, OUTDATED, NOT_OURS = "missing", "outdated", "foreign"
 """Why a scan is segmented; foreign labels may be somebody's work."""
 
+UNPROCESSED = "unprocessed"
+"""Why labels that are kept differ from those that a command with more memory would write."""
+
 
 def plan_outputs(
     scans: Sequence[ScanFiles],
@@ -89,7 +92,7 @@ def plan_outputs(
 def find_pending(
     tasks: Sequence[ScanTask], settings: Mapping[str, Any], *, overwrite: bool
 ) -> tuple[list[ScanTask], str | None]:
-    """Return the scans to segment, and a line on labels that are made again, if there are any.
+    """Return the scans to segment, and lines on labels that are made again, or kept as they are.
 
     `settings` are those of the predictor. Labels that it did not write, or that were changed
     since, are replaced with `overwrite` alone.
@@ -105,15 +108,21 @@ def find_pending(
             f"since: {join_first(foreign)}: move them to another folder, or set overwrite to "
             "replace them"
         )
-    pending = [task for task, cause in zip(tasks, causes, strict=True) if cause is not None]
-    if not (outdated := causes.count(OUTDATED)):
-        return pending, None
-    labels = pluralize(outdated, "label")
-    return pending, f"predicting {labels} again that other checkpoints, options or scans made"
+    pairs, notices = list(zip(tasks, causes, strict=True)), list[str]()
+    if outdated := causes.count(OUTDATED):
+        labels = pluralize(outdated, "label")
+        notices.append(f"predicting {labels} again that other checkpoints, options or scans made")
+    if kept := [task.labels.name for task, cause in pairs if cause == UNPROCESSED]:
+        notices.append(
+            f"{join_first(kept)} was segmented by parts, which keeps all components: "
+            "overwrite=true segments it again"
+        )
+    pending = [task for task, cause in pairs if cause not in (None, UNPROCESSED)]
+    return pending, "\n".join(notices) or None
 
 
 def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str | None:
-    """Return why a scan is to be segmented; None: it is not."""
+    """Return why a scan is to be segmented; None or UNPROCESSED: it is not."""
     if not task.labels.exists():
         return MISSING
     try:
@@ -131,7 +140,9 @@ def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str |
         files = file, get_probability_path(file, task.labels)
         is_complete = any(path.exists() for path in files) and record.get("probabilities")
     if is_complete and origin.items() <= record.items():
-        return None
+        options = settings["options"]
+        is_wanted = options["largest_component_labels"] and "region" not in options
+        return UNPROCESSED if is_wanted and record.get("is_by_parts") else None
     return OUTDATED if record["labels"] == digest_volume(task.labels) else NOT_OURS
 
 
@@ -176,6 +187,7 @@ def segment_scans(
                         remove_temporary_files(path)  # after a kill
                     write_text(record, "{}")  # until the labels are written
                 write_labels, nbytes = compute(prepared), prod(prepared.scan.grid.file_shape)
+                origin = {**origin, "is_by_parts": prepared.is_stored}
                 nbytes *= 0 if prepared.is_stored else predictor.label_bytes
                 del prepared
                 if writing:

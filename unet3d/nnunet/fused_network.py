@@ -79,6 +79,8 @@ def _build_engine(network: Any) -> _FusedUNet:
     convs = [*decoder_convs, 1 if residual else len(stages[-1])]
     if not residual and convs != [len(stage) for stage in stages]:
         raise UsageError("fused blocks need as many convolutions in the decoder as in the encoder")
+    if residual and set(encoder.stages[0].blocks[0].conv1.conv.stride) != {1}:
+        raise UsageError("fused blocks need a first stage of residual blocks with a stride of 1")
     first_layers = [stage[0].conv1 if residual else stage[0] for stage in stages]
     drop_path = getattr(stages[0][0], "drop_path", None)
     with torch.device("meta"):

@@ -111,7 +111,10 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
         if root is not None:
             reader = plans.get("image_reader_writer", "SimpleITKIO")
             if reader not in READERS:
-                raise UsageError(f"{path}: nnU-Net's reader {reader} is not available here")
+                raise UsageError(
+                    f"{path}: nnU-Net's reader {reader} is not available here: train on the raw "
+                    "dataset with data=nnunet"
+                )
             first = NnUnet(str(root)).list_cases()[0].images[0]
             orientation = READERS[reader] or read_header(first).orientation
             overrides += [f"data.root={root}", f"data.orientation={orientation}"]
