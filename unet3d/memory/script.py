@@ -65,7 +65,9 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
         replace(torch, "compile", lambda original: skip_compile),
         replace(nn.Module, "compile", lambda original: skip_compile),
         replace(nn.Module, "_apply", lambda apply: convert_fake),
-        replace(torch, "save", lambda save: lambda *_, **__: None),  # over a file that has values
+        replace(torch, "save", ignore),  # over a file that has values
+        replace(torch.cuda, "synchronize", ignore),
+        replace(torch.cuda, "reset_peak_memory_stats", ignore),
         replace(Distribution, "_validate_args", lambda _: False),  # by what values are
         replace(nn.init, "_no_grad_trunc_normal_", lambda init: lambda x, *_, **__: x),  # reads x
         use_cpu_autocast() if cuda else nullcontext(),
@@ -76,6 +78,11 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
     if compiled:
         estimate.notes.append("compiled networks are estimated as plain modules")
     return estimate
+
+
+def ignore(function: Callable) -> Callable[..., None]:
+    """Return what does nothing in place of a function."""
+    return lambda *_, **__: None
 
 
 def use_plain_modules(model: nn.Module) -> None:
