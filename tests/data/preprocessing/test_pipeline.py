@@ -27,7 +27,7 @@ def test_channels_are_read_from_one_file_or_one_file_each(tmp_path):
     assert np.array_equal(one, other)
 
 
-OUTCOMES = {6: ([314, 13.8089, 1.9650, 9.2293], [-0.0873, 1.3535, -1.4033, 0.5401])}
+OUTCOMES = {7: ([314, 13.8089, 1.9650, 9.2293], [-0.0873, 1.3535, -1.4033, 0.5401])}
 """What each PREPROCESSING_VERSION makes of one case: a new outcome needs a new version.
 
 The voxels of the label and their center, and some values of the image.
@@ -48,6 +48,22 @@ def test_the_version_of_preprocessing_changes_with_its_outcome(tmp_path):
     located = [mapped.sum(), *np.argwhere(mapped).mean(0)]
     for found, expected in zip((located, values), OUTCOMES[PREPROCESSING_VERSION], strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("spacing_mm", [(1, 1, 3), (1.05, 1.05, 3), (1, 1, 4)])
+def test_a_label_is_resampled_along_the_axes_as_its_image(tmp_path, spacing_mm):
+    """Rounding to whole voxels may make an axis over three times as coarse as another."""
+    inside = np.linalg.norm(np.indices((27, 29, 28)).T - [13, 14, 12.5], axis=-1).T < 8
+    affine = np.diag([1.5, 1.5, 1.5, 1])
+    case = write_case(tmp_path, inside.astype(np.float32), inside.astype(np.uint8), affine=affine)
+    settings = Preprocessing(
+        num_classes=2, spacing_mm=spacing_mm, crop="none", normalize=("none",), background=(0.0,)
+    )
+    scan = settings.preprocess_scan(case.images)
+    label, _ = settings.preprocess_label(case.label, scan)
+    planes = np.arange(label.shape[2])
+    centers = [(x.sum((0, 1)) * planes).sum() / x.sum() for x in (scan.image[0].clip(0), label)]
+    assert abs(centers[0] - centers[1]) < 0.05
 
 
 @pytest.mark.parametrize(

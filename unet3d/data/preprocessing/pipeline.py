@@ -30,7 +30,7 @@ from unet3d.errors import UsageError
 from unet3d.text import join_first
 from unet3d.types import FloatTriple, get_ignore_label, get_label_dtype
 
-PREPROCESSING_VERSION = 6
+PREPROCESSING_VERSION = 7
 """Part of every key of the cache: raise it when the same files and settings give other values."""
 
 Background = tuple[float | str, ...]
@@ -127,7 +127,8 @@ class Preprocessing:
         )
         if self.ignore_labels:
             label = spread_annotations(label, shape, get_ignore_label(label))
-        orders = choose_interpolation_orders(scan.statistics.spacing_mm, scan.spacing_mm, 1)
+        old_mm = scan.statistics.spacing_mm
+        orders = choose_interpolation_orders(old_mm, self.spacing_mm or old_mm, 1)  # as the image's
         resampled = np.ascontiguousarray(resample_labels(label, shape, orders))
         return resampled, 1 - inside / total if total else 0.0
 
