@@ -59,7 +59,7 @@ def test_slices_are_sorted_by_position_and_scaled(folder, voxels):
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"ImagePositionPatient": [0, 0, 0]}, r"has slices .* to .* mm apart, .*resample"),
+        ({"ImagePositionPatient": [0, 0, 1]}, r"has slices .* to .* mm apart, .*resample"),
         ({"SeriesInstanceUID": "1.2.3"}, r"holds 2 series or sizes .*: CT \(6 images, 003, .* own"),
         ({"Rows": 3}, "holds 2 series or sizes of images"),
         ({"PhotometricInterpretation": "MONOCHROME1"}, r"has inverted gray values .* in 017: save"),

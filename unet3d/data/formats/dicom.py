@@ -49,6 +49,8 @@ SHARED_TAGS = (
 MAX_FIELD_BYTES = 2**10  # of a field that is read with a header
 MAX_TURN = 1e-3  # tolerated difference between the components of two orientations
 BROKEN = "copy it again, or remove it"
+
+SAME_MM = 1e-3  # distance of slices at one position
 PERPENDICULAR = 4e-5  # tolerated 1 - cosine of slices and their normal, for half a degree
 GAP_TOLERANCE = 0.02  # tolerated difference between distances of slices, as a fraction of them
 HEAD_BYTES = 512  # bytes at a file's start that name its class
@@ -201,7 +203,10 @@ def read_series_header(folder: Path) -> SeriesHeader:
             continue
         for tag in GEOMETRY_TAGS:
             if not dataset.get(tag):
-                raise UnreadableFileError(f"has {file.name} without {tag}: remove it")
+                raise UnreadableFileError(
+                    f"has {file.name} without {tag}: remove it, or if no image has that, convert "
+                    "them to another format"
+                )
         refuse_inverted(file, dataset)
         key = tuple(str(dataset.get(tag)) for tag in SHARED_TAGS)
         found.setdefault(key, []).append((file, dataset))
@@ -265,9 +270,9 @@ def check_slices(
             raise UnreadableFileError(f"has {file.name} with another orientation: separate the two")
     even = np.linspace(positions[0], positions[-1], len(positions))
     gaps = np.diff(positions @ np.cross(orientation[:3], orientation[3:]))
-    if len(gaps) == 1 and gaps[0] <= 0:
-        names = f"{images[0][0].name} and {images[1][0].name}"
-        raise UnreadableFileError(f"has {names} at one position: separate them")
+    if twins := np.flatnonzero(gaps <= SAME_MM).tolist():
+        names = " and ".join(file.name for file, _ in images[twins[0] : twins[0] + 2])
+        raise UnreadableFileError(f"has {names} at one position: remove copies, separate phases")
     if len(gaps) < 2:
         return
     usual = float(np.median(gaps))
