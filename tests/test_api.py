@@ -1,8 +1,12 @@
 """Training and evaluation from Python refuse what the commands refuse, as an error to catch."""
 
+from contextlib import nullcontext
+
 import pytest
+import torch
 
 import unet3d
+from unet3d.checkpoint_file import load_checkpoint
 from unet3d.errors import UsageError
 
 
@@ -19,3 +23,16 @@ from unet3d.errors import UsageError
 def test_a_wrong_argument_is_a_usage_error(call, message):
     with pytest.raises(UsageError, match=message):
         call()
+
+
+@pytest.mark.slow
+def test_a_run_does_not_depend_on_the_modes_of_its_caller(small, tmp_path):
+    words, weights = [*small, "trainer.max_steps=2"], []
+    modes = torch.autocast("cpu", torch.bfloat16), torch.no_grad(), torch.inference_mode()
+    for n, mode in enumerate((nullcontext(), *modes)):
+        with mode:
+            unet3d.train(words, folder=tmp_path / str(n))
+        content = load_checkpoint(tmp_path / str(n) / "checkpoints" / "last.ckpt")
+        weights.append(content["state_dict"])
+    for others in weights[1:]:
+        assert all(torch.equal(value, others[name]) for name, value in weights[0].items())

@@ -93,6 +93,7 @@ NAN = np.where(np.arange(8) < 2, np.nan, np.zeros((8, 8, 8)))
         (lambda s, a: s.predict(a, spacing_mm=0.0), "three numbers > 0"),
         (lambda s, a: s.predict(a, affine=np.diag([1, 1, 0, 1])), r"an invertible \(4, 4\)"),
         (lambda s, a: s.predict(a, affine=np.eye(3)), r"an invertible \(4, 4\)"),
+        (lambda s, a: s.predict(a, affine=np.eye(4) + np.eye(4, k=-3)), r"an invertible \(4, 4\)"),
         (lambda s, a: s.predict(a[0], spacing_mm=(1, 1, 1)), r"is \(D, H, W\) or \(C, D, H, W\)"),
         (lambda s, a: s.predict(np.stack([a, a]), spacing_mm=(1, 1, 1)), "image has 2 channels"),
         (lambda s, a: s.predict(NAN, spacing_mm=(1, 1, 1)), "has 128 voxels that are NaN or inf"),

@@ -76,12 +76,18 @@ def train(
 
 @contextmanager
 def keep_global_state() -> Generator[None]:
-    """Give the caller's random numbers, precision of float32 and environment back."""
+    """Run the body as a command, and give the caller's state back."""
     numbers, array_numbers = random.getstate(), np.random.get_state()
     precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     environment = dict(os.environ)
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
+    with (
+        torch.random.fork_rng(devices),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
         try:
             yield
         finally:

@@ -1,5 +1,7 @@
 """Read, verify and save checkpoint files with torch alone, and get those of Hugging Face's hub."""
 
+import codecs
+import io
 import logging
 import re
 import zipfile
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from unet3d.errors import UsageError, explain_missing_packages, summarize_error
 from unet3d.files import atomic_write
+from unet3d.text import join_first
 
 FORMAT_VERSION = 1
 """Version of checkpoints; raised when an older unet3d could not read them any more."""
@@ -23,12 +26,15 @@ FALLBACKS = (PREVIOUS, BEST)
 """Checkpoints with the full state that a run resumes from if it has no last one."""
 
 _SCALAR: Any = np.float64(0).__reduce__()[0]
+_ARRAY: Any = np.zeros(0).__reduce__()[0]
 
 NUMPY_NUMBERS: list[Any] = [
     *(_SCALAR, (_SCALAR, "numpy.core.multiarray.scalar")),  # the second name is of numpy 1
-    *(np.dtype, np.dtypes.Float64DType, np.dtypes.Float32DType),
+    *(_ARRAY, (_ARRAY, "numpy.core.multiarray._reconstruct")),
+    *(np.ndarray, np.dtype, codecs.encode),  # by which bytes are saved
+    *{type(np.dtype(code)) for code in "?bhilqBHILQefd"},
 ]
-"""The only classes besides torch's that a checkpoint may name: nnU-Net saves its scores as such."""
+"""The only classes besides torch's that a checkpoint may name: numbers and arrays of them."""
 
 
 class CorruptedCheckpointError(UsageError):
@@ -49,17 +55,25 @@ def load_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
         raise UsageError(f"no checkpoint at {path.absolute()}")
     _verify_checksums(path)
     try:
-        with torch.serialization.safe_globals(NUMPY_NUMBERS):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        # torch adds advice to run the code to its reason, which is the context.
-        reason = f"it holds a {named[1]}" if named else summarize_error(error.__context__ or error)
-        raise UsageError(f"{path} cannot be read as a checkpoint: {reason}") from error
+        content = _load(path, mmap=mmap)
+    except UsageError as error:
+        raise UsageError(f"{path} cannot be read as a checkpoint: {error}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
     check_format_version(path, content.get("unet3d", {}), FORMAT_VERSION)
     return content
+
+
+def _load(file: Any, *, mmap: bool = False) -> Any:
+    """Return what is in a file of torch.save; a UsageError says what it may not hold."""
+    try:
+        with torch.serialization.safe_globals(NUMPY_NUMBERS):
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:
+        named = re.search(r"(?:GLOBAL|class) '?([\w.]+)", str(error))
+        # torch adds advice to run the code to its reason, which is the context.
+        reason = f"it holds a {named[1]}" if named else summarize_error(error.__context__ or error)
+        raise UsageError(reason) from error
 
 
 def _verify_checksums(path: Path) -> None:
@@ -118,10 +132,36 @@ def find_mismatch(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor])
 
 
 def save_checkpoint(content: dict[str, Any], path: Path) -> None:
-    """Save a checkpoint atomically; a kill leaves the previous file or the new one."""
+    """Save a checkpoint atomically; a kill leaves the previous file or the new one.
+
+    Refuse what could not be read again.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as draft, draft.open("wb") as file:
-        torch.save(content, file)
+    with atomic_write(path) as draft:
+        with draft.open("wb") as file:
+            torch.save(content, file)
+        try:
+            _load(draft, mmap=True)
+        except UsageError as error:
+            parts = {**content, **content.get("callbacks", {})}
+            parts.pop("callbacks", None)
+            names = [name for name, part in parts.items() if not _is_readable(part)]
+            raise UsageError(
+                f"{path.name} could not be read again: {error}, saved by {join_first(names)}: save "
+                "tensors, numbers, text, lists and dicts"
+            ) from error
+
+
+def _is_readable(part: Any) -> bool:
+    """Return whether a checkpoint may hold this."""
+    file = io.BytesIO()
+    torch.save(part, file)
+    file.seek(0)
+    try:
+        _load(file)
+    except UsageError:
+        return False
+    return True
 
 
 def update_metadata(path: Path, metadata: dict[str, Any]) -> None:

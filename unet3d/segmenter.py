@@ -193,6 +193,7 @@ def load(
     """
     several = [checkpoint] if isinstance(checkpoint, str | Path) else checkpoint
     paths = [Path(path).expanduser() for path in several]
+    packages = (allow_targets,) if isinstance(allow_targets, str) else tuple(allow_targets)
     if not paths:
         raise UsageError("load needs a checkpoint or a run folder")
 
@@ -215,10 +216,10 @@ def load(
         region=None,
         memory_bytes=parse(options.MEMORY, "memory_gib", memory_gib),
         keep_largest_component=classes,
-        allow_targets=tuple(allow_targets),
+        allow_targets=packages,
     )
-    ensemble = load_ensemble(paths, allow_targets)
+    ensemble = load_ensemble(paths, packages)
     predictor = options.build_predictor(ensemble, settings, ram=settings.memory_bytes)
     if settings.flip_axes is None and not ensemble.mirroring_axes:
         warnings.warn(f"tta=True: {ensemble.describe_mirroring()}", stacklevel=2)
-    return Segmenter(predictor, paths, allow_targets)
+    return Segmenter(predictor, paths, packages)

@@ -79,7 +79,7 @@ def test_a_loss_of_monai_ignores_voxels_and_trains_all_levels(name, regions):
         return
     loss = adapt(target, regions, **given)
     outputs = 3 if regions is None else 2
-    check_loss(loss, outputs)
+    check_loss(loss, outputs, 3)
     logits, labels = make_batch(outputs)
     coarse = torch.randn(2, outputs, 6, 4, 5, requires_grad=True)
     value = loss([logits, coarse], labels)
@@ -108,7 +108,7 @@ class Counting(nn.Module):
 
 def test_a_loss_with_a_state_is_tried_on_a_copy_and_has_what_a_callback_sets():
     loss = AdaptedLoss(Counting())
-    check_loss(loss, 3)
+    check_loss(loss, 3, 3)
     assert loss.loss.calls == 0
     logits, labels = make_batch()
     first = loss(logits, labels)
@@ -151,8 +151,15 @@ def test_an_activation_that_the_config_names_stays():
 )
 def test_a_loss_for_something_else_is_refused_in_one_line(name):
     with pytest.raises(UsageError, match=f"^loss: {name} .*") as caught:
-        check_loss(adapt(getattr(monai.losses, name)), 3)
+        check_loss(adapt(getattr(monai.losses, name)), 3, 3)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_loss_that_trains_two_classes_alone_is_refused_for_more():
+    loss = adapt(monai.losses.AsymmetricUnifiedFocalLoss)
+    with pytest.raises(UsageError, match=r"FocalLoss does not train output 2: its gradient is 0$"):
+        check_loss(loss, 3, 3)
+    check_loss(loss, 2, 2)
 
 
 class TrueLogit(nn.Module):

@@ -18,6 +18,7 @@ from unet3d.config.instantiate import Factory
 from unet3d.errors import UsageError, summarize_error
 from unet3d.loss.deep_supervision import average_levels, split_levels
 from unet3d.loss.partial_labels import PartialLabels
+from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL, get_ignore_label
 
 CERTAIN_LOGIT = 30.0
@@ -146,15 +147,16 @@ class AdaptedLoss(nn.Module):
         return torch.stack([torch.as_tensor(part) for part in parts], dim=1).float()
 
 
-def check_loss(loss: nn.Module, outputs: int) -> None:
-    """Refuse a loss that does not give a scalar with a gradient for a small patch."""
+def check_loss(loss: nn.Module, outputs: int, num_classes: int) -> None:
+    """Refuse a loss that does not give a scalar with a gradient of each class for a small patch."""
     named = loss
     while isinstance(named, AdaptedLoss | PartialLabels):
         named = named.loss
     with suppress(Exception):  # some cannot be copied
         loss = deepcopy(loss)  # which may count its calls
-    logits = torch.zeros(2, outputs, 16, 16, 16, requires_grad=True)
-    labels = (torch.arange(16) % 2).expand(2, 16, 16, 16)
+    shape, generator = (2, outputs, 16, 16, 16), torch.Generator().manual_seed(0)
+    logits = torch.rand(shape, generator=generator).requires_grad_()
+    labels = (torch.arange(16**3) % num_classes).view(16, 16, 16).expand(2, -1, -1, -1)
     try:
         loss(logits, labels).backward()
     except UsageError:
@@ -164,3 +166,10 @@ def check_loss(loss: nn.Module, outputs: int) -> None:
             f"loss: {type(named).__name__} cannot train a segmentation: with logits of "
             f"{list(logits.shape)} and labels it fails: {summarize_error(error)}"
         ) from error
+    assert logits.grad is not None
+    trained = logits.grad.abs().amax((0, 2, 3, 4)) > 0
+    if untrained := [str(n) for n in range(1, outputs) if not trained[n]]:
+        raise UsageError(
+            f"loss: {type(named).__name__} does not train output {join_first(untrained)}: its "
+            "gradient is 0"
+        )

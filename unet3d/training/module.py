@@ -62,7 +62,7 @@ class SegmentationModule(LightningModule):
         if step.compile:
             network.compile()  # in place: names and checkpoints do not change
         self.model, self.loss = network, step.build_loss()
-        check_loss(self.loss, dataset.num_outputs)
+        check_loss(self.loss, dataset.num_outputs, len(dataset.classes))
         self.step = TrainingStep(
             model=network,
             loss=self.loss,
@@ -103,6 +103,11 @@ class SegmentationModule(LightningModule):
         self.metrics: tuple[Any, ...] = self.metric, self.case_scores
         self.unannotated_classes = step.data.unannotated_classes  # for which a label may stand
         self.patch_size, self.num_classes = step.data.patch_size, len(dataset.classes)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("model", "loss") and "step" in self.__dict__:
+            raise UsageError(f"a callback replaces the {name} of the run: change its attributes")
+        super().__setattr__(name, value)
 
     def on_train_start(self) -> None:
         schedule = self.lr_schedulers()
@@ -220,6 +225,8 @@ class SegmentationModule(LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip with the norm that the check for finite gradients has computed anyway."""
+        if gradient_clip_val is not None:  # that a callback has set
+            self.step.clip_norm = gradient_clip_val
         norm = self.nonfinite_guard.check_gradients(self, optimizer)
         if norm is not None:
             self.step.clip_gradients(norm)
