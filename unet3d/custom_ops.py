@@ -83,3 +83,12 @@ def get_device_type(x: Tensor) -> str:
 def upcast(x: Tensor) -> Tensor:
     """Cast to float32; float64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def keep_metadata(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return a function of a tensor; of MONAI's MetaTensor, as one with the same metadata."""
+    if not hasattr(x, "copy_meta_from"):
+        return function(x)
+    y: Any = function(x.as_subclass(Tensor)).as_subclass(type(x))
+    y.copy_meta_from(x)
+    return y

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from monai.data import MetaTensor
 from monai.networks.blocks.mednext_block import MedNeXtBlock
 from monai.networks.nets.mednext import create_mednext
 from torch import nn
@@ -79,6 +80,28 @@ def test_a_network_without_residual_connections_and_frozen_weights_keep_their_gr
         gradients.append([p.grad for p in network.parameters()])
     for expected, got in zip(*gradients, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_backward_within_autocast_computes_in_the_types_of_forward(composed):
+    plain = build_float64(composed).float()
+    x, gradients = torch.randn(1, 1, 32, 32, 32), []
+    for network in (plain, copy.deepcopy(plain)):
+        if network is not plain:
+            STRATEGIES["fused"].apply(network)
+        loss = network(x).square().mean()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
+    assert (gradients[1] - gradients[0]).norm() < 1e-4 * gradients[0].norm()
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_metatensor_keeps_its_metadata(composed, residual):
+    network = build_float64(composed, f"model.use_residual_connection={residual}").float()
+    STRATEGIES["fused"].apply(network)
+    affine = torch.diag(torch.tensor([2.0, 3.0, 4.0, 1.0]))
+    y = network(MetaTensor(torch.randn(1, 1, 32, 32, 32), affine=affine))
+    assert torch.equal(y.affine, affine.to(y.affine))
 
 
 def test_mixed_precision_computes_in_half_and_keeps_gradients_in_full(composed):

@@ -186,3 +186,20 @@ def test_a_second_strategy_says_which_one_the_network_has():
     RecomputeBlocks().apply(model)
     with pytest.raises(UsageError, match=r"^RecomputeBlocks has been applied to this network"):
         PerLevelStrategy().apply(model)
+
+
+@pytest.mark.slow
+def test_a_compiled_network_may_be_recomputed_and_updates_its_statistics_once():
+    torch.manual_seed(0)
+    plain = DynUNet(**DYNUNET, norm_name="batch")
+    recomputed, x = copy.deepcopy(plain), torch.randn(2, 1, 16, 16, 16)
+    RecomputeBlocks().apply(recomputed)
+    compiled = torch.compile(recomputed, backend="aot_eager")
+    for network in (plain, compiled):
+        network(x).square().mean().backward()
+    others = dict(recomputed.named_parameters())
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(others[name].grad, parameter.grad, msg=name)
+    buffers = dict(recomputed.named_buffers())
+    for name, value in plain.named_buffers():
+        torch.testing.assert_close(buffers[name], value, msg=name)

@@ -38,6 +38,7 @@ def cases(tmp_path):
         ("colors.txt", {0: "Unknown", 17: "Left-Hippocampus"}),
         ("words.csv", {0: "rest", 17: "Hippocampus, left"}),
         ("names.json", {0: None, 17: "left"}),
+        ("areas.txt", {0: None, 17: "4 area 4p E"}),
     ],
 )
 def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, setting, expected):
@@ -45,6 +46,7 @@ def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, set
     (tmp_path / "colors.txt").write_text(COLORS)
     (tmp_path / "words.csv").write_text('0,rest\n17,"Hippocampus, left",L\n')
     (tmp_path / "names.json").write_text(json.dumps({"left": 17, "right": 53}))
+    (tmp_path / "areas.txt").write_text("17 4 area 4p E 1 2 3\n")
     for _ in range(2):  # the second time, they are in the cache
         found = read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])
         assert list(found.items()) == list(expected.items())

@@ -60,7 +60,7 @@ def test_a_scan_that_loses_much_of_a_class_to_postprocessing_is_named(
     image[0, 0, 0] = image[-1, -1, -1] = 1  # the box of voxels other than zero
     labels = predictor.segment(predictor.prepare_array(image[None], np.eye(4)))
     assert np.count_nonzero(labels == 1) == 64
-    warned = f"the largest component alone is kept of a, which removed {share} of it"
+    warned = f"the largest component alone is kept, which removed a large part of a ({share}): "
     assert (warned in caplog.text) == bool(caplog.records) == bool(share)
 
 

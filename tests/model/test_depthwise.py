@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from monai.data import MetaTensor
 from torch import nn
 
 from unet3d.checkpointing.recompute import find_blocks
@@ -85,6 +86,29 @@ def test_gradients_have_the_same_bits_with_any_number_of_threads():
         results.append(run(fast, x, x)[2])
     torch.set_num_threads(1)
     assert results[0].equal(results[1])
+
+
+@pytest.mark.parametrize("name", ["3", "transposed"])
+def test_backward_within_autocast_computes_in_the_dtype_of_forward(name):
+    fast, plain = make_pair(name)
+    x = torch.randn(1, fast.in_channels, 6, 6, 6, requires_grad=True)
+    loss = fast(x).square().mean()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss.backward()
+    found, x.grad = x.grad, None
+    plain(x.double()).square().mean().backward()
+    torch.testing.assert_close(found, x.grad, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["3", "transposed"])
+def test_a_metatensor_keeps_its_metadata(name):
+    fast, plain = make_pair(name)
+    affine = torch.diag(torch.tensor([2.0, 3.0, 4.0, 1.0]))
+    x = MetaTensor(torch.randn(1, fast.in_channels, 9, 9, 9), affine=affine)
+    y = fast(x)
+    y.mean().backward()
+    assert torch.equal(y.affine, affine.to(y.affine))
+    torch.testing.assert_close(y.as_tensor(), plain.float()(x).as_tensor(), rtol=1e-5, atol=1e-5)
 
 
 def test_autocast_computes_in_its_dtype_and_gives_gradients_of_the_weights_dtype():

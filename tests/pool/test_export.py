@@ -25,3 +25,14 @@ def test_values_equal_those_of_the_kernels(window, kind):
         for pool in (AvgPool3d(*window), ApproxMedianPool3d(*window, tau=0.3)):
             y = pool.pool_by_standard_operators(x)
             torch.testing.assert_close(y, pool(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [(3, 1, 1), (4, 4, 0), (2, 2, 0)], ids=str)
+@pytest.mark.parametrize("pool", [MedianPool3d, ApproxMedianPool3d])
+def test_a_window_with_nan_gives_nan(pool, window):
+    x = torch.zeros(1, 1, 8, 8, 8)
+    x[0, 0, 1, 2, 3] = torch.nan
+    pool = pool(*window)
+    found = pool.pool_by_standard_operators(x).isnan()
+    assert found.any()
+    assert torch.equal(found, pool(x).isnan())

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from unet3d.checkpointing.recompute import checkpoint_block
-from unet3d.custom_ops import get_device_type, is_transformed
+from unet3d.custom_ops import get_device_type, is_transformed, keep_metadata
 from unet3d.module_hooks import find_hook, get_forward, has_global_hook
 from unet3d.types import Retention
 
@@ -97,7 +97,7 @@ def run_block(forward: Any, block: Any, tile_bytes: int | None, x: Tensor) -> Te
     parts = block.conv1, block.norm, block.conv2, block.conv3
     weights = (weight for part in parts for weight in (part.weight, part.bias))
     tile_bytes = tile_bytes or TILE_BYTES.get(get_device_type(x), TILE_BYTES["cuda"])
-    y = StoreInput.apply(x, block, tile_bytes, *weights)
+    y = keep_metadata(lambda x: StoreInput.apply(x, block, tile_bytes, *weights), x)
     if block.do_res:
         return x + y
     if getattr(block, "resample_do_res", False):
@@ -132,6 +132,11 @@ class StoreInput(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
+        with torch.autocast(g.device.type, enabled=False):  # as torch, in the types of forward
+            return StoreInput._backward(ctx, g)
+
+    @staticmethod
+    def _backward(ctx, g):
         x, mean, rstd, *parameters = ctx.saved_tensors
         gamma, beta, *tail = parameters[2:]
         enabled = ctx.autocast is not None

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -61,6 +62,8 @@ def is_recomputed(model: nn.Module) -> bool:
 
 def checkpoint_block(forward: Any, module: nn.Module, *inputs: Any, **options: Any) -> Any:
     """Run `forward` and store only its inputs; backward runs it again."""
+    if torch.compiler.is_compiling():  # to what changes no weights and no buffers
+        return checkpoint(forward, module, *inputs, use_reentrant=False, **options)
     return checkpoint(
         forward,
         module,

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from unet3d.data.case import Case, run_on_cases
@@ -93,22 +92,28 @@ def split_line(line: str) -> tuple[str, str] | None:
 
     >>> split_line("17  Left-Hippocampus  220 216 20 0"), split_line("2001,Precentral gyrus")
     (('17', 'Left-Hippocampus'), ('2001', 'Precentral gyrus'))
-    >>> split_line("53 Right hippocampus 1"), split_line('54,"Amygdala, right",R')
-    (('53', 'Right hippocampus'), ('54', 'Amygdala, right'))
+    >>> split_line("53 area 4p E 1 2 3"), split_line('54,"Amygdala, right",R')
+    (('53', 'area 4p E'), ('54', 'Amygdala, right'))
     >>> split_line('4 255 0 0 1 1 1 "Left ventricle"'), split_line("# value name")
     (('4', 'Left ventricle'), None)
     """
     for pattern, columns in ((r'"[^"]*"|[^,;\t]+', True), (r'"[^"]*"|\S+', False)):
         first, *rest = [part.strip(' "') for part in re.findall(pattern, line)] or [""]
         if first.isdecimal():
-            named = list(takewhile(is_text, dropwhile(lambda part: not is_text(part), rest)))
-            return first, " ".join(named[:1] if columns else named) or first
+            if columns or '"' in line:
+                return first, next(filter(is_text, rest), first)
+            text = " ".join(rest)
+            text = re.sub(rf"^({NUMBER} ){{3,}}|( {NUMBER}){{3,4}}$", "", text)  # of a color
+            return first, text if is_text(text) else first
     return None
+
+
+NUMBER = r"[-+]?\d*\.?\d+"
 
 
 def is_text(part: str) -> bool:
     """Return whether a part of a line is no number."""
-    return re.search("[^-+.0-9eE]", part) is not None
+    return re.fullmatch(rf"({NUMBER}(e[-+]?\d+)?)?", part, re.IGNORECASE) is None
 
 
 def find_values(cases: Sequence[Case], cache: Path) -> set[int]:

@@ -311,13 +311,12 @@ class Predictor:
         if num_skipped := segment(image, runner, prepared.plan, outputs):
             log(f"{prepared.name}: skipped {num_skipped} of {prepared.plan.windows} windows")
         removed = postprocess.keep_largest_component(labels, self.largest_component_labels)
-        for label, share in removed.items():
-            if share > MAX_REMOVED_SHARE:
-                logger.warning(
-                    f"{prepared.name}: the largest component alone is kept of "
-                    f"{self.ensemble.classes[label]}, which removed {share:.0%} of it: if it may "
-                    "have several, use keep_largest_component=none"
-                )
+        names = self.ensemble.classes
+        if shares := [f"{names[n]} ({x:.0%})" for n, x in removed.items() if x > MAX_REMOVED_SHARE]:
+            logger.warning(
+                f"{prepared.name}: the largest component alone is kept, which removed a large part "
+                f"of {join_first(shares)}: use keep_largest_component=none where there are several"
+            )
         return labels
 
     def _make_runner(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unet3d.cpp_kernels import HEADERS, CppKernels, count_threads, get_data_ptr
-from unet3d.custom_ops import custom_op, get_device_type, is_transformed
+from unet3d.custom_ops import custom_op, get_device_type, is_transformed, keep_metadata
 
 kernels = CppKernels(HEADERS / "depthwise.cpp", "depthwise")
 LAYOUT = torch.channels_last_3d
@@ -60,8 +60,7 @@ class DepthwiseConv3d(nn.Conv3d):
         """Run nn.Conv3d."""
         if not is_supported(input):
             return super().forward(input)
-        tensors = prepare(input, self.weight, self.bias)
-        return finish(Convolve.apply(*tensors, self.stride, self.padding, None))
+        return convolve(self, input, None)
 
 
 class DepthwiseConvTranspose3d(nn.ConvTranspose3d):
@@ -71,8 +70,17 @@ class DepthwiseConvTranspose3d(nn.ConvTranspose3d):
         """Run nn.ConvTranspose3d."""
         if not is_supported(input) or output_size is not None:
             return super().forward(input, output_size)
-        tensors = prepare(input, self.weight, self.bias)
-        return finish(Convolve.apply(*tensors, self.stride, self.padding, self.output_padding))
+        return convolve(self, input, self.output_padding)
+
+
+def convolve(module: Any, x: Tensor, output_padding: Any) -> Tensor:
+    """Run a module; it is transposed if there is an output padding."""
+
+    def run(x: Tensor) -> Tensor:
+        tensors = prepare(x, module.weight, module.bias)
+        return finish(Convolve.apply(*tensors, module.stride, module.padding, output_padding))
+
+    return keep_metadata(run, x)
 
 
 def is_supported(x: Tensor) -> bool:
@@ -119,6 +127,11 @@ class Convolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
+        with torch.autocast("cpu", enabled=False):  # as torch, in the type of forward
+            return Convolve._backward(ctx, g)
+
+    @staticmethod
+    def _backward(ctx, g):
         x, weight = ctx.saved_tensors
         stride, padding, output_padding = ctx.geometry
         needed, is_transposed = ctx.needs_input_grad[:3], output_padding is not None
@@ -155,7 +168,7 @@ def convolve_transposed(
     if max(stride) > 1:
         whole = [n + 2 * p - k + 1 for n, p, k in zip(size, padding, kernel, strict=True)]
         given = g
-        g = g.new_empty(*g.shape[:2], *whole).contiguous(memory_format=LAYOUT).zero_()
+        g = g.new_empty((*g.shape[:2], *whole)).contiguous(memory_format=LAYOUT).zero_()
         g[:, :, :: stride[0], :: stride[1], :: stride[2]] = given
     padding = [k - 1 - p for k, p in zip(kernel, padding, strict=True)]
     return F.conv3d(g, weight.flip(2, 3, 4), bias, 1, padding, groups=len(weight))
@@ -173,7 +186,7 @@ def compute_weight_gradient(
     x: Tensor, g: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
     """Return the gradient (C, 1, D, H, W) of a convolution's weight, of channels-last maps."""
-    sums = x.new_zeros(*kernel, x.shape[1], dtype=torch.float32)
+    sums = x.new_zeros((*kernel, x.shape[1]), dtype=torch.float32)
     sizes = (*x.shape, *g.shape[2:], *kernel, *stride, *padding)
     job = _Job((ctypes.c_int64 * 17)(*sizes), count_threads(x))
     kernels[x.dtype].weight_gradient(ctypes.byref(job), *map(get_data_ptr, (x, g, sums)))

@@ -31,7 +31,9 @@ def compute_middle_values(x: Tensor, windows: PoolWindows) -> tuple[Tensor, Tens
     """Return the two middle values of each window, in either order, by minima and maxima."""
     values = list(windows.views(x, fill=torch.inf))
     if any(windows.padding) or len(values) > MAX_COMPARED:
-        ordered = torch.stack(values, -1).sort(-1).values  # padding comes last
+        whole = torch.stack(values, -1)
+        ordered = whole.sort(-1).values  # padding comes last, but for NaN
+        ordered = ordered.masked_fill(whole.isnan().any(-1, keepdim=True), torch.nan)
         count = torch.stack(windows.valid_masks(x)).sum(0)[..., None]
         low, high = (
             ordered.gather(-1, middle.expand(*ordered.shape[:-1], 1))[..., 0]
