@@ -172,7 +172,7 @@ def is_valid_affine(affine: np.ndarray) -> bool:
     """Return whether (4, 4) is finite, affine, invertible and of plausible spacing."""
     if affine.shape != (4, 4) or not np.isfinite(affine).all():
         return False
-    if not np.array_equal(affine[3], [0, 0, 0, 1]):  # as of a transposed one
+    if not np.allclose(affine[3], [0, 0, 0, 1]):  # as of a transposed one
         return False
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
     low, high = SPACING_RANGE_MM

@@ -49,7 +49,6 @@ SHARED_TAGS = (
 MAX_FIELD_BYTES = 2**10  # of a field that is read with a header
 MAX_TURN = 1e-3  # tolerated difference between the components of two orientations
 BROKEN = "copy it again, or remove it"
-
 SAME_MM = 1e-3  # distance of slices at one position
 PERPENDICULAR = 4e-5  # tolerated 1 - cosine of slices and their normal, for half a degree
 GAP_TOLERANCE = 0.02  # tolerated difference between distances of slices, as a fraction of them
@@ -272,7 +271,7 @@ def check_slices(
     gaps = np.diff(positions @ np.cross(orientation[:3], orientation[3:]))
     if twins := np.flatnonzero(gaps <= SAME_MM).tolist():
         names = " and ".join(file.name for file, _ in images[twins[0] : twins[0] + 2])
-        raise UnreadableFileError(f"has {names} at one position: remove copies, separate phases")
+        raise UnreadableFileError(f"has {names} at one position: remove copies, or separate phases")
     if len(gaps) < 2:
         return
     usual = float(np.median(gaps))
