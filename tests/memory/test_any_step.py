@@ -515,6 +515,17 @@ def sizes_that_the_script_knows():
     return loop(nn.Linear(64, 64), sizes, make_features(40, 64))
 
 
+@everyday
+def neighborhoods_as_columns():
+    network = nn.Conv2d(3, 3, 1)
+
+    def loss(x, _):
+        columns = F.unfold(network(x), 3, padding=1)
+        return F.fold(columns, (24, 24), 3, padding=1).square().mean()
+
+    return loop(nn.Conv2d(3, 3, 1), loss, make_features(2, 3, 24, 24))
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_the_peak_of_a_step_is_that_of_a_cpu_to_the_byte(name):
     torch.manual_seed(0)
@@ -740,6 +751,25 @@ def keep_on_host(offload):
     return step
 
 
+@pytest.mark.parametrize("calls", [2, 3])
+def test_an_update_in_every_nth_call_is_part_of_the_estimate(calls):
+    def build(*, at_once):
+        network = nn.Linear(64, 64)
+        optimizer, done = torch.optim.AdamW(network.parameters()), []
+
+        def call():
+            network(torch.randn(4, 64)).sum().backward()
+            done.append(None)
+            if len(done) % calls == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return (lambda: [call() for _ in range(calls)]) if at_once else call
+
+    estimated = unet3d.estimate_step(partial(build, at_once=False), device="cpu").peak
+    assert estimated == measure_script(partial(build, at_once=True)).peak
+
+
 @pytest.mark.parametrize("pin_memory", [True, False])
 def test_what_torch_saves_on_the_host_is_no_memory_of_the_gpu(pin_memory):
     offload = partial(torch.autograd.graph.save_on_cpu, pin_memory=pin_memory)
@@ -801,7 +831,7 @@ def test_sizes_and_branches_by_value_are_said_with_their_line():
         estimate_with(lambda y, _: check(y.isfinite().all(), y.mean()))
 
 
-def test_the_checks_of_distributions_are_left_out():
+def test_the_checks_of_distributions_do_not_end_an_estimate():
     def build():
         def loss(y, _):
             actions = torch.distributions.Categorical(logits=y)

@@ -14,7 +14,6 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import autocast_mode
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.distributions import Distribution
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -68,7 +67,7 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
         replace(torch, "save", ignore),  # over a file that has values
         replace(torch.cuda, "synchronize", ignore),
         replace(torch.cuda, "reset_peak_memory_stats", ignore),
-        replace(Distribution, "_validate_args", lambda _: False),  # by what values are
+        replace(torch, "_is_all_true", lambda _: lambda valid: True),  # as torch.distributions ask
         replace(nn.init, "_no_grad_trunc_normal_", lambda init: lambda x, *_, **__: x),  # reads x
         use_cpu_autocast() if cuda else nullcontext(),
         replace(save_on_cpu, "__init__", use_host if cuda else lambda init: init),
@@ -96,8 +95,8 @@ def use_plain_modules(model: nn.Module) -> None:
 class ScriptStep(Step):
     """A training step without arguments, whose phases torch announces.
 
-    It is called until every optimizer has updated its weights: scripts that accumulate gradients
-    may do so in every n-th call.
+    It is called until every optimizer has updated its weights, and as often again: scripts that
+    accumulate gradients may do so in every n-th call.
     """
 
     model: nn.Module
@@ -106,6 +105,7 @@ class ScriptStep(Step):
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     cuda: bool = False
     notes: list[str] = field(default_factory=list)
+    calls: int = 0  # in which every optimizer updates its weights; 0: not known yet
 
     def train(self, trace: Trace) -> None:
         trace.label(self.tensors, "input")
@@ -113,9 +113,10 @@ class ScriptStep(Step):
         trace.begin_phase("forward")
         self.idle = list(self.optimizers)
         with self._follow_phases(trace):
-            for _ in range(MAX_CALLS):
+            for n in range(self.calls or MAX_CALLS):
                 self.step()
-                if not self.idle:
+                if not (self.idle or self.calls):
+                    self.calls = n + 1
                     break
         if self.idle:
             names = ", ".join(type(optimizer).__name__ for optimizer in self.idle)

@@ -252,6 +252,8 @@ class Trace(TorchDispatchMode):
                 self._live[_address(out)][0].nbytes = nbytes
             if operation in SUMMED_LOSSES:
                 self._free(self._allocate(nbytes, f"{op}: summands"))
+        elif operation is aten.col2im:  # resizes what it has allocated
+            self._live[_address(out)][0].nbytes = max(out.nbytes, args[0].nbytes)
         elif operation is aten.soft_margin_loss_backward:
             self._free(self._allocate(2 * out.nbytes, f"{op}: summands"))
         elif operation in ATTENTION_BACKWARD:
