@@ -207,7 +207,8 @@ def options_page() -> str:
         for path in sorted((CONF / group).glob("*.yaml")):
             first, rest = read_about(path)
             keys = list_keys(path, "" if group == "experiment" else f"{group}.")
-            is_listed = group != "experiment" and not FOREIGN.search(path.read_text())
+            whole = group == "experiment"
+            is_listed = not whole and not FOREIGN.search(path.read_text())
             listed = [key for key in keys if key.comment] if is_listed else []
             if path.stem.startswith("_"):
                 table = make_table([key.format_row() for key in listed])
@@ -217,7 +218,7 @@ def options_page() -> str:
             if rest:
                 sections += [f"### {title}", "", *format_lines(rest)]
                 label = link(title).replace(title, label, 1)
-            values = [key for key in keys if key.value and not key.comment]
+            values = [key for key in keys if key.value and (whole or not key.comment)]
             for key in listed:
                 same = [k for k in owners_by_key if (k.name, k.comment) == (key.name, key.comment)]
                 owners_by_key.setdefault(*same or [key], []).append(f"`{path.stem}`")
