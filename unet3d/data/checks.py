@@ -170,12 +170,10 @@ def check_single_header(header: VolumeHeader, *, is_label: bool, ram: int | None
 
 def is_valid_affine(affine: np.ndarray) -> bool:
     """Return whether (4, 4) is finite, affine, invertible and of plausible spacing."""
-    if affine.shape != (4, 4) or not np.isfinite(affine).all():
+    is_complete = affine.shape == (4, 4) and np.isfinite(affine).all()
+    if not is_complete or not np.allclose(affine[3], [0, 0, 0, 1]):  # as of a transposed one
         return False
-    if not np.allclose(affine[3], [0, 0, 0, 1]):  # as of a transposed one
-        return False
-    spacing = np.linalg.norm(affine[:3, :3], axis=0)
-    low, high = SPACING_RANGE_MM
+    spacing, (low, high) = np.linalg.norm(affine[:3, :3], axis=0), SPACING_RANGE_MM
     # If the determinant of the unit axes is near 0, two axes are parallel.
     return bool(
         ((spacing >= low) & (spacing <= high)).all()
