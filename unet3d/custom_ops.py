@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 OPERATORS: dict[str, "CustomOp"] = {}
 """All operators by their qualified name."""
@@ -85,10 +86,14 @@ def upcast(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def keep_metadata(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return a function of a tensor; of MONAI's MetaTensor, as one with the same metadata."""
+def keep_metadata(function: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """Return tensors that a function computes; of MONAI's MetaTensor, with its metadata."""
     if not hasattr(x, "copy_meta_from"):
         return function(x)
-    y: Any = function(x.as_subclass(Tensor)).as_subclass(type(x))
-    y.copy_meta_from(x)
-    return y
+
+    def restore(y: Any) -> Any:
+        y = y.as_subclass(type(x))
+        y.copy_meta_from(x)
+        return y
+
+    return tree_map(restore, function(x.as_subclass(Tensor)))

@@ -64,7 +64,7 @@ def test_sums_move_to_ram_before_the_volume_is_split_into_slabs():
     assert len(split.slabs) > 1
 
 
-def test_each_process_has_a_slab_where_there_can_be_so_many():
+def test_each_process_has_a_slab_where_there_are_enough_windows():
     volume, budget = make_volume(), Budget(ram_bytes=2**40)
     assert len(choose_plan(volume, budget, 3).slabs) == 3
     most = max(len(plan.slabs) for plan in list_plans(volume, budget, split=True))

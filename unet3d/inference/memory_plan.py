@@ -71,7 +71,7 @@ def choose_plan(volume: VolumeToSegment, budget: Budget, processes: int = 1) -> 
     """Return the first plan that fits: sums on the GPU, then in RAM, then in ever more slabs.
 
     If none fits, return the one that needs the least, so that the caller can report the shortfall.
-    Several processes share the slabs: each has one, if there can be so many.
+    Several processes share the slabs: each has at least one, where the volume has enough windows.
     """
     plans: list[InferencePlan] = []
     for split in (False, True):

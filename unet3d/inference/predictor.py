@@ -200,6 +200,7 @@ class Predictor:
         voxels = prod(scan.grid.file_shape)
         is_stored = isinstance(scan.image, RegionImage)
         has_probabilities = task is not None and task.probabilities is not None
+        stored_label_bytes = self.label_bytes + (self.classes if has_probabilities else 0)
         held = scan.image.nbytes + (0 if is_stored else self.label_bytes * voxels)
         held += HEAP_ALLOWANCE * (2 if self.heads else 1)  # blocks of logits are freed, too
         if is_stored:
@@ -219,8 +220,7 @@ class Predictor:
                 features=sum(head.in_channels for head in self.heads),
                 window_bytes=self.window_bytes,
                 held_bytes=held,
-                stored_label_bytes=(self.label_bytes + has_probabilities * self.classes)
-                * is_stored,
+                stored_label_bytes=stored_label_bytes if is_stored else 0,
             ),
             budget,
             self.share[1] if is_stored else 1,
@@ -237,12 +237,8 @@ class Predictor:
         if is_stored:
             memory_summary += f"; labels: up to {format_bytes(self.label_bytes * voxels)} on disk"
         if has_probabilities:
-            bytes_on_disk = get_probability_bytes(scan.grid.file_shape, self.classes)
-            size = (
-                f"up to {format_bytes(bytes_on_disk // 4)}"
-                if is_stored
-                else format_bytes(bytes_on_disk)
-            )
+            file = get_probability_bytes(scan.grid.file_shape, self.classes)
+            size = f"up to {format_bytes(file // 4)}" if is_stored else format_bytes(file)
             memory_summary += f"; probabilities: {size} on disk"
         normalize = ensemble.preprocessing.normalize
         differences = [

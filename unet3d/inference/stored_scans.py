@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unet3d.data.formats.volume_format import SLAB, iter_boxes
+from unet3d.data.formats.volume_format import CHUNK, SLAB, iter_boxes
 from unet3d.data.formats.volumes import find_format, read_header, split_suffix, to_label_values
 from unet3d.data.preprocessing.channels import FileGrid, reorient
 from unet3d.data.preprocessing.regions import RegionImage
@@ -41,8 +41,6 @@ FOLDER = ".unet3d"
 
 MANY_READS = 5
 """Times that each chunk of a file is read from which another layout is proposed."""
-
-CHUNK = 64  # voxels along each axis of the chunks that are proposed, as of those that are written
 
 
 def get_record_path(labels: Path) -> Path:
@@ -232,7 +230,7 @@ def segment_stored(
     region: Sequence[Span] | None,
     share: tuple[int, int],
 ) -> None:
-    """Segment every slab that lacks an output; write the outputs of a region of the file.
+    """Segment every slab whose outputs are not all written; write those of a region of the file.
 
     A share of (n, count) is every count-th slab from the n-th on.
     """

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from unet3d.custom_ops import keep_metadata
 from unet3d.errors import UsageError
 from unet3d.model.blocks import (
     ACTIVATIONS,
@@ -178,10 +179,7 @@ class UNet3D(nn.Module):
         if self.retention is None or is_plain or self._is_changed():
             outputs = self._forward_plain(x)
         elif hasattr(x, "copy_meta_from"):  # MONAI's MetaTensor
-            outputs = self._forward_fused(x.as_subclass(Tensor), self.retention)
-            outputs = [output.as_subclass(type(x)) for output in outputs]
-            for output in outputs:
-                output.copy_meta_from(x)
+            outputs = keep_metadata(partial(self._forward_fused, retention=self.retention), x)
         else:
             outputs = self._forward_fused(x, self.retention, lazy_logits)
         return outputs if self._supervises() else outputs[0]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.formats.volume_format import (
+    CHUNK,
     NO_SPACING,
     StoredVoxels,
     UnreadableFileError,
@@ -20,8 +21,6 @@ SUFFIXES = (".h5", ".hdf5")
 
 SPACING = "element_size_um"
 """The attribute (z, y, x) of an array that Fiji's plugin and PlantSeg write."""
-
-CHUNK = 64  # voxels along each axis of the chunks of labels
 
 
 class Hdf5(VolumeFormat):

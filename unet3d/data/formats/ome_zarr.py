@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from unet3d.data.formats.volume_format import (
+    CHUNK,
     MM_PER_UNIT,
     NO_SPACING,
     SLAB,
@@ -22,7 +23,6 @@ from unet3d.data.formats.volume_format import (
 
 TRANSFORMS = "coordinateTransformations"
 
-CHUNK = 64  # voxels along each axis of the chunks of labels
 LOWEST = 256  # most voxels along an axis of their lowest resolution
 PARALLEL_CHUNKS = 10  # chunks that zarr decompresses at a time, by default
 

@@ -35,6 +35,8 @@ NO_SPACING = "no voxel spacing: 1 mm is assumed"
 
 SLAB = 2**20  # voxels of an array that are converted at a time, about
 
+CHUNK = 64  # voxels along each axis of the chunks that are written
+
 
 class UnreadableFileError(UsageError):
     """A file cannot be read as a volume; `problem` continues a sentence about the file."""
