@@ -899,6 +899,35 @@ def test_a_script_learns_that_autocast_is_on(square):
     assert unet3d.estimate_step(partial(build, square)).peak == expected.peak
 
 
+ASKS = [
+    lambda x: torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+    lambda x: torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0,
+    lambda x: x.is_cuda and not x.is_cpu,
+    lambda x: x.device == torch.device("cuda:0") and x.get_device() == 0,
+    lambda x: nn.Parameter(x).to("cuda").device.type == "cuda",
+    lambda x: x.new_zeros(2, device=x.device).is_cuda,
+    lambda x: torch.randn(2, generator=torch.Generator("cuda"), device="cuda").is_cuda,
+    lambda x: torch.amp.GradScaler("cuda").is_enabled(),
+]
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_script_learns_that_its_tensors_are_on_a_gpu(ask):
+    def build(ask):
+        network = nn.Linear(64, 256)
+
+        def step():
+            x = torch.randn(512, 64)
+            with torch.autocast("cuda", torch.bfloat16, enabled=ask(x)):
+                network(x).square().mean().backward()
+
+        return step
+
+    estimate = unet3d.estimate_step(partial(build, ask)).peak
+    assert estimate == unet3d.estimate_step(partial(build, lambda x: True)).peak
+    assert unet3d.estimate_step(partial(build, lambda x: not ask(x))).peak != estimate
+
+
 def test_adafactor_updates_one_weight_after_the_other_also_on_a_gpu():
     def build(**options):
         network = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64))

@@ -1,6 +1,7 @@
 """Run the training step of a script on tensors without values, and follow its phases."""
 
 import gc
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 from unet3d.errors import UsageError
 from unet3d.memory.estimate import MemoryEstimate, Step, trace_step
-from unet3d.memory.fake_tensors import SmallRangeMode, enable_foreach, replace
+from unet3d.memory.fake_tensors import OURS, TORCH, SmallRangeMode, enable_foreach, replace
 from unet3d.memory.trace import Trace
 from unet3d.types import HasRetention
 
@@ -32,6 +33,9 @@ Build = Callable[[], Callable[[], Any]]
 
 MAX_CALLS = 64
 """Calls of a step in which every optimizer has to update its weights."""
+
+GPU = torch.device("cuda", 0)
+"""Where a script finds its tensors while a GPU is simulated."""
 
 
 def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
@@ -70,6 +74,7 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
         replace(torch, "_is_all_true", lambda _: lambda valid: True),  # as torch.distributions ask
         replace(nn.init, "_no_grad_trunc_normal_", lambda init: lambda x, *_, **__: x),  # reads x
         use_cpu_autocast() if cuda else nullcontext(),
+        show_gpu() if cuda else nullcontext(),
         replace(save_on_cpu, "__init__", use_host if cuda else lambda init: init),
     ):
         estimate = trace_step(make_step, cuda=cuda, validates=False)
@@ -191,6 +196,48 @@ def find_fake() -> tuple[nn.Module, list[Tensor], list[torch.optim.Optimizer]]:
     return model, [x for x in tensors if id(x) in known], optimizers
 
 
+ON_GPU = {
+    **{getattr(Tensor, n).__get__: n == "is_cuda" for n in ("is_cuda", "is_cpu")},
+    Tensor.get_device: GPU.index,
+}
+"""What tensors on a GPU answer."""
+
+
+def is_script() -> bool:
+    """Return whether neither torch nor this package asks for what is known of tensors."""
+    return not sys._getframe(2).f_code.co_filename.startswith((TORCH, OURS))
+
+
+class HostGenerator(torch.Generator):
+    """A generator on the CPU in place of a GPU."""
+
+    def __new__(cls, device: Any = "cpu") -> "HostGenerator":
+        make: Any = super().__new__
+        return make(cls, replace_gpu(device))
+
+
+@contextmanager
+def show_gpu() -> Generator[None]:
+    """Answer a script that there is a GPU, and that its tensors are there, in the body."""
+
+    def make_device(known: Any) -> property:
+        return property(lambda tensor: GPU if is_script() else known.fget(tensor))
+
+    def make_answer(value: Any) -> Callable[[Callable], Callable]:
+        return lambda ask: lambda *args: value if is_script() else ask(*args)
+
+    with (
+        replace(FakeTensor, "device", make_device),
+        replace(torch.cuda, "is_available", make_answer(True)),
+        replace(torch.cuda, "is_bf16_supported", make_answer(True)),
+        replace(torch.cuda, "device_count", make_answer(1)),
+        replace(torch.cuda, "current_device", make_answer(0)),
+        replace(torch.cuda.amp.common, "amp_definitely_not_available", lambda _: lambda: False),
+        replace(torch, "Generator", lambda _: HostGenerator),
+    ):
+        yield
+
+
 class ScriptMode(TorchFunctionMode):
     """Run what a script does with a GPU, and with values, on CPU tensors that have none."""
 
@@ -210,6 +257,10 @@ class ScriptMode(TorchFunctionMode):
         if self.cuda:
             if func in (Tensor.cuda, Tensor.pin_memory):
                 return args[0]
+            if func in ON_GPU and is_script():
+                return ON_GPU[func]
+            if func is torch.device and is_script():
+                return func(*args, **kwargs)
             args, kwargs = tree_map(replace_gpu, (args, kwargs))
         return func(*args, **kwargs)
 
