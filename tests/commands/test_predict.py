@@ -266,6 +266,29 @@ def test_two_labels_of_a_scan_have_probabilities_of_their_own(
     assert names == ["first.nii", "second.nii"]
 
 
+def test_probabilities_are_those_of_the_labels_or_none(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    words = {"checkpoint": checkpoint("one"), "input": images("a.nii") / "a.nii"}
+    other = words | {"checkpoint": checkpoint("other", "seed=1")}
+    file = tmp_path / "out" / "probabilities" / "a.nii"
+    assert predict(**words, output="out/a.nii", save_probabilities=True) == 0
+    assert predict(**words, output="out/a.npy") == 0
+    first = file.read_bytes()
+    assert predict(**words, output="out/a.npy", save_probabilities=True) == 2
+    assert "probabilities has files that are not those of a.npy: move" in capsys.readouterr().err
+    assert file.read_bytes() == first
+    assert predict(**words, output="out/a.nii") == 0
+    assert file.read_bytes() == first
+    assert predict(**other, output="out/a.nii") == 0
+    assert not file.exists()
+    file.write_bytes(b"mine")
+    assert predict(**other, output="out/a.nii", save_probabilities=True) == 2
+    assert file.read_bytes() == b"mine"
+    assert predict(**other, output="out/a.nii", save_probabilities=True, overwrite=True) == 0
+    assert len(file.read_bytes()) == len(first)
+
+
 def test_another_array_of_a_file_is_segmented_and_scored(predict, checkpoint, tmp_path, capsys):
     rng, labels = np.random.default_rng(0), []
     with h5py.File(tmp_path / "a.h5", "w") as file:

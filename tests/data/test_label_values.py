@@ -16,7 +16,7 @@ COLORS = """# No. Label Name:   R   G   B   A
 
 53\tRight-Hippocampus\t220 216 20 0
 17  Left-Hippocampus      220 216  20   0
-53 again
+53 again 1 2 3
 """
 
 
@@ -39,6 +39,11 @@ def cases(tmp_path):
         ("words.csv", {0: "rest", 17: "Hippocampus, left"}),
         ("names.json", {0: None, 17: "left"}),
         ("areas.txt", {0: None, 17: "4 area 4p E"}),
+        ("atlas.tsv", {0: "rest", 17: "Temporal Gyrus, anterior; left"}),
+        ("columns.csv", {0: None, 17: 'the "left" one'}),
+        ("itk.label", {0: None, 17: 'Left "Hippo", head'}),
+        ("words.txt", {0: None, 17: "left"}),
+        ("plain.txt", {0: None, 17: "V 1 2 3"}),
     ],
 )
 def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, setting, expected):
@@ -47,6 +52,11 @@ def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, set
     (tmp_path / "words.csv").write_text('0,rest\n17,"Hippocampus, left",L\n')
     (tmp_path / "names.json").write_text(json.dumps({"left": 17, "right": 53}))
     (tmp_path / "areas.txt").write_text("17 4 area 4p E 1 2 3\n")
+    (tmp_path / "atlas.tsv").write_text("0\trest\n17\tTemporal Gyrus, anterior; left\n")
+    (tmp_path / "columns.csv").write_text('Color,Name,Index\nred,"the ""left"" one",17\n')
+    (tmp_path / "itk.label").write_text('17 255 0 0 1 1 1 "Left "Hippo", head"\n')
+    (tmp_path / "words.txt").write_text('{"17":\n "left"}')
+    (tmp_path / "plain.txt").write_text("17 V 1 2 3\n53 other\n")
     for _ in range(2):  # the second time, they are in the cache
         found = read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])
         assert list(found.items()) == list(expected.items())
@@ -70,6 +80,15 @@ def test_values_of_labels_that_change_are_read_again(tmp_path, cases):
         ("missing.txt", "cannot be read"),
         ("twice.txt", "twice.txt names 17 twice: left, right"),
         ("values.json", "values.json must map values to names, not 17 to 53"),
+        ("repeated.json", "repeated.json names 17 twice: left, right"),
+        ("null.json", "null.json must map values to names, not 17 to None"),
+        ("true.json", "true.json must map values to names, not 17 to True"),
+        ("nested.json", "nested.json must map values to names, not 17 to "),
+        ("float.json", r"float.json must map values to names, not left to 17.0"),
+        ("numbers.csv", "numbers.csv must map values to names, not 17 to 44"),
+        ("numbers.txt", "numbers.txt must map values to names, not 17 to 1e3"),
+        ("bad.json", "bad.json cannot be read: "),
+        ("list.json", "list.json must name values of labels"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, cases, setting, message):
@@ -78,6 +97,15 @@ def test_values_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, cases, s
     (tmp_path / "twice.txt").write_text("17 left\n17 right\n")
     (tmp_path / "values.json").write_text(json.dumps({"17": 53, "53": 17}))
     (tmp_path / "empty.txt").write_text("value,name\n")
+    (tmp_path / "repeated.json").write_text('{"17": "left", "17": "right"}')
+    (tmp_path / "null.json").write_text('{"17": null}')
+    (tmp_path / "true.json").write_text('{"17": true}')
+    (tmp_path / "nested.json").write_text('{"17": {"name": "left"}}')
+    (tmp_path / "float.json").write_text('{"left": 17.0}')
+    (tmp_path / "numbers.csv").write_text("17,44\n")
+    (tmp_path / "numbers.txt").write_text("17 1e3\n")
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "list.json").write_text("[17]")
     with pytest.raises(UsageError, match=message):
         read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])
 

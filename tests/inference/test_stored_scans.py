@@ -204,6 +204,12 @@ def test_a_prediction_with_probabilities_goes_on_after_the_last_slab(
     monkeypatch.setattr(stored_scans.LabelStore, "write", write)
     predict(predictor, stored)
     assert find_reason_to_segment(stored, settings) is None
+    (tmp_path / "probabilities" / ".part-scan.npy").touch()
+    predict(predictor, replace(stored, probabilities=None))
+    names = {path.name for path in (tmp_path / "probabilities").iterdir()}
+    assert names == {".unet3d"}
+    (tmp_path / "probabilities" / "scan.nii").touch()
+    assert find_reason_to_segment(stored, settings) == "taken"
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".zarr"])

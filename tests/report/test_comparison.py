@@ -61,6 +61,19 @@ def test_earlier_names_of_options_and_keys_are_no_difference(write_reports):
     assert [run.differs for run in runs] == [{}, {}]
 
 
+def test_of_many_classes_those_that_a_run_does_worst_are_shown(write_reports):
+    reports = {name: make_report(0.9, 100, 1.0) for name in "ab"}
+    for name, report in reports.items():
+        score = dict(report["evaluation"]["mean"])
+        dice = {f"c{n}": 1 - n / 100 for n in range(30)} | {"c1" if name == "a" else "c2": 0.0}
+        report["evaluation"]["per_class"] = {
+            n: score | {"dice": {"mean": d if n != "c3" else None}} for n, d in dice.items()
+        }
+    rows = make_comparison_rows(find_runs([write_reports(**reports)])[0])
+    assert rows[0][3:8] == ("c1", "c2", "c29", "c28", "c27")
+    assert {len(row) for row in rows} == {14}
+
+
 def test_a_run_without_evaluation_shows_its_last_validation(write_reports):
     root = write_reports(a=make_report(0.7, 100, 1.0, evaluated=False, finished=False))
     (run,), _ = find_runs([root / "a"])

@@ -16,12 +16,25 @@ from unet3d.report.run_report import (
     describe_estimate,
     describe_run,
     describe_scores,
+    make_dice_rows,
     write_report,
 )
 from unet3d.text import MIB
 
 ATTACK = "<script>alert(1)</script>"
 MACHINE = {"system": f"Linux {ATTACK}", "processor": "CPU"}
+
+
+def test_a_class_may_be_called_mean():
+    scores = [
+        {n: {"mean": dice} for n in ("dice", "hd95_mm", "surface_dice")} for dice in (0.25, 0.5)
+    ]
+    evaluation = {"best_of": 3, "mean": scores[0], "per_class": {"mean": scores[1]}}
+    rows = make_dice_rows({"evaluation": evaluation})
+    assert [value[:6] for _, value in rows] == ["0.2500", "0.5000"]
+    assert ["best of 3" in value for _, value in rows] == [True, False]
+    rows = make_dice_rows({"metrics": {"val/dice": 0.25, "val/dice/mean": 0.5}})
+    assert rows == [("Dice, mean", "0.2500"), ("Dice, mean", "0.5000")]
 
 
 def make_scores(dice):

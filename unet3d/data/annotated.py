@@ -49,7 +49,7 @@ class Annotations:
         """Return a problem for each label that a case has, although it does not annotate it."""
         unknown = self.find_unannotated(case)
         return [
-            f"has the label {label} ({name}), which {self.key} does not list for it"
+            f"has voxels of {name}, which {self.key} does not list for it"
             for label, name in enumerate(self.classes, 1)
             if label in labels and name in unknown
         ]

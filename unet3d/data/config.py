@@ -52,10 +52,9 @@ ORIENTATION = OptionType(
 LABEL_VALUES = OptionType(
     "auto, a file, a list of ints from 0, or a mapping of names to ints",
     lambda value: (
-        isinstance(value, str)
-        or bool(
-            value and LABELS.accepts(list(value.values() if isinstance(value, dict) else value))
-        )
+        all(isinstance(name, str) for name in value) and LABELS.accepts(list(value.values()))
+        if isinstance(value, dict) and value
+        else isinstance(value, str) or (bool(value) and LABELS.accepts(value))
     ),
 )
 SPACING = list_of(number("above 0"), "three numbers above 0", length=3)

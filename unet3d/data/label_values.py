@@ -1,15 +1,16 @@
 """Values of classes in label files that are not 0, 1, 2, ..., as of FreeSurfer or an atlas."""
 
+import csv
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from unet3d.data.case import Case, run_on_cases
 from unet3d.data.checks import collect_values
 from unet3d.data.formats.volumes import MAX_LABEL, read_volume
-from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.data.preprocessing.cache import get_version
 from unet3d.errors import UsageError
 from unet3d.files import atomic_write, read_json
@@ -61,59 +62,89 @@ def read_label_values(
 
 
 def read_table(file: Path) -> dict[int, list[str]]:
-    """Return the names of values in a JSON file, or in lines with a value and a name.
+    """Return the names of values in a JSON object, or in lines with a value and a name.
 
-    Of a line, the first number and the first text count, as in FreeSurfer's color tables and the
-    label descriptions of ITK-SNAP; of several columns with names, the first. Other lines are
-    comments.
+    A line is one of FreeSurfer's color tables or of ITK-SNAP's label descriptions, or has columns
+    that tabs, semicolons or commas separate: `index` and `name` where a header says so, else the
+    first and the first other text. Lines without a value are comments.
     """
-    if file.suffix == ".json":
-        content = load_json_object(file, f"{KEY}: no file {file.absolute()}")
-        pairs = [(k, v) if str(k).isdecimal() else (v, k) for k, v in content.items()]
-        if numbers := [f"{k} to {v}" for k, v in pairs if not is_text(str(v))]:
-            raise UsageError(f"{KEY}: {file} must map values to names, not {numbers[0]}")
+    try:
+        text = file.read_text("utf-8-sig")
+        is_json = text.lstrip().startswith(("{", "["))
+        content = json.loads(text, object_pairs_hook=tuple) if is_json else ()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{KEY}: {file.absolute()} cannot be read: {error}") from None
+    if is_json:
+        pairs = list(map(order_pair, content)) if isinstance(content, tuple) else []
     else:
-        try:
-            lines = file.read_text("utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{KEY}: {file.absolute()} cannot be read: {error}") from None
-        pairs = list(filter(None, map(split_line, lines)))
+        pairs = list_pairs(text.splitlines())
     named: dict[int, list[str]] = {}
     for value, name in pairs:
-        if str(value).isdecimal():
-            named.setdefault(int(value), []).append(str(name))
+        if not str(value).isdecimal() or not isinstance(name, str) or is_number(name):
+            raise UsageError(f"{KEY}: {file} must map values to names, not {value} to {name}")
+        named.setdefault(int(value), []).append(name or str(value))
     if not named:
         raise UsageError(f"{KEY}: {file} must name values of labels")
     return named
 
 
-def split_line(line: str) -> tuple[str, str] | None:
-    """Return the value and the name in a line of a table; None if it has no value.
-
-    >>> split_line("17  Left-Hippocampus  220 216 20 0"), split_line("2001,Precentral gyrus")
-    (('17', 'Left-Hippocampus'), ('2001', 'Precentral gyrus'))
-    >>> split_line("53 area 4p E 1 2 3"), split_line('54,"Amygdala, right",R')
-    (('53', 'area 4p E'), ('54', 'Amygdala, right'))
-    >>> split_line('4 255 0 0 1 1 1 "Left ventricle"'), split_line("# value name")
-    (('4', 'Left ventricle'), None)
-    """
-    for pattern, columns in ((r'"[^"]*"|[^,;\t]+', True), (r'"[^"]*"|\S+', False)):
-        first, *rest = [part.strip(' "') for part in re.findall(pattern, line)] or [""]
-        if first.isdecimal():
-            if columns or '"' in line:
-                return first, next(filter(is_text, rest), first)
-            text = " ".join(rest)
-            text = re.sub(rf"^({NUMBER} ){{3,}}|( {NUMBER}){{3,4}}$", "", text)  # of a color
-            return first, text if is_text(text) else first
-    return None
+def order_pair(pair: tuple[str, Any]) -> tuple[Any, Any]:
+    """Return the value and the name of a pair in a JSON object; both orders are in use."""
+    key, other = pair
+    is_value = type(other) is int or (isinstance(other, str) and other.isdecimal())
+    return (other, key) if is_value and not key.isdecimal() else pair
 
 
 NUMBER = r"[-+]?\d*\.?\d+"
+COLOR = re.compile(rf"( {NUMBER}){{3,4}}$")
 
 
-def is_text(part: str) -> bool:
-    """Return whether a part of a line is no number."""
-    return re.fullmatch(rf"({NUMBER}(e[-+]?\d+)?)?", part, re.IGNORECASE) is None
+def list_pairs(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the values and the names in the lines of a table.
+
+    >>> list_pairs(["# no. name: R G B A", "0 Unknown 0 0 0 0", "17 Left hippo, 1  220 216 20 0"])
+    [('0', 'Unknown'), ('17', 'Left hippo, 1')]
+    >>> list_pairs(["17 area 1 2 3", "18 area 4"])
+    [('17', 'area 1 2 3'), ('18', 'area 4')]
+    >>> list_pairs(['4 255 0 0 1 1 1 "Left ventricle"', "5 255 0 0"])
+    [('4', 'Left ventricle'), ('5', '')]
+    >>> list_pairs(["color,name,index", 'red,"Gyrus, left",2001'])
+    [('2001', 'Gyrus, left')]
+    """
+    rows = [split_line(line.strip()) for line in lines if line.strip("# \t") and line[0] != "#"]
+    header = [cell.casefold() for cell in rows[0]] if rows and not rows[0][0].isdecimal() else []
+    index = header.index("index") if "index" in header else 0
+    rows = [row for row in rows if len(row) > max(index, 1) and row[index].isdecimal()]
+    spaced = [row[1] for row in rows if row[1].startswith(" ")]
+    have_colors = 2 * sum(map(bool, map(COLOR.search, spaced))) > len(spaced)
+    pairs = []
+    for row in rows:
+        others = row[:index] + row[index + 1 :]
+        if row[1].startswith(" "):
+            name = re.sub(rf"^( {NUMBER}){{3,}}", "", row[1])
+            name = COLOR.sub("", name) if have_colors else name
+        elif "name" in header[: len(row)]:
+            name = row[header.index("name")]
+        else:
+            name = next((cell for cell in others if not is_number(cell)), others[0])
+        pairs.append((row[index], name.strip()))
+    return pairs
+
+
+def split_line(line: str) -> list[str]:
+    """Return the columns of a line; where spaces separate, its first word, and " " and the rest."""
+    for delimiter in "\t;,":
+        [cells] = csv.reader([line], delimiter=delimiter, skipinitialspace=True)
+        if len(cells) > 1 and (cells[0].strip().isdecimal() or not line[0].isdecimal()):
+            return [cell.strip() for cell in cells]
+    first, *rest = line.split()
+    quoted = re.search('"(.*)"', line)
+    return [first, *([quoted[1]] if quoted else [" " + " ".join(rest)] if rest else [])]
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number."""
+    return re.fullmatch(rf"{NUMBER}(e[-+]?\d+)?", text, re.IGNORECASE) is not None
 
 
 def find_values(cases: Sequence[Case], cache: Path) -> set[int]:

@@ -2,7 +2,7 @@
 
 A record beside labels says what they were made from: only labels that would be the same are
 skipped. It is a hidden file for each file of labels, so that processes which share a folder never
-write to the same one. It is empty while its labels are replaced: after a kill they are made again.
+write to the same one. It names no labels while these are replaced: a kill leaves them to be made.
 """
 
 import json
@@ -28,7 +28,7 @@ from unet3d.data.preprocessing.pipeline import PreprocessedScan
 from unet3d.errors import Interrupted, RunError, UsageError
 from unet3d.files import read_json, remove_temporary_files, write_text
 from unet3d.inference.predictor import USABLE_FRACTION, Predictor
-from unet3d.inference.stored_scans import get_probability_path, get_record_path
+from unet3d.inference.stored_scans import get_probability_path, get_record_path, remove
 from unet3d.inference.tasks import PreparedScan, ScanTask
 from unet3d.machine import get_available_bytes, resolve_device
 from unet3d.signals import SignalListener
@@ -44,8 +44,8 @@ Work = Callable[[tuple[int, int], int | None], T]
 Where there are more processes than scans, they share the slabs of a scan that is read by parts.
 """
 
-MISSING, OUTDATED, NOT_OURS = "missing", "outdated", "foreign"
-"""Why a scan is segmented; foreign labels may be somebody's work."""
+MISSING, OUTDATED, NOT_OURS, TAKEN = "missing", "outdated", "foreign", "taken"
+"""Why a scan is segmented; foreign files may be somebody's work: labels, or probabilities."""
 
 UNPROCESSED = "unprocessed"
 """Why labels that are kept differ from those that a command with more memory would write."""
@@ -108,6 +108,11 @@ def find_pending(
             f"since: {join_first(foreign)}: move them to another folder, or set overwrite to "
             "replace them"
         )
+    if taken := [t.labels.name for t, cause in zip(tasks, causes, strict=True) if cause == TAKEN]:
+        raise UsageError(
+            f"{tasks[0].labels.parent / 'probabilities'} has files that are not those of "
+            f"{join_first(taken)}: move them to another folder, or set overwrite to replace them"
+        )
     pairs, notices = list(zip(tasks, causes, strict=True)), list[str]()
     if outdated := causes.count(OUTDATED):
         labels = pluralize(outdated, "label")
@@ -123,27 +128,38 @@ def find_pending(
 
 def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str | None:
     """Return why a scan is to be segmented; None or UNPROCESSED: it is not."""
-    if not task.labels.exists():
-        return MISSING
-    try:
-        record = read_json(get_record_path(task.labels))
-    except (OSError, ValueError):
+    record = read_record(task.labels)
+    if record is None and task.labels.exists():
         return NOT_OURS
-    if "labels" not in record:  # interrupted
+    own, file = get_recorded_probabilities(task.labels), task.probabilities
+    files = [] if file is None else [file, get_probability_path(file, task.labels)]
+    if any(path.exists() and path != own for path in files):
+        return TAKEN
+    if record is None or not task.labels.exists() or "labels" not in record:  # interrupted
         return MISSING
     try:
         origin = {**settings, "scan": list(map(digest_volume, task.scan.files))}
     except (OSError, UsageError):  # reading it says why
         return MISSING
-    is_complete, file = True, task.probabilities
-    if file is not None:
-        files = file, get_probability_path(file, task.labels)
-        is_complete = any(path.exists() for path in files) and record.get("probabilities")
+    is_complete = file is None or (own is not None and own.exists())
     if is_complete and origin.items() <= record.items():
         options = settings["options"]
         is_wanted = options["largest_component_labels"] and "region" not in options
         return UNPROCESSED if is_wanted and record.get("is_by_parts") else None
     return OUTDATED if record["labels"] == digest_volume(task.labels) else NOT_OURS
+
+
+def read_record(labels: Path) -> dict[str, Any] | None:
+    """Return what is known of labels; None if `predict` did not write them."""
+    with suppress(OSError, ValueError):
+        return read_json(get_record_path(labels))
+    return None
+
+
+def get_recorded_probabilities(labels: Path) -> Path | None:
+    """Return the file or folder of the probabilities that were written with labels."""
+    name = (read_record(labels) or {}).get("probabilities")
+    return labels.parent / name if isinstance(name, str) else None
 
 
 def segment_scans(
@@ -185,9 +201,18 @@ def segment_scans(
                 if not predictor.share[0]:
                     for path in filter(None, (record, task.labels, task.probabilities)):
                         remove_temporary_files(path)  # after a kill
-                    write_text(record, "{}")  # until the labels are written
+                    if old := get_recorded_probabilities(task.labels):  # of other labels
+                        remove(old)
+                        if task.probabilities is None:  # what a kill has left of them
+                            remove(old.with_name(f".part-{old.name}"))
+                probabilities = task.probabilities
+                if probabilities is not None and prepared.is_stored:
+                    probabilities = get_probability_path(probabilities, task.labels)
+                written = probabilities and os.path.relpath(probabilities, task.labels.parent)
+                if not predictor.share[0]:
+                    write_text(record, json.dumps({"probabilities": written}))  # until labels are
                 write_labels, nbytes = compute(prepared), prod(prepared.scan.grid.file_shape)
-                origin = {**origin, "is_by_parts": prepared.is_stored}
+                origin = {**origin, "is_by_parts": prepared.is_stored, "probabilities": written}
                 nbytes *= 0 if prepared.is_stored else predictor.label_bytes
                 del prepared
                 if writing:
@@ -222,11 +247,8 @@ def _write(
     try:
         if write_labels() is False:
             return []
-        written = {
-            "probabilities": task.probabilities is not None,
-            "labels": digest_volume(task.labels),
-        }
-        write_text(get_record_path(task.labels), json.dumps({**origin, **written}))
+        content = {**origin, "labels": digest_volume(task.labels)}
+        write_text(get_record_path(task.labels), json.dumps(content))
     except Exception as error:
         return [(task, error)]
     return []

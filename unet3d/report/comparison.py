@@ -21,7 +21,7 @@ from unet3d.report.figures import make_figure, to_svg
 from unet3d.report.page import format_mean, format_score, render_page
 from unet3d.report.run_report import replace_nan, select_headline_metrics
 from unet3d.report.slices import get_palette
-from unet3d.text import GIB, MIB, escape_mathtext, flatten_keys, join_first, pluralize
+from unet3d.text import GIB, MIB, escape_mathtext, flatten_keys, join_first, pluralize, select_worst
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -276,13 +276,14 @@ def find_pareto_optimal(runs: Sequence[RunSummary]) -> list[bool]:
 
 
 def make_comparison_rows(runs: Sequence[RunSummary]) -> list[tuple[str, ...]]:
-    """Return a header and one row per run."""
-    classes = collect_keys([run.dice for run in runs])
+    """Return a header and one row per run; of many classes, show those that a run does worst."""
+    means = [(n, dice["mean"]) for run in runs for n, dice in run.dice.items()]
+    means = [(n, inf if mean is None else mean) for n, mean in means]
+    classes = select_worst(dict(means) | dict(sorted(means, key=lambda pair: -pair[1])))
     keys = collect_keys([run.differs for run in runs])
     paired = ["against best [95 %]"] if any(run.against_best for run in runs) else []
-    header = ("run", *keys, "cases", "Dice [95 %]", *paired, *classes, "HD95 mm", "peak MiB",
-            "s/step", "parameters", "steps", "")  # fmt: skip
-    rows = [header]
+    rows = [("run", *keys, "cases", "Dice [95 %]", *paired, *classes, "HD95 mm", "peak MiB",
+            "s/step", "parameters", "steps", "")]  # fmt: skip
     counts = Counter(run.data for run in runs)
     for run, is_optimal in zip(runs, find_pareto_optimal(runs), strict=True):
         metrics = run.headline_metrics
@@ -333,9 +334,8 @@ def render_comparison(
     runs: Sequence[RunSummary], compared: Sequence[Path], problems: Sequence[str]
 ) -> str:
     """Return the page of the runs that these paths hold, with the curves in the runs' folders."""
-    groups = group_by_data(runs)
     subtitle = pluralize(len(runs), "run")
-    if len(groups) == 1 < len(runs):
+    if len(group_by_data(runs)) == 1 < len(runs):
         subtitle += f", {sum(find_pareto_optimal(runs))} of them Pareto-optimal"
     return render_page(
         "comparison.html",

@@ -133,22 +133,25 @@ def make_dice_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not evaluation:
         metrics, prefix = report["metrics"], "val/dice/"
         dice = {n.removeprefix(prefix): v for n, v in metrics.items() if n.startswith(prefix)}
-        shown = {"mean": metrics["val/dice"]} if "val/dice" in metrics else {}
-        shown |= {name: dice[name] for name in select_worst(dice)}
+        shown = [("mean", metrics["val/dice"])] if "val/dice" in metrics else []
+        shown += [(name, dice[name]) for name in select_worst(dice)]
         return [
             (f"Dice, {name}", "class absent" if math.isnan(value) else f"{value:.4f}")
-            for name, value in shown.items()
+            for name, value in shown
         ]
     if not evaluation["per_class"]:
         return [("Dice", "no validation case could be evaluated")]
     rows, per_class = [], evaluation["per_class"]
     worst = select_worst({name: scores["dice"]["mean"] for name, scores in per_class.items()})
-    for name, scores in {"mean": evaluation["mean"], **{n: per_class[n] for n in worst}}.items():
+    for name in (None, *worst):
+        scores = evaluation["mean"] if name is None else per_class[name]
         dice, hd95, surface = (scores[s]["mean"] for s in ("dice", "hd95_mm", "surface_dice"))
         text = f"{dice:.4f}, HD95 {format_score(hd95, 2)} mm, surface Dice {surface:.4f}"
         # The cases that are scored have chosen the checkpoint.
-        note = f" ({describe_selection(evaluation)})" if name == "mean" else ""
-        rows.append((f"Dice, {name}", "class absent" if math.isnan(dice) else text + note))
+        note = f" ({describe_selection(evaluation)})" if name is None else ""
+        rows.append(
+            (f"Dice, {name or 'mean'}", "class absent" if math.isnan(dice) else text + note)
+        )
     if len(worst) < len(per_class):
         rows.append((f"of {len(per_class)} classes", "these are the worst; report.json has all"))
     return rows

@@ -79,9 +79,12 @@ def write_part(
     if part.dtype.kind == "b":
         part = part.astype(np.uint8)
     elif part.dtype.itemsize == 8 or part.dtype == np.float16:  # which few readers know
-        if part.dtype.kind != "f" and not -(2**31) <= part.min() <= part.max() < 2**31:
-            raise UsageError(f"{path}: the values {part.min()} to {part.max()} need 64 bits")
-        part = part.astype(np.float32 if part.dtype.kind == "f" else np.int32)
+        is_float = part.dtype.kind == "f"
+        known = part[np.isfinite(part)] if is_float else part
+        limit = float(np.finfo(np.float32).max) if is_float else 2**31 - 1
+        if known.size and not -limit - 1 <= known.min() <= known.max() <= limit:
+            raise UsageError(f"{path}: the values {known.min()} to {known.max()} need 64 bits")
+        part = part.astype(np.float32 if is_float else np.int32)
     affine = header.affine.copy()
     affine[:3, 3] += affine[:3, :3] @ [side.start for side in box]
     image = nibabel.Nifti1Image(part, affine)
