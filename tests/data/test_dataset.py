@@ -60,6 +60,17 @@ def test_classes_without_names_are_called_by_their_values(given, names):
     assert (dataset.classes, dataset.label_values) == (names, (0, 5))
 
 
+def test_the_settings_name_classes_once():
+    layout = {"_target_": "unet3d.data.layouts.pairs.Pairs", "classes": ["rest", "liver"]}
+    values, names = {"rest": 0, "organ": 5}, ("rest", "liver")
+    assert (
+        resolve_dataset(parse(label_values=values), describe(classes=names)).classes[1] == "organ"
+    )
+    data = parse(label_values=values, layout=layout)
+    with pytest.raises(UsageError, match=r"name 5 organ, and data\.classes liver: name"):
+        resolve_dataset(data, describe(classes=names))
+
+
 def test_names_of_values_are_text():
     with pytest.raises(UsageError, match=r"data\.label_values must be .* or a mapping of names to"):
         parse(label_values={"background": 0, 44: 5})
@@ -79,11 +90,6 @@ def test_names_of_values_are_text():
         ({}, describe(classes=()), "files alone do not define their classes"),
         ({"label_values": [0, 5]}, describe(), "label_values are 2 classes, .* name 3"),
         ({"label_values": [0, 5], "num_classes": 2}, describe(), "label_values are 2 .* name 3"),
-        (
-            {"label_values": {"rest": 0, "organ": 5}},
-            describe(classes=("rest", "liver")),
-            r"data\.label_values name 5 organ, the settings or the dataset liver: name the",
-        ),
         ({"label_values": [0, 5], "regions": {"a": [5]}}, describe(), "cannot be combined with r"),
         (
             {"num_classes": 255, "annotated": {"*": ["a"]}},

@@ -80,12 +80,13 @@ def resolve_dataset(data: DataConfig, layout: DatasetLayout) -> ResolvedDataset:
         unnamed = tuple(f"class_{v}" if v else "background" for v in label_values)
         if names != tuple(f"class_{n}" for n in range(len(names))):  # they are not only numbered
             unnamed = names
-            for (value, own), other in zip(found.items(), names, strict=True):
-                if own not in (None, other):
-                    raise UsageError(
-                        f"data.label_values name {value} {own}, the settings or the dataset "
-                        f"{other}: name the classes in one place"
-                    )
+        given = data.layout.arguments.get("classes") if data.layout else None
+        for (value, own), other in zip(found.items(), given or (), strict=bool(given)):
+            if own not in (None, other):
+                raise UsageError(
+                    f"data.label_values name {value} {own}, and data.classes {other}: name the "
+                    "classes in one place"
+                )
         num_classes = len(label_values)
         names = tuple(own or other for own, other in zip(found.values(), unnamed, strict=True))
     if not num_classes:
