@@ -4,6 +4,7 @@ from math import prod
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from tests.data.helpers.datasets import make_image, make_label, save_volume, write_nnunet
@@ -11,7 +12,7 @@ from unet3d.__main__ import main
 from unet3d.config.keys import compose_api_config
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.fit import estimate_configured_step
-from unet3d.text import GIB
+from unet3d.text import GIB, format_bytes
 from unet3d.training.config import parse_train_config
 
 pytestmark = pytest.mark.slow
@@ -142,10 +143,16 @@ def test_a_network_without_depth_is_planned_without_levels(decathlon_folder, tmp
     assert experiment(tmp_path)["model"] == {"filters": [4, 8, 8]}
 
 
-def test_a_plan_for_a_training_time_ends_the_run_after_it(plan, tmp_path, capsys):
+def test_a_plan_for_a_training_time_ends_the_run_after_it(plan, tmp_path, monkeypatch, capsys):
     words = ["data.patch_size=[8,8,8]", "overwrite=true"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert plan("max_time=00:00:01:00", "measure_time=true", *words) == 0
-    assert " steps fit 1 min 0 s" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert " steps fit 1 min 0 s" in shown
+    on_cpu = ["experiment=planned", "trainer.accelerator=cpu", "format=json"]
+    assert main(["memory", *on_cpu]) == 0
+    peak = json.loads(capsys.readouterr().out)["peak_allocated_bytes"]
+    assert f"a step is estimated to take {format_bytes(peak)} of " in shown
     written = experiment(tmp_path)
     assert written["trainer"]["max_time"] == "00:00:01:00"
     assert "max_steps" not in written["trainer"]

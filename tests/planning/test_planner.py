@@ -209,11 +209,6 @@ def test_the_strategy_with_the_least_work_that_fits_the_smallest_batch_is_chosen
     assert add_context_bytes(peak) == budget
 
 
-def test_a_plan_for_a_cpu_leaves_room_for_float32(composed, monkeypatch):
-    monkeypatch.setattr(step_time, "get_available_bytes", lambda device: 8)
-    assert step_time.get_memory_budget(composed().step) == 4
-
-
 def test_a_budget_that_no_strategy_fits_is_an_error_that_says_what_to_change(network):
     with pytest.raises(DoesNotFitError, match="fits a batch of 1 in the budget: raise budget_gib"):
         choose_strategy(network, STRATEGIES[:1], CUDA_CONTEXT_BYTES, range(1, 2))

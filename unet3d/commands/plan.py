@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 
 from unet3d.config.compose import ComposedConfig, compose_config, format_overrides
 from unet3d.config.fields import (
@@ -24,6 +25,7 @@ from unet3d.data.preprocessing.channels import describe_axes
 from unet3d.data.sides import find_mixing_flips
 from unet3d.errors import UsageError
 from unet3d.files import write_text
+from unet3d.machine import get_available_bytes, resolve_device
 from unet3d.memory.fit import BUDGET, get_budget_bytes
 from unet3d.planning.experiment import (
     LONG_STEPS,
@@ -48,7 +50,6 @@ from unet3d.planning.planner import (
 from unet3d.planning.step_time import (
     describe_limit,
     describe_step_time,
-    get_memory_budget,
     plan_within_time,
 )
 from unet3d.text import format_bytes, pluralize
@@ -118,13 +119,17 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     path = Path("conf") / "experiment" / f"{settings.name}.yaml"
     if path.exists() and not settings.overwrite:
         raise UsageError(f"{path} exists: choose another name=, or set overwrite=true")
-    budget = get_memory_budget(training.step) if time and settings.budget_gib is None else None
+    step, budget = training.step, None
+    if time and settings.budget_gib is None:  # on the device of this machine
+        device = torch.device(resolve_device(step.accelerator))
+        step = step if device.type == "cuda" else step.vary({"accelerator": "cpu"})
+        budget = get_available_bytes(device)
     budget = budget or get_budget_bytes(settings.budget_gib)
     dataset = inspect_dataset(training.data, training.fold, is_overridden)
     summary = summarize_dataset(dataset.fingerprints, dataset.classes, training.data.orientation)
     print(*(f"skipped: {reason}" for reason in dataset.skipped), summary, sep="\n")
     if time:
-        plan, step_time = plan_within_time(training.step, dataset, budget, is_overridden, time)
+        plan, step_time = plan_within_time(step, dataset, budget, is_overridden, time)
         steps = step_time.count_steps(time)
         recipe = choose_recipe(settings.recipe, steps)
         training = settings.training[recipe]  # nnU-Net's optimizer has less state

@@ -72,14 +72,6 @@ class StepTime:
         return int(TRAINING_FRACTION * training_seconds / self.seconds)
 
 
-def get_memory_budget(config: StepConfig) -> int | None:
-    """Return the bytes that a step may take by the estimate for a GPU, on the device of a run."""
-    device = torch.device(resolve_device(config.accelerator))
-    available = get_available_bytes(device)
-    # Most CPUs compute in float32, which takes up to twice as much.
-    return None if available is None else available // (1 if device.type == "cuda" else 2)
-
-
 def plan_within_time(
     config: StepConfig,
     dataset: DatasetFingerprint,
@@ -174,7 +166,9 @@ def measure_step_time(config: StepConfig, plan: TrainingPlan, device: torch.devi
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else "this machine's CPU"
     precision = resolve_precision(config.precision, device.type)
-    needed = (plan.peak.reserved or 0) * (2 if precision.used == "32" else 1)
+    needed = plan.peak.allocated or 0
+    if plan.peak.reserved is not None:  # of a GPU; most CPUs compute in float32
+        needed = plan.peak.reserved * (2 if precision.used == "32" else 1)
     free = get_free_bytes(device) if cuda else get_available_bytes(device)
     if free is not None and needed > free:
         raise UsageError(f"it needs {format_bytes(needed)}, {format_bytes(free)} are free")
