@@ -120,3 +120,13 @@ def test_a_compiled_network_is_estimated_as_plain_modules(way):
     plain = unet3d.estimate_memory(make_network(fused=False), shape).peak
     assert unet3d.estimate_memory(network, shape).peak == plain
     assert unet3d.estimate_memory(make_network(), shape).peak != plain
+
+
+def test_parts_of_a_network_may_be_in_evaluation():
+    network = nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.Dropout(0.5), nn.Conv3d(8, 1, 1))
+    peaks = []
+    for is_training in (True, False):
+        network[1].train(is_training)
+        peaks.append(unet3d.estimate_memory(network, (1, 1, 16, 16, 16), device="cpu").peak)
+    peaks.append(unet3d.estimate_memory(network.eval(), (1, 1, 16, 16, 16), device="cpu").peak)
+    assert peaks[0] == peaks[2] > peaks[1] + 8 * 16**3

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import unet3d
 from tests.memory.helpers.oracle import measure_script
@@ -908,7 +909,12 @@ ASKS = [
     lambda x: x.new_zeros(2, device=x.device).is_cuda,
     lambda x: torch.randn(2, generator=torch.Generator("cuda"), device="cuda").is_cuda,
     lambda x: torch.amp.GradScaler("cuda").is_enabled(),
+    lambda x: torch.get_autocast_dtype("cuda") == torch.float16,
+    lambda x: torch.accelerator.is_available() and torch.accelerator.current_accelerator() == GPU,
+    lambda x: LightningModule().to(torch.device("cuda:0")).device == GPU,
+    lambda x: LightningModule().cuda().device == GPU,
 ]
+GPU = torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("ask", ASKS)
@@ -926,6 +932,112 @@ def test_a_script_learns_that_its_tensors_are_on_a_gpu(ask):
     estimate = unet3d.estimate_step(partial(build, ask)).peak
     assert estimate == unet3d.estimate_step(partial(build, lambda x: True)).peak
     assert unet3d.estimate_step(partial(build, lambda x: not ask(x))).peak != estimate
+
+
+ATTEND, DROP = F.scaled_dot_product_attention, F.dropout  # as imported by their names
+
+
+def attend(width, *, attend=None, p=0.0, dtype=torch.float32, backend=None):
+    layer = nn.Linear(64, 12 * width)
+
+    def step():
+        q, k, v = layer(torch.randn(2, 128, 64)).to(dtype).unflatten(-1, (3, 4, -1)).unbind(2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        with sdpa_kernel(backend) if backend else nullcontext():
+            (attend or F.scaled_dot_product_attention)(q, k, v, dropout_p=p).mean().backward()
+
+    return step
+
+
+def multiply(q, k, v, dropout_p=0.0):
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+
+SCORES = 2 * 4 * 128**2
+BACKENDS = SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION
+
+
+def test_attention_stores_its_scores_unless_a_kernel_may_be_chosen():
+    def count(width=16, backend=None, dtype=torch.float32, **options):
+        build = partial(attend, width, backend=backend, dtype=dtype, **options)
+        return unet3d.estimate_step(build).peak
+
+    fast, slow = count(), count(attend=multiply)
+    assert slow - fast > 4 * SCORES
+    assert count(attend=ATTEND) == fast == count(backend=BACKENDS[1])
+    assert min(count(backend=BACKENDS[0]), count(backend=BACKENDS[2])) >= slow
+    assert count(17) - count(16) > 4 * SCORES
+    half = {n: count(backend=b, dtype=torch.bfloat16) for n, b in enumerate((*BACKENDS, None))}
+    assert half[3] == half[2] < half[0] - 2 * SCORES
+    assert count(dtype=torch.float64) > slow
+    assert count(p=0.1, attend=ATTEND) == count(p=0.1) < slow
+
+
+@pytest.mark.parametrize("drop", [DROP, lambda x, p: torch.dropout(x, p, True)])
+def test_dropout_that_a_script_imports_by_its_name_stores_a_mask_of_bytes(drop):
+    def build(drop):
+        layer = nn.Linear(64, 256)
+        return lambda: drop(layer(torch.randn(512, 64)), 0.1).mean().backward()
+
+    expected = unet3d.estimate_step(partial(build, lambda x, p: F.dropout(x, p))).peak
+    assert unet3d.estimate_step(partial(build, drop)).peak == expected
+
+
+@pytest.mark.parametrize(("layer", "dims"), [(nn.Conv3d, 3), (nn.Conv2d, 2)])
+def test_without_cudnn_convolutions_unfold_a_sample(layer, dims):
+    def build(enabled):
+        network = nn.Sequential(*(layer(8, 8, 3, padding=1) for _ in range(2)))
+
+        def step():
+            with torch.backends.cudnn.flags(enabled=enabled):
+                network(torch.randn(2, 8, *(24,) * dims)).mean().backward()
+
+        return step
+
+    without, usual = (unet3d.estimate_step(partial(build, on)).peak for on in (False, True))
+    columns = 8 * 3**dims * 24**dims * 4
+    assert 0.5 * columns < without - usual <= columns
+
+
+@pytest.mark.parametrize("multiply", [torch.mv, lambda m, v: torch.dot(m[0], v)])
+def test_products_with_vectors_have_the_workspace_of_cublas(multiply):
+    def build(multiply):
+        matrix = nn.Parameter(torch.randn(300, 300))
+        return lambda: multiply(matrix, torch.randn(300)).mean().backward()
+
+    plain = unet3d.estimate_step(partial(build, lambda m, v: m * v)).peak
+    assert unet3d.estimate_step(partial(build, multiply)).peak > plain + 7 * 2**20
+
+
+def test_averaged_weights_are_updated_together_on_a_gpu():
+    def build(**options):
+        network = nn.Linear(512, 512)
+        average = torch.optim.swa_utils.AveragedModel(network, **options)
+        return lambda: (
+            network(torch.randn(1, 512)).mean().backward(),
+            average.update_parameters(network),
+        )
+
+    together = torch.optim.swa_utils.get_swa_multi_avg_fn()
+    expected = unet3d.estimate_step(partial(build, multi_avg_fn=together)).peak
+    assert unet3d.estimate_step(build).peak == expected
+
+
+def test_weights_that_a_step_replaces_are_freed():
+    def build():
+        layer = nn.Linear(1000, 1000, bias=False)
+        optimizer, change = torch.optim.SGD(layer.parameters()), torch.zeros(1000, 1000)
+
+        def step():
+            layer(torch.randn(1, 1000)).mean().backward()
+            layer.weight.data = layer.weight.data - change
+            layer.weight.grad = None
+            optimizer.step()
+
+        return step
+
+    peaks = {unet3d.estimate_step(build, device="cpu").peak for _ in range(6)}
+    assert peaks == {4 * 4 * 1000**2}
 
 
 def test_adafactor_updates_one_weight_after_the_other_also_on_a_gpu():

@@ -67,7 +67,9 @@ def estimate_memory(
 
     def estimate(batch: int) -> MemoryEstimate:
         def build() -> Callable[[], None]:
-            fake: Any = copy_as_fake(plain).train()
+            fake: Any = copy_as_fake(plain)
+            if not fake.training:  # its parts may be in evaluation
+                fake.train()
             if is_compiled:
                 fake._compiled_call_impl = None
                 use_plain_modules(fake)

@@ -40,23 +40,28 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    """Attend without storing the scores, (B, heads, L, C) -> (B, heads, L, C')."""
+    """Attend, without storing the scores if a kernel may: (B, heads, L, C) -> (B, heads, L, C')."""
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = (x.to(dtype) for x in (query, key, value))
         if attn_mask is not None and attn_mask.is_floating_point():
             attn_mask = attn_mask.to(dtype)
     channels, vector = query.shape[-1], VECTOR_BYTES // query.element_size()
-    if query.dim() != 4 or query.dtype not in (torch.float32, *HALF):
+    if query.dim() != 4:  # neither device has a kernel for it
         return None
-    if query.dtype in HALF and attn_mask is None and channels == value.shape[-1] <= LARGEST_HEAD:
+    is_flash = query.dtype in HALF and attn_mask is None and torch.backends.cuda.flash_sdp_enabled()
+    if is_flash and channels == value.shape[-1] <= LARGEST_HEAD:
         tensors = [nn.functional.pad(x, (0, -channels % vector)) for x in (query, key, value)]
         scale = channels**-0.5 if scale is None else scale
         flash = aten._scaled_dot_product_flash_attention
         out = flash(*tensors, dropout_p, is_causal, scale=scale)[0]
         return out[..., :channels]
-    if enable_gqa or channels % vector or value.shape[-1] % vector:
-        return None
+    is_efficient = query.dtype in (torch.float32, *HALF) and not enable_gqa
+    is_efficient &= torch.backends.cuda.mem_efficient_sdp_enabled()
+    if not is_efficient or channels % vector or value.shape[-1] % vector:
+        options = {"scale": scale} | ({"enable_gqa": True} if enable_gqa else {})
+        tensors = query, key, value, attn_mask, dropout_p, is_causal
+        return aten._scaled_dot_product_attention_math(*tensors, **options)[0]
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
@@ -69,6 +74,8 @@ def attend(
 
 KERNELS = {"dropout": drop, "scaled_dot_product_attention": attend}
 """By the name in torch.nn.functional, which networks and torch's own layers call."""
+FUNCTIONS = {torch.dropout: drop, **{getattr(nn.functional, n): f for n, f in KERNELS.items()}}
+"""By the function, which a script may have imported by its name."""
 
 
 def prefer(kernel: Callable[..., Tensor | None], otherwise: Callable[..., Tensor]) -> Callable:

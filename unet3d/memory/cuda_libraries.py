@@ -30,7 +30,7 @@ from unet3d.text import MIB
 aten = torch.ops.aten
 
 CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
-MATRIX_PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+MATRIX_PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot)
 
 COLUMNS = "convolution: columns"
 """Name of the operation that allocates columns in a trace."""
@@ -72,7 +72,11 @@ def assume_cudnn(version: str | None) -> Generator[None]:
 
 def get_column_bytes(x: Tensor, weight: Tensor, out: Tensor, groups: int) -> int:
     """Return the bytes of the columns that a convolution allocates; 0 with cuDNN."""
-    if x.dim() < 5 or _uses_cudnn(x, weight, out):
+    if torch.backends.cudnn.enabled:
+        has_columns = x.dim() == 5 and not _uses_cudnn(x, weight, out)
+    else:
+        has_columns = x.dim() == 5 or not _is_one_voxel(weight)
+    if not has_columns:
         return 0
     rows = x.shape[1] // groups * prod(weight.shape[2:])
     return rows * prod(out.shape[2:]) * x.element_size()

@@ -15,6 +15,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import autocast_mode
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.optim import swa_utils
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -23,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from unet3d.errors import UsageError
+from unet3d.memory.cuda_kernels import FUNCTIONS, prefer
 from unet3d.memory.estimate import MemoryEstimate, Step, trace_step
 from unet3d.memory.fake_tensors import OURS, TORCH, SmallRangeMode, enable_foreach, replace
 from unet3d.memory.trace import Trace
@@ -115,6 +117,7 @@ class ScriptStep(Step):
     def train(self, trace: Trace) -> None:
         trace.label(self.tensors, "input")
         self.tensors = []
+        gc.collect()  # storages that the last call has replaced, as by `p.data =`
         trace.begin_phase("forward")
         self.idle = list(self.optimizers)
         with self._follow_phases(trace):
@@ -224,7 +227,7 @@ def show_gpu() -> Generator[None]:
         return property(lambda tensor: GPU if is_script() else known.fget(tensor))
 
     def make_answer(value: Any) -> Callable[[Callable], Callable]:
-        return lambda ask: lambda *args: value if is_script() else ask(*args)
+        return lambda ask: lambda *args, **kw: value if is_script() else ask(*args, **kw)
 
     with (
         replace(FakeTensor, "device", make_device),
@@ -232,6 +235,9 @@ def show_gpu() -> Generator[None]:
         replace(torch.cuda, "is_bf16_supported", make_answer(True)),
         replace(torch.cuda, "device_count", make_answer(1)),
         replace(torch.cuda, "current_device", make_answer(0)),
+        replace(torch.accelerator, "is_available", make_answer(True)),
+        replace(torch.accelerator, "current_accelerator", make_answer(GPU)),
+        replace(swa_utils, "_get_foreach_kernels_supported_devices", lambda _: lambda: ["cpu"]),
         replace(torch.cuda.amp.common, "amp_definitely_not_available", lambda _: lambda: False),
         replace(torch, "Generator", lambda _: HostGenerator),
     ):
@@ -259,8 +265,11 @@ class ScriptMode(TorchFunctionMode):
                 return args[0]
             if func in ON_GPU and is_script():
                 return ON_GPU[func]
-            if func is torch.device and is_script():
+            is_kept = func is torch._C._nn._parse_to  # LightningModule remembers the device
+            if is_kept or (func is torch.device and is_script()):
                 return func(*args, **kwargs)
+            if func in FUNCTIONS:
+                func = prefer(FUNCTIONS[func], func)
             args, kwargs = tree_map(replace_gpu, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -337,7 +346,7 @@ def use_host(init: Callable) -> Callable:
 @contextmanager
 def use_cpu_autocast() -> Generator[None]:
     """Cast on the CPU what a script casts on a GPU, and answer so, in the body."""
-    half = torch.get_autocast_dtype("cuda")
+    half, is_enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled
 
     def make_start(init: Callable) -> Callable:
         def start(
@@ -352,13 +361,17 @@ def use_cpu_autocast() -> Generator[None]:
     def make_answer(ask: Callable) -> Callable:
         return lambda kind="cuda": ask("cpu" if kind == "cuda" else kind)
 
+    def make_dtype(ask: Callable) -> Callable:
+        answer = make_answer(ask)
+        return lambda kind: half if kind == "cuda" and not is_enabled("cpu") else answer(kind)
+
     def make_cast(cast: Callable) -> Callable:
         return lambda value, kind, dtype: cast(value, "cpu" if kind == "cuda" else kind, dtype)
 
     with (
         replace(torch.autocast, "__init__", make_start),
         replace(torch, "is_autocast_enabled", make_answer),
-        replace(torch, "get_autocast_dtype", make_answer),
+        replace(torch, "get_autocast_dtype", make_dtype),
         replace(autocast_mode, "_cast", make_cast),  # of torch.amp.custom_fwd
     ):
         yield
