@@ -1023,6 +1023,27 @@ def test_averaged_weights_are_updated_together_on_a_gpu():
     assert unet3d.estimate_step(build).peak == expected
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_may_validate_in_inference_mode(device):
+    def build(mode):
+        network = nn.Sequential(
+            nn.Conv3d(1, 8, 3, padding=1), nn.InstanceNorm3d(8), nn.Dropout(0.1)
+        )
+
+        def step():
+            network(torch.randn(1, 1, 8, 8, 8)).mean().backward()
+            with mode():
+                return float(network(torch.randn(2, 1, 32, 32, 32)).softmax(1).mean())
+
+        return step
+
+    peaks = [
+        unet3d.estimate_step(partial(build, mode), device=device).peak
+        for mode in (torch.inference_mode, torch.no_grad)
+    ]
+    assert peaks[0] == peaks[1] > 2 * 2 * 8 * 32**3 * 4
+
+
 def test_weights_that_a_step_replaces_are_freed():
     def build():
         layer = nn.Linear(1000, 1000, bias=False)

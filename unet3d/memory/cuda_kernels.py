@@ -20,6 +20,11 @@ VECTOR_BYTES = 16
 LARGEST_HEAD = 256
 """Channels of a head up to which there is flash attention."""
 
+ATTENTION_BACKWARD = {
+    getattr(aten, f"_scaled_dot_product_{n}_attention_backward") for n in ("flash", "efficient")
+}
+"""Kernels of CUDA that sum gradients of the query, or their products, in float32."""
+
 
 def drop(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False

@@ -33,6 +33,10 @@ TORCH, OURS = (
 """The folders of torch and of this package: other code is the user's."""
 
 
+PARTS = torch._C.DispatchKey.CompositeImplicitAutograd
+"""The key of operators that are made of others."""
+
+
 @contextmanager
 def simulate_cuda_step() -> Generator[None]:
     """Run a step on fake CPU tensors with the dtypes and operators that it has on CUDA."""
@@ -83,6 +87,16 @@ def copy_as_fake(model: nn.Module) -> nn.Module:
     mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     with FakeCopyMode(mode):
         return copy.deepcopy(model, memo)
+
+
+def run_parts(mode: TorchDispatchMode, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run what an operator is made of where it arrives whole, as it does in inference mode."""
+    if not torch.is_inference_mode_enabled() or func.namespace != "aten":
+        return NotImplemented
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), PARTS):
+        return NotImplemented
+    with mode:
+        return func._op_dk(PARTS, *args, **kwargs)  # `decompose` has another dropout
 
 
 def evaluate_on_host(func: Any, args: tuple, kwargs: dict) -> Any:

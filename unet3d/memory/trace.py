@@ -28,6 +28,7 @@ from unet3d.memory.autograd import (
     is_unshared,
     leads_to_modified_view,
 )
+from unet3d.memory.cuda_kernels import ATTENTION_BACKWARD
 from unet3d.memory.cuda_libraries import (
     COLUMNS,
     CONVOLUTIONS,
@@ -41,7 +42,7 @@ from unet3d.memory.cuda_libraries import (
     is_dense,
 )
 from unet3d.memory.events import Block, EventRange, OpenCall
-from unet3d.memory.fake_tensors import evaluate_on_host, find_read
+from unet3d.memory.fake_tensors import evaluate_on_host, find_read, run_parts
 
 aten = torch.ops.aten
 
@@ -58,11 +59,6 @@ RESIZED_LOSSES = {
 """Losses whose number keeps the memory of all its summands: kernels resize what they allocate."""
 SUMMED_LOSSES = {aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
 """Losses that compute their summands in temporary memory (ATen/native/Loss.cpp)."""
-
-ATTENTION_BACKWARD = {
-    getattr(aten, f"_scaled_dot_product_{n}_attention_backward") for n in ("flash", "efficient")
-}
-"""Kernels of CUDA that sum gradients of the query, or their products, in float32."""
 
 FUSED_OPTIMIZERS = {getattr(aten, f"_fused_{n}_") for n in ("adagrad", "adam", "adamw", "sgd")}
 
@@ -159,6 +155,8 @@ class Trace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if (parts := run_parts(self, func, args, kwargs)) is not NotImplemented:
+            return parts
         if func.overloadpacket in FUSED_OPTIMIZERS:
             return None  # changes tensors in place; torch would run it on real ones
         if (answer := evaluate_on_host(func, args, kwargs)) is not None:
