@@ -1,5 +1,7 @@
 """Training and evaluation from Python refuse what the commands refuse, as an error to catch."""
 
+import logging
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -23,6 +25,26 @@ from unet3d.errors import UsageError
 def test_a_wrong_argument_is_a_usage_error(call, message):
     with pytest.raises(UsageError, match=message):
         call()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", [True, False])
+def test_a_run_gives_the_callers_settings_back(small, tmp_path, monkeypatch, choice):
+    def read_settings():
+        level = logging.getLogger("lightning.pytorch").level
+        return torch.get_deterministic_debug_mode(), cudnn.benchmark, cudnn.deterministic, level
+
+    cudnn = torch.backends.cudnn
+    for name in ("benchmark", "deterministic"):
+        monkeypatch.setattr(cudnn, name, choice)
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "level", logging.DEBUG)
+    torch.use_deterministic_algorithms(choice)
+    before, filters = read_settings(), list(warnings.filters)
+    try:
+        unet3d.train([*small, f"trainer.deterministic={not choice}"], folder=tmp_path)
+        assert (read_settings(), warnings.filters) == (before, filters)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.slow

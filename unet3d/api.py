@@ -2,9 +2,11 @@
 
 import io
 import json
+import logging
 import os
 import random
 import sys
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -78,7 +80,11 @@ def train(
 def keep_global_state() -> Generator[None]:
     """Run the body as a command, and give the caller's state back."""
     numbers, array_numbers = random.getstate(), np.random.get_state()
-    precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    choices = {name: getattr(cudnn, name) for name in ("allow_tf32", "benchmark", "deterministic")}
+    deterministic = torch.get_deterministic_debug_mode()
+    lightning = logging.getLogger("lightning.pytorch")
+    level = lightning.level
     environment = dict(os.environ)
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with (
@@ -87,6 +93,7 @@ def keep_global_state() -> Generator[None]:
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
+        warnings.catch_warnings(),
     ):
         try:
             yield
@@ -94,7 +101,10 @@ def keep_global_state() -> Generator[None]:
             random.setstate(numbers)
             np.random.set_state(array_numbers)
             torch.set_float32_matmul_precision(precision)
-            torch.backends.cudnn.allow_tf32 = tf32
+            torch.set_deterministic_debug_mode(deterministic)
+            lightning.setLevel(level)
+            for name, choice in choices.items():
+                setattr(cudnn, name, choice)
             for key in os.environ.keys() - environment.keys():
                 del os.environ[key]
             os.environ.update(environment)

@@ -174,6 +174,19 @@ def test_a_users_loss_may_take_the_class_of_each_voxel():
     torch.testing.assert_close(AdaptedLoss(TrueLogit())(logits, labels), -logits[:, 2].mean())
 
 
+class OwnOptions(nn.Module):
+    def __init__(self, softmax=False, to_onehot_y=True, include_background=True, weight=None):
+        super().__init__()
+        self.given = softmax, to_onehot_y, include_background, weight
+
+
+@pytest.mark.parametrize("regions", [None, REGIONS])
+def test_a_users_loss_gets_the_options_that_are_set(regions):
+    loss = adapt(OwnOptions, regions, include_background=False, weight=[1, 2]).loss
+    assert loss.given[:3] == (False, True, False)
+    assert loss.given[3].tolist() == [1, 2]
+
+
 class Weighted(TrueLogit):
     def __init__(self):
         super().__init__()

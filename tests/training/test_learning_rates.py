@@ -65,6 +65,17 @@ def test_a_scheduler_of_torch_steps_with_the_optimizer(composed, tmp_path, name)
 
 
 @pytest.mark.slow
+def test_parts_follow_a_cycle_at_their_own_rates(composed, tmp_path):
+    words = ["scheduler=step", "~scheduler.step_size", "~scheduler.gamma", "trainer.max_steps=5"]
+    words += ["scheduler._target_=torch.optim.lr_scheduler.CyclicLR", "+scheduler.base_lr=0.5"]
+    words += ["+scheduler.max_lr=1.0", "+scheduler.step_size_up=2"]
+    words += ["+scheduler.cycle_momentum=false", "lr_factors={encoder:0.1}"]
+    encoder, others = zip(*record_rates(composed, tmp_path, *words), strict=True)
+    assert others == pytest.approx([0.5, 0.75, 1.0, 0.75, 0.5])
+    assert encoder == pytest.approx([rate / 10 for rate in others])
+
+
+@pytest.mark.slow
 def test_the_rate_falls_when_validation_no_longer_improves(composed, tmp_path):
     words = ["scheduler=plateau", "scheduler.monitor=val/hd95_mm", "scheduler.mode=min"]
     words += ["scheduler.patience=1", "scheduler.factor=0.1", "optimizer.lr=1.0"]

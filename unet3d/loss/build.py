@@ -75,21 +75,30 @@ def build_loss(
     return PartialLabels(loss, unannotated_classes)
 
 
+def is_known(target: Any) -> bool:
+    """Return whether a loss is one of MONAI or torch, or inherits from one."""
+    bases = {*getattr(target, "__mro__", ())} - {*nn.modules.loss._Loss.__mro__}
+    return any(base.__module__.split(".")[0] in ("monai", "torch") for base in bases)
+
+
 def choose_arguments(target: Any, given: Mapping[str, Any], *, has_regions: bool) -> dict[str, Any]:
-    """Return arguments with which a loss takes logits and one-hot labels; `given` ones stay.
+    """Return arguments with which a loss of MONAI takes logits and one-hot labels.
+
+    `given` ones stay, but lists become tensors. A user's own loss does what it is asked for.
 
     >>> from monai.losses import DiceLoss
     >>> choose_arguments(DiceLoss, {"include_background": False}, has_regions=False)
     {'to_onehot_y': False, 'softmax': True}
     """
-    known = inspect.signature(target).parameters
-    chosen: dict[str, Any] = {"to_onehot_y": False}
-    if not any(name in given for name in ACTIVATIONS):
-        chosen["sigmoid" if has_regions else "softmax"] = True
-    if "use_softmax" not in given:
-        chosen["use_softmax"] = not has_regions
-    if has_regions:
-        chosen["include_background"] = True  # regions do not have one
+    known, chosen = inspect.signature(target).parameters, dict[str, Any]()
+    if is_known(target):
+        chosen["to_onehot_y"] = False
+        if not any(name in given for name in ACTIVATIONS):
+            chosen["sigmoid" if has_regions else "softmax"] = True
+        if "use_softmax" not in given:
+            chosen["use_softmax"] = not has_regions
+        if has_regions:
+            chosen["include_background"] = True  # regions do not have one
     for name in TENSORS:
         if given.get(name) is not None:
             chosen[name] = torch.tensor(given[name], dtype=torch.float)

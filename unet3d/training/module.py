@@ -196,11 +196,13 @@ class SegmentationModule(LightningModule):
         optimizer = self.optimizer()
         for group in optimizer.param_groups:
             group["lr"] *= group.get("lr_factor", 1.0)
-            group["initial_lr"] = group["lr"]
+        scheduler = build_scheduler(
+            self.scheduler, optimizer, lambda: self.limits.fraction_done(self.trainer)
+        )
+        for group in optimizer.param_groups:  # not before: some schedulers begin at their own rate
+            group.setdefault("initial_lr", group["lr"])
         schedule = {
-            "scheduler": build_scheduler(
-                self.scheduler, optimizer, lambda: self.limits.fraction_done(self.trainer)
-            ),
+            "scheduler": scheduler,
             "interval": "step",
             "reduce_on_plateau": False,  # Lightning would not step it after a resumed validation
         }

@@ -67,10 +67,10 @@ def build_scheduler(
     if not issubclass(factory.target, LRScheduler):
         schedule = factory()
         return FractionSchedule(optimizer, lambda step: schedule(fraction_done()))
-    if "max_lr" in factory.arguments:  # OneCycleLR sets it for all groups alike
-        peak = factory.arguments["max_lr"]
-        rates = [peak * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
-        factory = factory.bind(max_lr=rates)
+    for key in ("base_lr", "max_lr"):  # OneCycleLR and CyclicLR set them for all groups alike
+        if isinstance(rate := factory.arguments.get(key), int | float):
+            rates = [rate * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
+            factory = factory.bind(**{key: rates})
     if not issubclass(factory.target, ReduceLROnPlateau):
         return factory(optimizer=optimizer)
     arguments = dict(factory.arguments)

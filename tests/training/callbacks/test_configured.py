@@ -131,14 +131,28 @@ class DrawNumbers(Callback):
             next(pl_module.parameters()).add_(0.1 * random.random() + 0.1 * np.random.rand())
 
 
+class WeightLoss(Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        pl_module.loss.alpha = 0.1 + 0.7 * trainer.current_epoch
+
+
+class ClipMore(Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        trainer.gradient_clip_val = 0.001 * (1 + trainer.current_epoch)
+
+
 @pytest.mark.parametrize(
     "make",
-    [FreezeInFirstEpoch, DrawNumbers, lambda: GradientAccumulationScheduler({0: 1, 1: 2})],
-    ids=["freeze", "random numbers", "accumulation"],
+    [
+        *(FreezeInFirstEpoch, DrawNumbers, WeightLoss, ClipMore),
+        lambda: GradientAccumulationScheduler({0: 1, 1: 2}),
+    ],
+    ids=["freeze", "random numbers", "weight of the loss", "clipping", "accumulation"],
 )
 @pytest.mark.filterwarnings("ignore:When using `Trainer.accumulate_grad_batches")
 def test_a_run_resumed_within_an_epoch_is_as_its_callbacks_had_set_it(composed, tmp_path, make):
     words = ["data.layout.num_cases=10", "data.num_workers=0", "logger=none", "data.batch_size=1"]
+    words += ["loss=tversky"]
     weights = {}
     for folder, limits in (("whole", [14]), ("resumed", [3, 11, 14])):
         for limit in limits:

@@ -24,6 +24,16 @@ from unet3d.training.lightning_internals import (
 )
 
 
+def list_numbers(loss: Any) -> dict[str, float]:
+    """Return the numbers that are attributes of a loss and its parts, by path and name."""
+    return {
+        f"{path}.{name}": value
+        for path, module in loss.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float) and name != "training"
+    }
+
+
 class ResumeState(Callback):
     """Save and restore the position of the training loader, and what follows from it.
 
@@ -40,6 +50,10 @@ class ResumeState(Callback):
         self.loaded_batch: int | None = None  # of its epoch, at which a resumed run begins
         self.loaded: Mapping[str, Any] = {}  # the state that was saved
         self.accumulation: int | None = None  # that a callback had set, for the next batch
+        self.numbers: dict[str, float] = {}  # of the loss, before callbacks change them
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.numbers = list_numbers(pl_module.loss)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         batch, self.loaded_batch = self.loaded_batch, None
@@ -48,10 +62,16 @@ class ResumeState(Callback):
         elif batch is not None and self.pending and self.ending:
             trainer.check_val_every_n_epoch = 1
             trainer.val_check_batch = batch  # may be before the epoch's last
-        # Callbacks freeze as an epoch begins, which a run resumed within it does not do.
+        # Callbacks do this as an epoch begins, which a run resumed within it does not do.
         if "frozen" in self.loaded:
             for name, parameter in pl_module.named_parameters():
                 parameter.requires_grad_(name not in self.loaded["frozen"])
+        loss: Any = pl_module.loss
+        for name, value in self.loaded.get("loss", {}).items():
+            path, _, key = name.rpartition(".")
+            setattr(loss.get_submodule(path), key, value)
+        if self.loaded.get("clip_norm") is not None:
+            trainer.gradient_clip_val = self.loaded["clip_norm"]
         if batch is not None and 0 < batch < len(self.data.train_loader):
             self.accumulation = self.loaded.get("accumulation")
 
@@ -96,9 +116,12 @@ class ResumeState(Callback):
     ) -> None:
         accumulation = trainer.accumulate_grad_batches
         is_set = accumulation != self.data.settings.step.micro_batches
+        numbers = list_numbers(pl_module.loss).items()
         checkpoint["callbacks"][self.state_key] |= {
             "frozen": [name for name, p in pl_module.named_parameters() if not p.requires_grad],
             "accumulation": accumulation if is_set else None,
+            "loss": {k: value for k, value in numbers if value != self.numbers.get(k)},
+            "clip_norm": trainer.gradient_clip_val,
         }
 
     def fixed_settings(self) -> dict[str, Any]:
