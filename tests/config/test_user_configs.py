@@ -38,6 +38,18 @@ def test_an_option_may_configure_hydra_loggers_and_the_trainer(compose, tmp_path
     assert parse_train_config(composed).trainer.factory.arguments["profiler"] == "simple"
 
 
+def test_an_experiment_may_choose_several_options_of_a_group(compose, tmp_path):
+    text = "defaults: [{override /callbacks: [default, mine]}, {override /logger: [csv]}]"
+    folder = tmp_path / "conf" / "callbacks"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("mine: {_target_: lightning.pytorch.callbacks.Timer}")
+    assert compose(text).callbacks.keys() >= {"best_checkpoint", "mine"}
+    assert list(compose(text, "callbacks=default", "logger=[csv]").logger) == ["csv"]
+    assert "mine" not in compose(text, "callbacks=default").callbacks
+    composed = compose_api_config("train", ["experiment=x"], tmp_path / "conf")
+    assert composed.composition.choices["callbacks"] == "[default,mine]"
+
+
 def test_a_mapping_for_what_may_be_another_value_can_be_replaced(compose):
     text = "data: {label_values: {background: 0, organ: 5}}"
     assert compose(text, "data.label_values=auto").data.label_values == "auto"

@@ -130,10 +130,10 @@ def describe_composition(
     """Return a config with the present names of its keys, and how Hydra composed it."""
     # The folders of --config-dir and of hydra.searchpath, also in packages.
     sources = [s for s in hydra.runtime.config_sources if s.provider not in OWN_PROVIDERS]
-    dirs = (Path(s.path if s.schema == "file" else str(files(s.path))) for s in sources)
+    dirs = [Path(s.path if s.schema == "file" else str(files(s.path))) for s in sources]
     composition = Composition(
         command=command,
-        choices=read_choices(hydra.runtime.choices, overrides),
+        choices=read_choices(hydra.runtime.choices, overrides, [*dirs, get_config_dir()]),
         overrides=tuple(overrides),
         sweeping=sweeping,
         folder=Path(hydra.run.dir),
@@ -145,11 +145,28 @@ def describe_composition(
     return ComposedConfig(config=config, composition=composition)
 
 
-def read_choices(choices: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:
+def read_choices(
+    choices: Mapping[str, str], overrides: Sequence[str], folders: Sequence[Path]
+) -> dict[str, str]:
     """Return the option of each group; Hydra leaves out groups with several, as in [a,b]."""
-    lists = dict(override.split("=", 1) for override in overrides if "=[" in override)
-    several = {group: lists[group] for group in list_config_groups() if group in lists}
+    groups = list_config_groups()
+    lists = {} if choices.keys() >= {*groups} else find_lists(choices, folders)
+    lists |= dict(override.split("=", 1) for override in overrides if "=[" in override)
+    several = {group: lists[group] for group in groups if group in lists}
     return {g: rename_option(g, str(option)) for g, option in {**choices, **several}.items()}
+
+
+def find_lists(choices: Mapping[str, str], folders: Sequence[Path]) -> dict[str, str]:
+    """Return the groups for which chosen files, such as experiments, select several options."""
+    lists = {}
+    names = [f"{group}/{option}.yaml" for group, option in choices.items() if "/" not in group]
+    for file in filter(Path.is_file, (folder / name for folder in folders for name in names)):
+        content = OmegaConf.to_container(OmegaConf.load(file))
+        for entry in content.get("defaults", []) if isinstance(content, dict) else []:
+            for group, options in entry.items() if isinstance(entry, dict) else ():
+                if isinstance(options, list):
+                    lists[group.split("/")[-1]] = f"[{','.join(options)}]"
+    return lists
 
 
 def split_options(option: str) -> list[str]:
