@@ -1,6 +1,7 @@
 """experiment=nnUNetPlans.json trains what nnU-Net has planned."""
 
 import json
+import shutil
 
 import nibabel as nib
 import numpy as np
@@ -64,6 +65,19 @@ def test_background_stays_0_and_regions_weigh_as_in_nnunet(path):
 
 
 @pytest.mark.slow
+def test_another_dataset_has_its_own_regions_cases_and_folds(path, tmp_path):
+    raw, other = tmp_path / "nnUNet_raw" / NAME, tmp_path / "nnUNet_raw" / "Dataset900_Other"
+    shutil.copytree(raw, other)
+    content = json.loads((other / "dataset.json").read_text())
+    content["labels"] = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
+    content |= {"regions_class_order": [1, 2], "numTraining": 50}
+    (other / "dataset.json").write_text(json.dumps(content))
+    own, words = ({*read_plans(path, "3d_fullres", root)} for root in (raw, other))
+    assert {"loss.ce=2", "data.patches_per_case=19", f"data.root={other}"} <= words
+    assert [any(w.startswith("data.splits=") for w in given) for given in (own, words)] == [1, 0]
+    assert "data.patches_per_case=188" in own
+
+
 def test_volumes_have_the_axes_that_the_reader_of_nnunet_gives_them(path, tmp_path):
     change(path, transpose_forward=[1, 0, 2])  # is undone
     data = read_settings(path).data

@@ -82,13 +82,15 @@ def expand_plans(args: Sequence[str], log: Callable[[str], None]) -> list[str]:
 def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
     """Return the overrides of a configuration of nnUNetPlans.json.
 
-    `root` is the raw dataset; None: in nnUNet_raw, or beside the preprocessed ones.
+    `root` is the raw dataset; None: in nnUNet_raw, or beside the preprocessed ones. One of another
+    name is another dataset, with its own regions, number of cases and folds.
     """
     plans = load_json_object(path, f"no file {path.absolute()}")
     sizes = _get_configuration(plans, configuration, path)
     homes = [os.environ.get("nnUNet_raw"), path.absolute().parents[2] / "nnUNet_raw"]  # noqa: SIM112
     try:
         axes = get_nnunet_axes(plans)
+        is_other = root is not None and root.absolute().name != plans["dataset_name"]
         folders = [Path(home, plans["dataset_name"]) for home in homes if home]
         root = root or next((raw for raw in folders if (raw / "dataset.json").exists()), None)
         schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))
@@ -104,7 +106,7 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
         ]
         if any(sizes["use_mask_for_norm"]):
             overrides.append("augmentation.keep_zeros=true")
-        dataset = NnUnet(str(path.parent))
+        dataset = NnUnet(str(root if is_other else path.parent))
         description = dataset.describe()
         if description.regions and description.ignore_labels:  # then nnU-Net sums over regions
             overrides.append(f"loss.ce={len(description.regions)}")
@@ -133,7 +135,8 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
             f"({type(error).__name__}: {error}): plan again with nnUNetv2_plan_experiment"
         ) from None
     splits = path.with_name("splits_final.json")
-    return [*overrides, f"data.splits={splits}"] if splits.is_file() else overrides
+    has_folds = splits.is_file() and not is_other
+    return [*overrides, f"data.splits={splits}"] if has_folds else overrides
 
 
 def _get_configuration(plans: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
