@@ -1,5 +1,5 @@
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
@@ -216,3 +216,15 @@ def test_patches_on_a_gpu_match_those_on_a_cpu():
     moved = ([tensor.cuda() for tensor in tensors] for tensors in (images, labels))
     on_gpu, _ = augment(*moved, [1, 2], (20, 20, 20))
     assert on_gpu.cpu().allclose(on_cpu, atol=1e-3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithNoise(Augment):
+    noise: float = 0.1
+    sides: list[int] | None = None
+
+
+def test_fields_of_a_users_augmentation_are_checked_by_the_user():
+    assert WithNoise(noise=2.0).noise == 2.0
+    with pytest.raises(UsageError, match=r"augmentation\.flip_p"):
+        WithNoise(flip_p=2.0)
