@@ -16,7 +16,7 @@ COLORS = """# No. Label Name:   R   G   B   A
 
 53\tRight-Hippocampus\t220 216 20 0
 17  Left-Hippocampus      220 216  20   0
-53 again 1 2 3
+53 again 1 2 3 0
 """
 
 
@@ -44,6 +44,9 @@ def cases(tmp_path):
         ("itk.label", {0: None, 17: 'Left "Hippo", head'}),
         ("words.txt", {0: None, 17: "left"}),
         ("plain.txt", {0: None, 17: "V 1 2 3"}),
+        ("rgb.txt", {0: "Unknown", 17: "Area 44"}),
+        ("pandas.csv", {0: "rest", 17: "left"}),
+        ("sides.csv", {0: "rest", 17: "kidney"}),
     ],
 )
 def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, setting, expected):
@@ -57,6 +60,9 @@ def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, set
     (tmp_path / "itk.label").write_text('17 255 0 0 1 1 1 "Left "Hippo", head"\n')
     (tmp_path / "words.txt").write_text('{"17":\n "left"}')
     (tmp_path / "plain.txt").write_text("17 V 1 2 3\n53 other\n")
+    (tmp_path / "rgb.txt").write_text("0 Unknown 0 0 0\n17 Area 44 10 20 30\n")
+    (tmp_path / "pandas.csv").write_text(",label,name\n0,0,rest\n1,17,left\n17,53,right\n")
+    (tmp_path / "sides.csv").write_text("Label,Side,Structure\n0,,rest\n17,left,kidney\n")
     for _ in range(2):  # the second time, they are in the cache
         found = read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])
         assert list(found.items()) == list(expected.items())
@@ -77,6 +83,7 @@ def test_values_of_labels_that_change_are_read_again(tmp_path, cases):
         ([0, 70_000], r"values of 0\.\.65535"),
         ("names.json", "names.json does not name 17, which labels hold"),
         ("empty.txt", "must name values of labels"),
+        ("other.txt", "must name values of labels"),
         ("missing.txt", "cannot be read"),
         ("twice.txt", "twice.txt names 17 twice: left, right"),
         ("values.json", "values.json must map values to names, not 17 to 53"),
@@ -87,6 +94,7 @@ def test_values_of_labels_that_change_are_read_again(tmp_path, cases):
         ("float.json", r"float.json must map values to names, not left to 17.0"),
         ("numbers.csv", "numbers.csv must map values to names, not 17 to 44"),
         ("numbers.txt", "numbers.txt must map values to names, not 17 to 1e3"),
+        ("voxels.csv", "call the columns of a table index and name, not id, voxels, color"),
         ("bad.json", "bad.json cannot be read: "),
         ("list.json", "list.json must name values of labels"),
     ],
@@ -97,6 +105,7 @@ def test_values_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, cases, s
     (tmp_path / "twice.txt").write_text("17 left\n17 right\n")
     (tmp_path / "values.json").write_text(json.dumps({"17": 53, "53": 17}))
     (tmp_path / "empty.txt").write_text("value,name\n")
+    (tmp_path / "other.txt").write_text("no values here\n")
     (tmp_path / "repeated.json").write_text('{"17": "left", "17": "right"}')
     (tmp_path / "null.json").write_text('{"17": null}')
     (tmp_path / "true.json").write_text('{"17": true}')
@@ -105,6 +114,7 @@ def test_values_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, cases, s
     (tmp_path / "numbers.csv").write_text("17,44\n")
     (tmp_path / "numbers.txt").write_text("17 1e3\n")
     (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "voxels.csv").write_text("id,voxels,color\n17,1 200,red\n")
     (tmp_path / "list.json").write_text("[17]")
     with pytest.raises(UsageError, match=message):
         read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])

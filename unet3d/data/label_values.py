@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ def read_table(file: Path) -> dict[int, list[str]]:
     """Return the names of values in a JSON object, or in lines with a value and a name.
 
     A line is one of FreeSurfer's color tables or of ITK-SNAP's label descriptions, or has columns
-    that tabs, semicolons or commas separate: `index` and `name` where a header says so, else the
-    first and the first other text. Lines without a value are comments.
+    that tabs, semicolons or commas separate. A header says which; without one, these are the first
+    and the first text after it. Other lines without a value are comments.
     """
     try:
         text = file.read_text("utf-8-sig")
@@ -96,7 +97,10 @@ def order_pair(pair: tuple[str, Any]) -> tuple[Any, Any]:
 
 
 NUMBER = r"[-+]?\d*\.?\d+"
-COLOR = re.compile(rf"( {NUMBER}){{3,4}}$")
+
+VALUE_COLUMNS = ("index", "value", "label", "labelvalue", "id")
+NAME_COLUMNS = ("name", "structure", "region", "label", "labelname")
+"""What headers of tables call them; the first that there is counts."""
 
 
 def list_pairs(lines: Sequence[str]) -> list[tuple[str, str]]:
@@ -104,31 +108,52 @@ def list_pairs(lines: Sequence[str]) -> list[tuple[str, str]]:
 
     >>> list_pairs(["# no. name: R G B A", "0 Unknown 0 0 0 0", "17 Left hippo, 1  220 216 20 0"])
     [('0', 'Unknown'), ('17', 'Left hippo, 1')]
-    >>> list_pairs(["17 area 1 2 3", "18 area 4"])
-    [('17', 'area 1 2 3'), ('18', 'area 4')]
+    >>> list_pairs(["17 area 1 2 3", "18 area 4"]), list_pairs(["17 area 44 9 9 9", "18 a 9 9 9"])
+    ([('17', 'area 1 2 3'), ('18', 'area 4')], [('17', 'area 44'), ('18', 'a')])
     >>> list_pairs(['4 255 0 0 1 1 1 "Left ventricle"', "5 255 0 0"])
     [('4', 'Left ventricle'), ('5', '')]
-    >>> list_pairs(["color,name,index", 'red,"Gyrus, left",2001'])
+    >>> list_pairs(["color,Name,Index", 'red,"Gyrus, left",2001'])
     [('2001', 'Gyrus, left')]
     """
     rows = [split_line(line.strip()) for line in lines if line.strip("# \t") and line[0] != "#"]
-    header = [cell.casefold() for cell in rows[0]] if rows and not rows[0][0].isdecimal() else []
-    index = header.index("index") if "index" in header else 0
-    rows = [row for row in rows if len(row) > max(index, 1) and row[index].isdecimal()]
-    spaced = [row[1] for row in rows if row[1].startswith(" ")]
-    have_colors = 2 * sum(map(bool, map(COLOR.search, spaced))) > len(spaced)
+    value_at, name_at = 0, None
+    if rows and len(rows[0]) > 1 and rows[0][1][:1] != " " and not rows[0][0].isdecimal():
+        value_at, name_at = find_columns([cell.casefold().replace(" ", "") for cell in rows[0]])
+    rows = [row for row in rows if len(row) > max(value_at, 1) and row[value_at].isdecimal()]
+    spaced = [count_numbers(row[1]) for row in rows if row[1][:1] == " "]
+    color = 3 if 3 in spaced else 4
+    color *= 2 * sum(count >= color for count in spaced) > len(spaced)
     pairs = []
     for row in rows:
-        others = row[:index] + row[index + 1 :]
         if row[1].startswith(" "):
-            name = re.sub(rf"^( {NUMBER}){{3,}}", "", row[1])
-            name = COLOR.sub("", name) if have_colors else name
-        elif "name" in header[: len(row)]:
-            name = row[header.index("name")]
+            words = re.sub(rf"^( {NUMBER}){{3,}}", "", row[1]).split()
+            name = " ".join(words[:-color] if 0 < color <= count_numbers(row[1]) else words)
+        elif name_at is not None:
+            name = row[name_at] if name_at < len(row) else ""
         else:
-            name = next((cell for cell in others if not is_number(cell)), others[0])
-        pairs.append((row[index], name.strip()))
+            name = next((cell for cell in row[1:] if not is_number(cell)), row[1])
+        pairs.append((row[value_at], name))
     return pairs
+
+
+def find_columns(header: Sequence[str]) -> tuple[int, int]:
+    """Return which columns have the values and the names.
+
+    >>> find_columns(["", "label", "name"]), find_columns(["index", "label"])
+    ((1, 2), (0, 1))
+    """
+    value = next((name for name in VALUE_COLUMNS if name in header), None)
+    name = next((name for name in NAME_COLUMNS if name in header and name != value), None)
+    if value is None or name is None:
+        raise UsageError(
+            f"{KEY}: call the columns of a table index and name, not {', '.join(header)}"
+        )
+    return header.index(value), header.index(name)
+
+
+def count_numbers(text: str) -> int:
+    """Return how many numbers are at the end of a text."""
+    return len([*takewhile(is_number, reversed(text.split()))])
 
 
 def split_line(line: str) -> list[str]:
