@@ -287,6 +287,11 @@ def test_probabilities_are_those_of_the_labels_or_none(
     assert file.read_bytes() == b"mine"
     assert predict(**other, output="out/a.nii", save_probabilities=True, overwrite=True) == 0
     assert len(file.read_bytes()) == len(first)
+    overwritten = {"output": "out/a.npy", "save_probabilities": True, "overwrite": True}
+    assert predict(**words, **overwritten) == 0
+    assert predict(**other, output="out/a.nii", save_probabilities=True) == 2
+    assert predict(**words, output="out/a.nii") == 0
+    assert file.read_bytes() == first
 
 
 def test_another_array_of_a_file_is_segmented_and_scored(predict, checkpoint, tmp_path, capsys):

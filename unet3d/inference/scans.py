@@ -162,6 +162,15 @@ def get_recorded_probabilities(labels: Path) -> Path | None:
     return labels.parent / name if isinstance(name, str) else None
 
 
+def revoke_probabilities(records: Path, name: str) -> None:
+    """Note that probabilities are no longer those of the labels that had them."""
+    for record in records.glob("*.json"):
+        with suppress(OSError, ValueError):
+            content = read_json(record)
+            if content.get("probabilities") == name:
+                write_text(record, json.dumps({**content, "probabilities": None}))
+
+
 def segment_scans(
     predictor: Predictor,
     tasks: Sequence[ScanTask],
@@ -208,7 +217,11 @@ def segment_scans(
                 probabilities = task.probabilities
                 if probabilities is not None and prepared.is_stored:
                     probabilities = get_probability_path(probabilities, task.labels)
-                written = probabilities and os.path.relpath(probabilities, task.labels.parent)
+                written = None
+                if probabilities is not None:
+                    written = os.path.relpath(probabilities, task.labels.parent)
+                    if probabilities.exists():  # of other labels, with overwrite=true
+                        revoke_probabilities(record.parent, written)
                 if not predictor.share[0]:
                     write_text(record, json.dumps({"probabilities": written}))  # until labels are
                 write_labels, nbytes = compute(prepared), prod(prepared.scan.grid.file_shape)
