@@ -105,10 +105,24 @@ def test_regions_and_partial_labels_are_those_of_the_checkpoint(folder, monkeypa
     trained["regions"] = None
     trained["config"] = {"data": {"annotated": {"b": ["head"], "of_another_dataset": ["tail"]}}}
     own = ["annotated={b:[head,tail]}"], ["regions={x:1}"]
-    for changes, unknown in ([], {"tail"}), (own[0], set()), (own[1], set()):
+    named = ["classes=[background,a,b]"], ["regions={both:[1,2],x:1}"]
+    for changes, unknown in (
+        *(([], {"tail"}), (own[0], set()), (own[1], set())),
+        *((named[0], {"b"}), (named[1], {"both"})),
+    ):
         assert evaluate(*words, *changes) == 0
         scores = read_result()["cases"]["b"]
         assert {name for name in scores if scores[name]["dice"] is None} == unknown
+    (folder / "dataset.json").write_text(json.dumps({"labels": {"bg": 0, "Head": 1, "Tail": 2}}))
+    assert evaluate(*words) == 0
+    assert read_result()["cases"]["b"]["Tail"]["dice"] is None
+
+
+def test_patterns_may_name_cases_that_are_not_predicted(folder):
+    next((folder / "predictions").glob("b*")).unlink()
+    words = ["draw_worst=0", "classes=[background,head,tail]", "missing_predictions=skip"]
+    assert evaluate(*words, "annotated={b:[head]}") == 0
+    assert evaluate(*words, "annotated={d:[head]}") == 2
 
 
 def test_files_that_are_named_as_the_scans_of_a_run_are_its_cases(folder, monkeypatch):

@@ -89,9 +89,10 @@ def test_an_empty_file_of_patterns_is_refused(build, tmp_path):
 def test_check_finds_labels_that_are_not_listed_and_names_that_do_not_exist(partial, capsys):
     words, folder = partial
     assert main(["check", *words[:2], words[6]]) == 0
-    wrong = {"case_*[01234]": ["ball"], "other_*": ["tube"]}
+    wrong = {"case_*[01234]": ["ball"], "other_*": ["tube"], "case_*0": ["tube"]}
     (folder / "annotated.json").write_text(json.dumps(wrong))
     assert main(["check", *words[:2], words[6]]) == 1
     out = capsys.readouterr().out
     assert "data.annotated names other_*, and no case has such a name" in out
+    assert "data.annotated names case_*0, whose cases have an earlier one" in out
     assert "has voxels of tube, which data.annotated does not list for it" in out

@@ -55,12 +55,18 @@ class Annotations:
         ]
 
     def find_unmatched_patterns(self, cases: Iterable[str]) -> list[Finding]:
-        names, advice = list(cases), "correct the pattern, or remove it"
-        return [
-            Finding(None, None, f"{self.key} names {pattern}, and no case has such a name", advice)
-            for pattern in self.unknown
-            if not any(fnmatchcase(name, pattern) for name in names)
-        ]
+        """Name the patterns that no case has, or that earlier ones make useless."""
+        names, seen, findings = list(cases), set[str](), list[Finding]()
+        for pattern in self.unknown:
+            matched = {name for name in names if fnmatchcase(name, pattern)}
+            if matched <= seen:
+                why = (
+                    "whose cases have an earlier one" if matched else "and no case has such a name"
+                )
+                text = f"{self.key} names {pattern}, {why}"
+                findings.append(Finding(None, None, text, "correct the pattern, or remove it"))
+            seen |= matched
+        return findings
 
 
 def read_annotations(key: str, value: Any, classes: Sequence[str]) -> Annotations:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,6 +91,7 @@ def read_config(composed: ComposedConfig) -> EvaluationConfig:
 def build_evaluation(settings: EvaluationConfig) -> Evaluation:
     """Match the files and resolve the classes."""
     pairs, without_reference = match_files(settings.predictions, settings.references)
+    references = [pair.name for pair in pairs]
     if settings.skip_missing_predictions:
         pairs = [pair for pair in pairs if pair.prediction]
     case_names = [pair.name for pair in pairs]
@@ -97,24 +99,23 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
     names, groups, roles = resolve_classes(settings, trained), None, None
     patterns = list_patterns(trained)
     cases = {name: find_case_name(name, patterns) for name in case_names}
-    annotated = settings.annotated
-    if annotated is None and names and list(names.classes) == trained.get("classes", [])[1:]:
-        annotated = trained.get("config", {}).get("data", {}).get("annotated")
-    if annotated is not None:
+    recorded = trained.get("config", {}).get("data", {}).get("annotated")
+    if settings.annotated is not None:
         if names is None:
             raise UsageError("annotated needs classes= or regions= to name them")
-        annotations = read_annotations("annotated", annotated, list(names.classes))
-        for finding in annotations.find_unmatched_patterns(case_names):
-            if settings.annotated is not None:  # a run may have cases that are not scored here
-                raise UsageError(finding.message)
-        named = cases if settings.annotated is None else {}
-        pairs = [
-            replace(
-                pair,
-                unknown=frozenset(annotations.find_unannotated(named.get(pair.name, pair.name))),
-            )
-            for pair in pairs
-        ]
+        annotations = read_annotations("annotated", settings.annotated, list(names.classes))
+        for finding in annotations.find_unmatched_patterns(references):
+            raise UsageError(finding.message)
+        unknown = [frozenset(annotations.find_unannotated(pair.name)) for pair in pairs]
+        pairs = [replace(pair, unknown=u) for pair, u in zip(pairs, unknown, strict=True)]
+    elif recorded is not None and names is not None:
+        annotations = read_annotations("annotated", recorded, trained["classes"][1:])
+        values = trained.get("preprocessing", {}).get("label_values")
+        labels = dict(zip(trained["classes"], values or count(), strict=False))
+        for n, pair in enumerate(pairs):  # whatever the classes are called here
+            hidden = {labels[c] for c in annotations.find_unannotated(cases[pair.name])}
+            unknown = frozenset(c for c, own in names.classes.items() if hidden & {*own})
+            pairs[n] = replace(pair, unknown=unknown)
     group_by = settings.group_by
     if group_by is not None:
         groups = read_groups(group_by, case_names, "group_by")
