@@ -1,5 +1,6 @@
 """`unet3d predict` on small scans, with networks that were never trained."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -292,6 +293,11 @@ def test_probabilities_are_those_of_the_labels_or_none(
     assert predict(**other, output="out/a.nii", save_probabilities=True) == 2
     assert predict(**words, output="out/a.nii") == 0
     assert file.read_bytes() == first
+    record = tmp_path / "out" / ".unet3d" / "a.nii.json"
+    for name in ("", ".", "..", "../in", str(tmp_path / "in"), "probabilities/../../in"):
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"probabilities": name}))
+        assert predict(**words, output="out/a.nii", overwrite=True) == 0
+    assert (tmp_path / "in" / "a.nii").exists()
 
 
 def test_another_array_of_a_file_is_segmented_and_scored(predict, checkpoint, tmp_path, capsys):

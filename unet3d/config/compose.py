@@ -165,7 +165,7 @@ def find_lists(choices: Mapping[str, str], folders: Sequence[Path]) -> dict[str,
         for entry in content.get("defaults", []) if isinstance(content, dict) else []:
             for group, options in entry.items() if isinstance(entry, dict) else ():
                 if isinstance(options, list):
-                    lists[group.split("/")[-1]] = f"[{','.join(options)}]"
+                    lists[group.split("/")[-1]] = f"[{','.join(map(str, options))}]"
     return lists
 
 

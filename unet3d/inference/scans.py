@@ -157,9 +157,13 @@ def read_record(labels: Path) -> dict[str, Any] | None:
 
 
 def get_recorded_probabilities(labels: Path) -> Path | None:
-    """Return the file or folder of the probabilities that were written with labels."""
-    name = (read_record(labels) or {}).get("probabilities")
-    return labels.parent / name if isinstance(name, str) else None
+    """Return the file or folder of the probabilities that were written with labels.
+
+    It is below their folder, whatever a record says that came with a folder of somebody else.
+    """
+    path = Path((read_record(labels) or {}).get("probabilities") or "")
+    is_below = path.name and not path.is_absolute() and ".." not in path.parts
+    return labels.parent / path if is_below else None
 
 
 def revoke_probabilities(records: Path, name: str) -> None:

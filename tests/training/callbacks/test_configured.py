@@ -133,12 +133,12 @@ class DrawNumbers(Callback):
 
 class WeightLoss(Callback):
     def on_train_epoch_start(self, trainer, pl_module):
-        pl_module.loss.alpha = 0.1 + 0.7 * trainer.current_epoch
+        pl_module.loss.alpha = np.float64(0.1 + 0.7 * trainer.current_epoch)
 
 
 class ClipMore(Callback):
     def on_train_epoch_start(self, trainer, pl_module):
-        trainer.gradient_clip_val = 0.001 * (1 + trainer.current_epoch)
+        trainer.gradient_clip_val = np.float64(0.001 * (1 + trainer.current_epoch))
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,9 @@ class Augment:
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)
             plain = list(value) if isinstance(value, Sequence) else value
-            if not (parts := get_args(hint))[1:] or not isinstance(parts[1], OptionType):
-                continue  # a field of a user's, who checks it
-            parts[1].parse(plain, f"augmentation.{name}")
+            for kind in get_args(hint):  # a user's own field may have none
+                if isinstance(kind, OptionType):
+                    kind.parse(plain, f"augmentation.{name}")
         if self.elastic_spacing < 2.5 * self.elastic_voxels[1]:
             raise UsageError(
                 f"augmentation.elastic_spacing must be >= 2.5 * {self.elastic_voxels[1]:g} voxels, "

@@ -27,7 +27,7 @@ from unet3d.training.lightning_internals import (
 def list_numbers(loss: Any) -> dict[str, float]:
     """Return the numbers that are attributes of a loss and its parts, by path and name."""
     return {
-        f"{path}.{name}": value
+        f"{path}.{name}": value if type(value) in (bool, int) else float(value)
         for path, module in loss.named_modules()
         for name, value in vars(module).items()
         if isinstance(value, bool | int | float) and name != "training"
@@ -116,12 +116,12 @@ class ResumeState(Callback):
     ) -> None:
         accumulation = trainer.accumulate_grad_batches
         is_set = accumulation != self.data.settings.step.micro_batches
-        numbers = list_numbers(pl_module.loss).items()
+        numbers, clip_norm = list_numbers(pl_module.loss).items(), trainer.gradient_clip_val
         checkpoint["callbacks"][self.state_key] |= {
             "frozen": [name for name, p in pl_module.named_parameters() if not p.requires_grad],
             "accumulation": accumulation if is_set else None,
             "loss": {k: value for k, value in numbers if value != self.numbers.get(k)},
-            "clip_norm": trainer.gradient_clip_val,
+            "clip_norm": None if clip_norm is None else float(clip_norm),
         }
 
     def fixed_settings(self) -> dict[str, Any]:
