@@ -118,6 +118,16 @@ def test_regions_and_partial_labels_are_those_of_the_checkpoint(folder, monkeypa
     assert read_result()["cases"]["b"]["Tail"]["dice"] is None
 
 
+def test_an_ignored_label_of_dataset_json_is_ignored_whoever_names_the_classes(folder):
+    (folder / "dataset.json").write_text(json.dumps({"labels": {"bg": 0, "head": 1, "ignore": 2}}))
+    assert evaluate("draw_worst=0") == 0
+    found = read_result()["cases"]
+    assert evaluate("draw_worst=0", "classes=[rest,head]") == 0
+    assert read_result()["cases"] == found
+    (folder / "dataset.json").write_text("{}")
+    assert evaluate("draw_worst=0", "classes=[rest,head,tail]") == 0
+
+
 def test_patterns_may_name_cases_that_are_not_predicted(folder):
     next((folder / "predictions").glob("b*")).unlink()
     words = ["draw_worst=0", "classes=[background,head,tail]", "missing_predictions=skip"]

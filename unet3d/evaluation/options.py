@@ -202,7 +202,14 @@ def resolve_classes(settings: EvaluationConfig, trained: Mapping[str, Any]) -> L
     """Return the classes of the settings, a dataset.json or a checkpoint; None: every label."""
     references, listed = settings.references, settings.classes
     folder = references if references.is_dir() else references.absolute().parent
-    names = find_label_names(folder) if listed is None else name_labels(listed)
+    if listed is None:
+        names = find_label_names(folder)
+    else:
+        names = name_labels(listed)
+        with suppress(UsageError):  # classes= may be there because of a wrong dataset.json
+            ignored = getattr(find_label_names(folder), "ignore_labels", ())
+            unknown = (label for label in ignored if label not in range(len(listed)))
+            names = replace(names, ignore_labels=tuple(unknown))
     if trained:
         known, regions = tuple(map(str, trained.get("classes", ()))), trained.get("regions")
         used = trained.get("preprocessing", {})
