@@ -163,7 +163,8 @@ def make_plan(
     if index == len(patches):
         raise DoesNotFitError(
             f"no patch down to {format_dims(patches[-1])} fits the budget with a batch of 2 and "
-            "the leanest checkpointing: try a narrower network (model.width=16)"
+            "the leanest checkpointing: raise budget_gib (of a GPU, its context takes 600 MiB), or "
+            "choose a narrower network (model.width=)"
         )
     patch, num_cases = patches[index], len(dataset.fingerprints)
     levels, planned = plan_levels(target, patch), with_patch(patch)
