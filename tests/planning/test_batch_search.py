@@ -18,12 +18,11 @@ def step(composed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["32", "16"])
-def test_two_traces_determine_every_batch_size(step, precision):
+@pytest.mark.parametrize(("precision", "device"), [("32", "auto"), ("16", "auto"), ("32", "cpu")])
+def test_two_traces_determine_every_batch_size(step, precision, device):
     def estimate(batch):
-        return estimate_configured_step(
-            step.vary({"precision": precision, "data.batch_size": batch})
-        )
+        changes = {"precision": precision, "data.batch_size": batch, "accelerator": device}
+        return estimate_configured_step(step.vary(changes))
 
     extrapolation = BatchExtrapolation(estimate(2), estimate(3))
     assert extrapolation.affine
