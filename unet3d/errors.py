@@ -76,6 +76,8 @@ def summarize_error(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     if isinstance(error, OSError) and error.errno is not None:
         return describe_os_error(error)
+    if isinstance(error, KeyError):  # whose message is the key
+        return f"KeyError: {error}"
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -1044,6 +1044,44 @@ def test_a_step_may_validate_in_inference_mode(device):
     assert peaks[0] == peaks[1] > 2 * 2 * 8 * 32**3 * 4
 
 
+@pytest.mark.parametrize(
+    "skips",
+    [
+        lambda loss: not torch.isfinite(loss),
+        lambda loss: not loss.isfinite().all(),
+        lambda loss: torch.isnan(loss).any() or loss.isinf().item(),
+    ],
+)
+def test_a_loss_is_finite(skips):
+    def build(skips):
+        network = nn.Linear(64, 64)
+        optimizer = torch.optim.AdamW(network.parameters())
+
+        def step():
+            loss = network(torch.randn(4, 64)).mean()
+            if not skips(loss):
+                loss.backward()
+                optimizer.step()
+
+        return step
+
+    estimate = unet3d.estimate_step(partial(build, skips), budget_gib=1)
+    assert estimate.details.notes == []
+    assert estimate.peak == unet3d.estimate_step(partial(build, lambda loss: False)).peak
+    never = unet3d.estimate_step(partial(build, lambda loss: True), budget_gib=1)
+    assert never.describe_fit().startswith("unknown whether it fits: AdamW made no update in 64")
+
+
+def test_an_estimate_does_not_depend_on_the_modes_of_its_caller():
+    def estimate():
+        return unet3d.estimate_step(lambda: loop(make_network()), device="cpu").peak
+
+    expected = estimate()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert estimate() == expected
+
+
 def test_weights_that_a_step_replaces_are_freed():
     def build():
         layer = nn.Linear(1000, 1000, bias=False)

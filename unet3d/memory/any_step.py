@@ -9,7 +9,7 @@ from unet3d.errors import UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES, get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate
 from unet3d.memory.report import format_peaks, plot_timeline
-from unet3d.memory.script import Build, trace_script
+from unet3d.memory.script import NO_UPDATE, Build, trace_script
 from unet3d.text import GIB, MIB, format_bytes, pluralize
 from unet3d.types import DEVICE
 
@@ -111,6 +111,8 @@ class StepEstimate:
     def describe_fit(self) -> str:
         """Say in a sentence whether the step fits the budget, or what it takes."""
         (low, high), budget = self.process, self.budget
+        if idle := [note for note in self.details.notes if NO_UPDATE in note]:
+            return f"unknown whether it fits: {idle[0]}"
         usual = high if low == high else self.reserved + CUDA_CONTEXT_BYTES
         if budget is None and self.details.trace.cuda and torch.cuda.is_available():
             budget = get_available_bytes(torch.device("cuda"))

@@ -35,6 +35,8 @@ Build = Callable[[], Callable[[], Any]]
 
 MAX_CALLS = 64
 """Calls of a step in which every optimizer has to update its weights."""
+NO_UPDATE = "made no update"
+"""What a note says of an optimizer that does not."""
 
 GPU = torch.device("cuda", 0)
 """Where a script finds its tensors while a GPU is simulated."""
@@ -73,6 +75,8 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
         replace(torch, "save", ignore),  # over a file that has values
         replace(torch.cuda, "synchronize", ignore),
         replace(torch.cuda, "reset_peak_memory_stats", ignore),
+        torch.inference_mode(False),
+        torch.enable_grad(),
         replace(torch, "_is_all_true", lambda _: lambda valid: True),  # as torch.distributions ask
         replace(nn.init, "_no_grad_trunc_normal_", lambda init: lambda x, *_, **__: x),  # reads x
         use_cpu_autocast() if cuda else nullcontext(),
@@ -129,7 +133,7 @@ class ScriptStep(Step):
         if self.idle:
             names = ", ".join(type(optimizer).__name__ for optimizer in self.idle)
             self.notes.append(
-                f"{names} made no update in {MAX_CALLS} calls: what it takes is left out, and "
+                f"{names} {NO_UPDATE} in {MAX_CALLS} calls: what it takes is left out, and "
                 "backward if that did not run"
             )
         if any(isinstance(optimizer, torch.optim.SparseAdam) for optimizer in self.optimizers):
@@ -244,6 +248,11 @@ def show_gpu() -> Generator[None]:
         yield
 
 
+FINITE = {torch.isfinite: True, torch.isnan: False, torch.isinf: False}
+FINITE |= {getattr(Tensor, ask.__name__): answer for ask, answer in FINITE.items()}
+"""What a script learns of a loss, by which it may skip the rest of a step."""
+
+
 class ScriptMode(TorchFunctionMode):
     """Run what a script does with a GPU, and with values, on CPU tensors that have none."""
 
@@ -260,6 +269,9 @@ class ScriptMode(TorchFunctionMode):
             return make_array(args[0])
         if func is Tensor.__deepcopy__:
             return copy_fake(*args)
+        if func in FINITE and args and not args[0].dim():
+            func(*args)
+            return torch.tensor(FINITE[func])
         if self.cuda:
             if func in (Tensor.cuda, Tensor.pin_memory):
                 return args[0]
