@@ -243,6 +243,18 @@ def test_processes_share_the_slabs_of_a_scan(ensemble, tasks, monkeypatch, tmp_p
     }
 
 
+def test_processes_that_measure_other_memory_share_the_slabs_of_the_first(
+    ensemble, tasks, monkeypatch
+):
+    whole, stored = tasks()
+    predict(build_predictor(ensemble), whole)
+    for n, slabs in ((1, 3), (0, 5), (2, 4)):
+        assert not stored.labels.exists()
+        predictor = build_predictor(ensemble, share=(n, 3))
+        predict(store(predictor, monkeypatch, slabs=slabs), stored)
+    np.testing.assert_array_equal(read_labels(stored.labels)[0], read_labels(whole.labels)[0])
+
+
 def test_an_hdf5_file_without_chunks_is_read_by_parts(ensemble, tasks, monkeypatch, tmp_path):
     h5py = pytest.importorskip("h5py")
     whole, stored = tasks()

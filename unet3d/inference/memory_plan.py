@@ -123,16 +123,21 @@ def list_counts(most: int) -> list[int]:
 def _split_into_slabs(
     volume: VolumeToSegment, order: Triple, starts: list[int], count: int
 ) -> Iterator[Slab]:
-    """Split the columns at window starts.
+    """Split the columns at window starts."""
+    size = volume.window_grid.size[order[1]]
+    edges = [0, *(starts[n * len(starts) // count] for n in range(1, count)), size]
+    for span in pairwise(edges):
+        yield make_slab(volume.window_grid, volume.box, order, span)
+
+
+def make_slab(window_grid: WindowGrid, box: Triple, order: Triple, span: Span) -> Slab:
+    """Return the slab of some columns.
 
     If columns are resampled, a slab also computes the column before it, to interpolate with.
     """
-    size = volume.window_grid.size[order[1]]
-    resampled = size != volume.box[order[1]]
-    edges = [0, *(starts[n * len(starts) // count] for n in range(1, count)), size]
-    for start, stop in pairwise(edges):
-        columns = (max(0, start - resampled), stop)
-        yield Slab(replace(volume.window_grid, order=order, columns=columns), (start, stop))
+    is_resampled = window_grid.size[order[1]] != box[order[1]]
+    columns = (max(0, span[0] - is_resampled), span[1])
+    return Slab(replace(window_grid, order=order, columns=columns), span)
 
 
 def _locate_columns(slab: Slab) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ from unet3d.inference.stored_scans import (
     get_probability_path,
     quantize,
     segment_stored,
+    share_slabs,
 )
 from unet3d.inference.tasks import PreparedScan, ScanTask
 from unet3d.inference.window_grid import WindowGrid
@@ -364,9 +365,11 @@ class Predictor:
             log(
                 f"{prepared.name}: goes on after {pluralize(written, 'slab')} of an earlier command"
             )
-        runner = self._make_runner(on_windows)
-        segment_stored(prepared.scan.image, runner, prepared.plan, outputs, self.region, self.share)
-        return partial(finish, outputs, prepared.plan)
+        runner, plan, image = self._make_runner(on_windows), prepared.plan, prepared.scan.image
+        if self.share[1] > 1:
+            plan = share_slabs(plan, image, labels, self.share[1])
+        segment_stored(image, runner, plan, outputs, self.region, self.share)
+        return partial(finish, outputs, plan)
 
     @property
     def _activation(self) -> LabelFunction:

@@ -7,9 +7,11 @@ several processes may share the slabs.
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from unet3d.inference.label_writer import (
     LabelWriter,
     Output,
 )
-from unet3d.inference.memory_plan import InferencePlan
+from unet3d.inference.memory_plan import InferencePlan, make_slab
 from unet3d.inference.sliding_window import WindowRunner
 from unet3d.inference.window_grid import Span, WindowGrid
 
@@ -220,6 +222,28 @@ def count_chunk_reads(image: RegionImage, plan: InferencePlan, chunk: Sequence[i
             spans[rows] = held, min(start + window_grid.patch[rows], whole[rows][1])
             count, held = count + count_chunks(spans), spans[rows][1]
     return count / count_chunks(whole)
+
+
+def share_slabs(
+    plan: InferencePlan, image: RegionImage, store: LabelStore, count: int
+) -> InferencePlan:
+    """Return the plan with the slabs of the first process of a command that comes here.
+
+    Each plans by what it has measured, and the slabs of two plans may differ.
+    """
+    command = [os.getppid(), count]
+    with store.locked():
+        if store.state.get("command") != command:
+            slabs = [(*slab.window_grid.order, *slab.columns) for slab in plan.slabs]
+            store.state |= {"command": command, "planned": slabs}
+            write_text(store.record, json.dumps(store.state))
+    d, h, w = (stop - start for start, stop in image.grid.box)
+    whole = plan.slabs[0].window_grid
+    slabs = (
+        make_slab(whole, (d, h, w), (a, b, c), (start, stop))
+        for a, b, c, start, stop in store.state["planned"]
+    )
+    return replace(plan, slabs=tuple(slabs))
 
 
 def segment_stored(
