@@ -104,16 +104,13 @@ def find_blocks(settings: CutConfig, label: StoredVoxels) -> Iterator[Block]:
     if settings.boxes is not None:
         yield from read_boxes(settings.boxes, shape)
         return
-    sides = [min(side, size) for side, size in zip(settings.size, shape, strict=True)]
-    starts = [
-        range(0, size - side + 1, side + settings.gap)
-        for side, size in zip(sides, shape, strict=True)
+    sides = [
+        list_sides(side, size, settings.gap)
+        for side, size in zip(settings.size, shape, strict=True)
     ]
-    corners, found = list(product(*starts)), 0
-    for n in np.random.default_rng(settings.seed).permutation(len(corners)):
-        x, y, z = (
-            slice(start, start + side) for start, side in zip(corners[n], sides, strict=True)
-        )
+    blocks, found = list(product(*sides)), 0
+    for n in np.random.default_rng(settings.seed).permutation(len(blocks)):
+        x, y, z = blocks[n]
         values = label.read((x, y, z))
         unlabeled = 0 if settings.ignore_label is None else settings.ignore_label
         if (values != unlabeled).any():
@@ -121,6 +118,19 @@ def find_blocks(settings: CutConfig, label: StoredVoxels) -> Iterator[Block]:
             yield x, y, z
         if found == settings.count:
             return
+
+
+def list_sides(side: int, size: int, gap: int) -> list[slice]:
+    """Divide an axis; what is left at its end is a block from half the size on.
+
+    >>> list_sides(16, 60, 4), list_sides(16, 9, 4)
+    ([slice(0, 16, None), slice(20, 36, None), slice(40, 56, None)], [slice(0, 9, None)])
+    >>> list_sides(16, 28, 4)
+    [slice(0, 16, None), slice(20, 28, None)]
+    """
+    starts = range(0, size, side + gap)
+    spans = [slice(start, min(start + side, size)) for start in starts]
+    return [span for span in spans if not span.start or span.stop - span.start >= side / 2]
 
 
 def read_boxes(file: Path, shape: Sequence[int]) -> list[Block]:
