@@ -255,6 +255,28 @@ def test_processes_that_measure_other_memory_share_the_slabs_of_the_first(
     np.testing.assert_array_equal(read_labels(stored.labels)[0], read_labels(whole.labels)[0])
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".nii"])
+def test_a_scan_that_can_be_read_but_not_segmented_in_memory_is_segmented_by_parts(
+    ensemble, tasks, monkeypatch, suffix
+):
+    whole, other = tasks(suffix=suffix)
+    predict(build_predictor(ensemble), whole)
+    plan = Predictor.plan
+
+    def refuse(self, task, scan):
+        if not isinstance(scan.image, regions.RegionImage):
+            raise DoesNotFitError("segmenting needs more")
+        return plan(self, task, scan)
+
+    monkeypatch.setattr(Predictor, "plan", refuse)
+    if suffix == ".nii":  # labels that are not written by parts
+        with pytest.raises(DoesNotFitError, match="segmenting needs more"):
+            predict(build_predictor(ensemble), other)
+    else:
+        predict(build_predictor(ensemble), other)
+        np.testing.assert_array_equal(read_labels(other.labels)[0], read_labels(whole.labels)[0])
+
+
 def test_an_hdf5_file_without_chunks_is_read_by_parts(ensemble, tasks, monkeypatch, tmp_path):
     h5py = pytest.importorskip("h5py")
     whole, stored = tasks()

@@ -25,7 +25,8 @@ from unet3d.data.formats.volumes import OUTPUT_FORMATS, SUFFIX_LIST, split_suffi
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import digest_volume
 from unet3d.data.preprocessing.pipeline import PreprocessedScan
-from unet3d.errors import Interrupted, RunError, UsageError
+from unet3d.data.preprocessing.regions import RegionImage
+from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError
 from unet3d.files import read_json, remove_temporary_files, write_text
 from unet3d.inference.predictor import USABLE_FRACTION, Predictor
 from unet3d.inference.stored_scans import get_probability_path, get_record_path, remove
@@ -197,7 +198,7 @@ def segment_scans(
             read, reading = reading, None
             try:
                 origin, scan = _read(predictor, task) if read is None else read.result()
-                prepared = replace(predictor.plan(task, scan), origin=origin)
+                prepared = replace(_plan(predictor, task, scan), origin=origin)
                 del read, scan  # or they would keep the image of a scan that is done
                 if predictor.share[0] >= (len(prepared.plan.slabs) if prepared.is_stored else 1):
                     continue  # other processes segment all of it
@@ -252,6 +253,20 @@ def _read(
     """Return a scan, and what its labels are made from before it is read: it may be replaced."""
     scan = list(map(digest_volume, task.scan.files))
     return predictor.describe_settings() | {"scan": scan}, predictor.read(task, ram)
+
+
+def _plan(predictor: Predictor, task: ScanTask, scan: PreprocessedScan) -> PreparedScan:
+    """Plan the segmentation of a scan; by parts, where reading it fits and the rest does not."""
+    try:
+        return predictor.plan(task, scan)
+    except DoesNotFitError:
+        parts = None
+        if not isinstance(scan.image, RegionImage):
+            with suppress(UsageError, DoesNotFitError):  # files that are not read by parts
+                parts = predictor.read(task, 0)
+        if parts is None:
+            raise
+    return predictor.plan(task, parts)
 
 
 def _write(
