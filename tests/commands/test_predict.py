@@ -281,7 +281,12 @@ def test_probabilities_are_those_of_the_labels_or_none(
     assert file.read_bytes() == first
     assert predict(**words, output="out/a.nii") == 0
     assert file.read_bytes() == first
+    capsys.readouterr()
     assert predict(**other, output="out/a.nii") == 0
+    assert (
+        "again that other checkpoints, options or scans made\nremoving the probabilities that"
+        in (capsys.readouterr().out)
+    )
     assert not file.exists()
     file.write_bytes(b"mine")
     assert predict(**other, output="out/a.nii", save_probabilities=True) == 2

@@ -118,6 +118,9 @@ def find_pending(
     if outdated := causes.count(OUTDATED):
         labels = pluralize(outdated, "label")
         notices.append(f"predicting {labels} again that other checkpoints, options or scans made")
+        again = [task for task, cause in pairs if cause == OUTDATED and task.probabilities is None]
+        if any(get_recorded_probabilities(task.labels) for task in again):
+            notices.append("removing the probabilities that were saved with them")
     if kept := [task.labels.name for task, cause in pairs if cause == UNPROCESSED]:
         notices.append(
             f"{join_first(kept)} was segmented by parts, which keeps all components: "
