@@ -1082,6 +1082,28 @@ def test_an_estimate_does_not_depend_on_the_modes_of_its_caller():
             assert estimate() == expected
 
 
+def test_attention_that_torch_may_fuse_in_evaluation_has_a_note():
+    def build(mode):
+        teacher = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+        student = nn.Linear(16, 16)
+
+        def step():
+            x = torch.randn(2, 8, 16)
+            with mode():
+                target = teacher(x)
+            F.mse_loss(student(x), target).backward()
+
+        return step
+
+    notes, none = (
+        unet3d.estimate_step(partial(build, mode), device="cpu").details.notes
+        for mode in (torch.no_grad, nullcontext)
+    )
+    names = "MultiheadAttention", "TransformerEncoderLayer"
+    assert notes == [f"{name} is estimated without its fused evaluation" for name in names]
+    assert none == []
+
+
 def test_weights_that_a_step_replaces_are_freed():
     def build():
         layer = nn.Linear(1000, 1000, bias=False)

@@ -55,7 +55,15 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
         return steps[0]
 
     steps: list[ScriptStep] = []
-    compiled: list[Any] = []
+    compiled, fused = list[Any](), set[str]()
+
+    def follow(forward: Callable) -> Callable:
+        def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not (self.training or torch.is_grad_enabled()):
+                fused.add(type(self).__name__)
+            return forward(self, *args, **kwargs)
+
+        return run
 
     def skip_compile(model: Any = None, **options: Any) -> Any:
         compiled.append(model)
@@ -69,6 +77,8 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
     with (
         replace(fake_tensor, "CONSTANT_NUMEL_LIMIT", lambda limit: 64 if is_alone else limit),
         ScriptMode(cuda=cuda),
+        replace(nn.TransformerEncoderLayer, "forward", follow),
+        replace(nn.MultiheadAttention, "forward", follow),
         replace(torch, "compile", lambda original: skip_compile),
         replace(nn.Module, "compile", lambda original: skip_compile),
         replace(nn.Module, "_apply", lambda apply: convert_fake),
@@ -85,6 +95,7 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
     ):
         estimate = trace_step(make_step, cuda=cuda, validates=False)
     estimate.notes += steps[0].notes
+    estimate.notes += [f"{n} is estimated without its fused evaluation" for n in sorted(fused)]
     if compiled:
         estimate.notes.append("compiled networks are estimated as plain modules")
     return estimate
