@@ -102,24 +102,24 @@ def find_pending(
         return list(tasks), None
     with ThreadPoolExecutor() as pool:
         causes = list(pool.map(lambda task: find_reason_to_segment(task, settings), tasks))
-    foreign = [t.labels.name for t, cause in zip(tasks, causes, strict=True) if cause == NOT_OURS]
-    if foreign:
+    pairs = list(zip(tasks, causes, strict=True))
+    if foreign := [task.labels.name for task, cause in pairs if cause == NOT_OURS]:
         raise UsageError(
             f"{tasks[0].labels.parent} has labels that predict did not write, or that were changed "
             f"since: {join_first(foreign)}: move them to another folder, or set overwrite to "
             "replace them"
         )
-    if taken := [t.labels.name for t, cause in zip(tasks, causes, strict=True) if cause == TAKEN]:
+    if taken := [task.labels.name for task, cause in pairs if cause == TAKEN]:
         raise UsageError(
             f"{tasks[0].labels.parent / 'probabilities'} has files that are not those of "
             f"{join_first(taken)}: move them to another folder, or set overwrite to replace them"
         )
-    pairs, notices = list(zip(tasks, causes, strict=True)), list[str]()
+    notices: list[str] = []
     if outdated := causes.count(OUTDATED):
         labels = pluralize(outdated, "label")
         notices.append(f"predicting {labels} again that other checkpoints, options or scans made")
         again = [task for task, cause in pairs if cause == OUTDATED and task.probabilities is None]
-        if any(get_recorded_probabilities(task.labels) for task in again):
+        if any(locate_probabilities(t.labels, read_record(t.labels)) for t in again):
             notices.append("removing the probabilities that were saved with them")
     if kept := [task.labels.name for task, cause in pairs if cause == UNPROCESSED]:
         notices.append(
@@ -135,7 +135,7 @@ def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str |
     record = read_record(task.labels)
     if record is None and task.labels.exists():
         return NOT_OURS
-    own, file = get_recorded_probabilities(task.labels), task.probabilities
+    own, file = locate_probabilities(task.labels, record), task.probabilities
     files = [] if file is None else [file, get_probability_path(file, task.labels)]
     if any(path.exists() and path != own for path in files):
         return TAKEN
@@ -160,12 +160,12 @@ def read_record(labels: Path) -> dict[str, Any] | None:
     return None
 
 
-def get_recorded_probabilities(labels: Path) -> Path | None:
+def locate_probabilities(labels: Path, record: Mapping[str, Any] | None) -> Path | None:
     """Return the file or folder of the probabilities that were written with labels.
 
     It is below their folder, whatever a record says that came with a folder of somebody else.
     """
-    path = Path((read_record(labels) or {}).get("probabilities") or "")
+    path = Path((record or {}).get("probabilities") or "")
     is_below = path.name and not path.is_absolute() and ".." not in path.parts
     return labels.parent / path if is_below else None
 
@@ -213,25 +213,15 @@ def segment_scans(
                     with suppress(Exception):  # an invalid file is reported when it is its turn
                         if predictor.estimate_reading(next_task) <= spare:
                             reading = pool.submit(_read, predictor, next_task, spare)
-                record = get_record_path(task.labels)
-                record.parent.mkdir(exist_ok=True)
-                if not predictor.share[0]:
-                    for path in filter(None, (record, task.labels, task.probabilities)):
-                        remove_temporary_files(path)  # after a kill
-                    if old := get_recorded_probabilities(task.labels):  # of other labels
-                        remove(old)
-                        if task.probabilities is None:  # what a kill has left of them
-                            remove(old.with_name(f".part-{old.name}"))
+                get_record_path(task.labels).parent.mkdir(exist_ok=True)
                 probabilities = task.probabilities
                 if probabilities is not None and prepared.is_stored:
                     probabilities = get_probability_path(probabilities, task.labels)
                 written = None
                 if probabilities is not None:
                     written = os.path.relpath(probabilities, task.labels.parent)
-                    if probabilities.exists():  # of other labels, with overwrite=true
-                        revoke_probabilities(record.parent, written)
                 if not predictor.share[0]:
-                    write_text(record, json.dumps({"probabilities": written}))  # until labels are
+                    _clear(task, written)
                 write_labels, nbytes = compute(prepared), prod(prepared.scan.grid.file_shape)
                 origin = {**origin, "is_by_parts": prepared.is_stored, "probabilities": written}
                 nbytes *= 0 if prepared.is_stored else predictor.label_bytes
@@ -270,6 +260,20 @@ def _plan(predictor: Predictor, task: ScanTask, scan: PreprocessedScan) -> Prepa
         if parts is None:
             raise
     return predictor.plan(task, parts)
+
+
+def _clear(task: ScanTask, probabilities: str | None) -> None:
+    """Remove what is no longer true of a scan, and record that its labels are being made."""
+    record = get_record_path(task.labels)
+    for path in filter(None, (record, task.labels, task.probabilities)):
+        remove_temporary_files(path)  # after a kill
+    if old := locate_probabilities(task.labels, read_record(task.labels)):  # of other labels
+        remove(old)
+        if probabilities is None:  # what a kill has left of them
+            remove(old.with_name(f".part-{old.name}"))
+    if probabilities is not None and (task.labels.parent / probabilities).exists():
+        revoke_probabilities(record.parent, probabilities)  # overwrite=true takes them
+    write_text(record, json.dumps({"probabilities": probabilities}))
 
 
 def _write(
