@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -161,12 +162,17 @@ def find_lists(choices: Mapping[str, str], folders: Sequence[Path]) -> dict[str,
     lists = {}
     names = [f"{group}/{option}.yaml" for group, option in choices.items() if "/" not in group]
     for file in filter(Path.is_file, (folder / name for folder in folders for name in names)):
-        content = OmegaConf.to_container(OmegaConf.load(file))
-        for entry in content.get("defaults", []) if isinstance(content, dict) else []:
+        for entry in read_defaults(file):
             for group, options in entry.items() if isinstance(entry, dict) else ():
                 if isinstance(options, list):
                     lists[group.split("/")[-1]] = f"[{','.join(map(str, options))}]"
     return lists
+
+
+def read_defaults(file: Path) -> list[Any]:
+    """Return the entries of a file's defaults list."""
+    content = yaml.safe_load(file.read_text("utf-8"))
+    return content.get("defaults", []) if isinstance(content, dict) else []
 
 
 def split_options(option: str) -> list[str]:

@@ -33,6 +33,7 @@ from unet3d.config.compose import (
     list_config_groups,
     list_options,
     protect_overrides,
+    read_defaults,
     split_options,
     to_yaml_literal,
 )
@@ -74,7 +75,7 @@ def collect_keys(composition: Composition) -> dict[str, KnownKey]:
     """
     config_dirs = [get_config_dir(), *composition.config_dirs]
     train, own = (get_config_dir() / f"{name}.yaml" for name in ("train", composition.command))
-    files = [(path, "") for path in ((train, own) if "train" in _read_defaults(own) else (own,))]
+    files = [(path, "") for path in ((train, own) if "train" in read_defaults(own) else (own,))]
     keys: dict[str, KnownKey] = {}
     for group, option in composition.choices.items():
         if group == "experiment":  # it sets keys of others
@@ -95,7 +96,9 @@ def list_parent_files(group: str, option: str, config_dirs: Sequence[Path]) -> I
     paths = [folder / group / f"{option}.yaml" for folder in config_dirs]
     path = next((p for p in reversed(paths) if p.is_file()), None)
     if path is not None:
-        for name in _read_defaults(path):
+        for name in read_defaults(path):
+            if not isinstance(name, str):  # an option of another group
+                continue
             if name.startswith("/"):
                 other, _, name = name.strip("/").rpartition("/")
                 yield from list_parent_files(other, name, config_dirs)
@@ -119,12 +122,6 @@ def read_keys(path: Path, prefix: str = "") -> dict[str, KnownKey]:
 
     visit(loader.get_single_node(), prefix)
     return keys
-
-
-def _read_defaults(path: Path) -> list[str]:
-    content = yaml.safe_load(path.read_text("utf-8"))
-    defaults = content.get("defaults", []) if isinstance(content, dict) else []
-    return [name for name in defaults if isinstance(name, str)]
 
 
 def compose_api_config(
