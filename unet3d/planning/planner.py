@@ -21,6 +21,7 @@ from unet3d.data.layouts.synthetic import GeneratedDataset
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.errors import DoesNotFitError, UsageError
+from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.fit import (
     Changes,
     check_configured_batch,
@@ -38,6 +39,7 @@ from unet3d.planning.topology import (
     round_up_to_multiple,
 )
 from unet3d.step.config import StepConfig
+from unet3d.text import format_bytes
 from unet3d.types import FloatTriple, Triple
 
 IsOverridden = Callable[[str], bool]
@@ -163,7 +165,8 @@ def make_plan(
     if index == len(patches):
         raise DoesNotFitError(
             f"no patch down to {format_dims(patches[-1])} fits the budget with a batch of 2 and "
-            "the leanest checkpointing: raise budget_gib (of a GPU, its context takes 600 MiB), or "
+            "the leanest checkpointing: raise budget_gib (of a GPU, its context takes "
+            f"{format_bytes(CUDA_CONTEXT_BYTES)}), or "
             "choose a narrower network (model.width=)"
         )
     patch, num_cases = patches[index], len(dataset.fingerprints)
