@@ -10,6 +10,7 @@ import torch
 from unet3d.checkpoint_file import (
     extract_weights,
     load_checkpoint,
+    save_checkpoint,
 )
 from unet3d.errors import UsageError
 
@@ -38,6 +39,23 @@ def test_what_holds_no_weights_is_refused_by_its_name(tmp_path):
         UsageError, match=r"x\.ckpt holds no weights .*: epoch is not a tensor but a int"
     ):
         extract_weights(tmp_path / "x.ckpt", {"a": torch.ones(2), "epoch": 5})
+
+
+def test_the_error_of_a_signal_while_a_file_is_saved_is_not_called_the_contents(
+    tmp_path, monkeypatch
+):
+    died = [RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")]
+    load = torch.load
+
+    def load_while_a_worker_dies(*args, **kwargs):
+        if died:
+            raise died.pop()
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", load_while_a_worker_dies)
+    with pytest.raises(RuntimeError, match=r"^DataLoader worker \(pid 7\)"):
+        save_checkpoint({"epoch": 5}, tmp_path / "x.ckpt")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("numpy", ["numpy._core", "numpy.core"], ids=["numpy 2", "numpy 1"])

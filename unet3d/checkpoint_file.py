@@ -146,6 +146,8 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
             parts = {**content, **content.get("callbacks", {})}
             parts.pop("callbacks", None)
             names = [name for name, part in parts.items() if not _is_readable(part)]
+            if not names and error.__cause__:  # a signal's, such as that of a dead data worker
+                raise error.__cause__ from None
             raise UsageError(
                 f"{path.name} could not be read again: {error}, saved by {join_first(names)}: save "
                 "tensors, numbers, text, lists and dicts"
