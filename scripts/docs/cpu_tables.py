@@ -90,7 +90,8 @@ def classes() -> str:
         " | ".join([CLASS_ROWS[name], *(f"{row[n]:,}" for n in counts)])
         for name, row in peaks.items()
     ]
-    return make_table(f"peak in MiB | {' | '.join(f'{int(n):,} classes:' for n in counts)}", lines)
+    heads = " | ".join(["allocated MiB", *(f"{int(n):,} classes:" for n in counts)])
+    return make_table(heads, lines)
 
 
 def rivals() -> str:
@@ -104,8 +105,8 @@ def rivals() -> str:
         peak = f"{peaks[name]['allocated_mib']:,}" if name in peaks else ""
         cpu = f"{row['saved_mib']} | {row['peak_mib']} | {row['seconds'] / plain:.2f}x"
         lines.append(f"{format_strategy(name)} | {cpu} | {peak}")
-    heads = " | stored for backward, MiB: | peak, MiB: | time: | peak on a GPU, MiB (estimated):"
-    return make_table(heads, lines)
+    gpu = "allocated on a GPU, MiB (estimated):"
+    return make_table(f" | stored for backward, MiB: | peak, MiB: | time: | {gpu}", lines)
 
 
 def residual_encoder() -> str:
@@ -118,7 +119,7 @@ def residual_encoder() -> str:
         lines.append(f"{cells} | {format_time(times.get(name))}")
         if (last := name + CHANNELS_LAST) in times:
             lines.append(f"{last} |  |  | {format_time(times[last])}")
-    heads = " | peak in MiB (estimated) | more convolution FLOPs | time of a step on a CPU"
+    heads = " | allocated MiB (estimated) | more convolution FLOPs | time of a step on a CPU"
     return make_table(heads, lines)
 
 

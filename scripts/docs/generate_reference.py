@@ -189,6 +189,8 @@ def commands_page() -> str:
         elif "train" in list_bases(path):
             others = f" (default: {', '.join(choices)})" if choices else ""
             lines += [f"Takes [train's keys](#unet3d-train){others}, and", ""]
+        elif name == "evaluate":
+            lines += ["Takes [`metrics=`](options.md#metrics), and", ""]
         own = [replace(k, comment=k.comment or f"as in {train}") for k in keys[name]]
         own = [key for key in own if key not in shared and not key.comment.startswith("no effect")]
         lines += make_table([key.format_row() for key in own])

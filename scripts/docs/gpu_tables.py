@@ -55,7 +55,7 @@ def gpu_error() -> str:
     rows = {
         "**allocated**": every["allocated"],
         "**reserved**": every["reserved"],
-        "reserved, own blocks": ours["reserved"],
+        "reserved, fused blocks": ours["reserved"],
         "reserved, plain modules": plain["reserved"],
         "**process**": every["process"],
     }
@@ -106,7 +106,7 @@ def gpu_step() -> str:
     for name, row in read_gpu("tuned").items():
         if name.startswith("small, "):
             lines.append(f"{name.removeprefix('small, ')} | {list_cells(row)} |  |  | ")
-    peak, seconds = "peak in MiB (estimated)", "seconds per step"
+    peak, seconds = "allocated MiB (estimated)", "seconds per step"
     heads = f"on a GPU | small: {peak} | {seconds} | largest batch in 7000 MiB (estimated)"
     return make_table(f"{heads} | large: {peak} | {seconds}", lines)
 

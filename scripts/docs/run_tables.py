@@ -34,7 +34,7 @@ VARIANTS = {
     "turned_1700": "the same, rotations and scales",
     "adamw_nnunet_flips": "the same, flipped along all axes",
     "long": "`recipe=long`",
-    "nnunet_trainer": "nnU-Net's own trainer, of 250,000 steps",
+    "nnunet_trainer": "nnU-Net's own trainer, stopped early",
     "planned": "`unet3d plan max_time=00:00:10:00`",
     "planned_w16": "the same, `model.width=16`",
     "w8_1mm": "width 8, 1 mm",
@@ -60,7 +60,9 @@ def quality(name: str = "cpu-quality", *left_out: str) -> str:
                 worst += f" ({found['worst_class']} {found['worst_class_dice']:.4f})"
             cells = [JOBS.get(job, job), VARIANTS.get(variant, variant)]
             cells += [f"{found['dice']:.4f}{spread}", worst]
-            lines.append(" | ".join([*cells, str(found["runs"]), str(found["steps"])]))
+            steps = sorted({row["steps"] for row in content["rows"].values()})
+            ends = " to ".join(map(str, steps[:1] + steps[1:][-1:]))
+            lines.append(" | ".join([*cells, str(found["runs"]), ends]))
     return make_table("job | network or setting | Dice, mean | worst run | runs | steps", lines)
 
 
@@ -176,7 +178,7 @@ def predict_speed() -> str:
         ratios = [f"{found[way]['ratio']:.2f}" if way in found else "" for way in ways]
         cells = [f"{networks[network]}, {scan} ({size})", *ratios]
         lines.append(" | ".join([*cells, f"{differ:,} of {row['voxels']:,}"]))
-    heads = ["network and scan", *ways.values(), "labels that differ"]
+    heads = ["network and scan", *ways.values(), "labels that differ, all voxels computed"]
     return make_table(" | ".join(heads), lines)
 
 

@@ -86,3 +86,18 @@ def test_patches_of_files_without_an_orientation_have_no_left(tmp_path, monkeypa
     words = ["data=pairs", "data.root=.", "data.num_classes=3", "data.patch_size=[8,16,24]"]
     main(["check", *words, "data.images=images/*.tif", "data.labels=labels/*.tif", "fold=none"])
     assert "patches of 8 x 16 x 24 voxels along x, y and z" in capsys.readouterr().out
+
+
+def test_many_label_values_may_be_objects_which_check_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for part in ("images", "labels"):
+        (tmp_path / part).mkdir()
+    tifffile.imwrite("images/a.tif", make_image(0))
+    words = ["check", "data=pairs", "data.root=.", "data.label_values=auto", "fold=none"]
+    words += ["data.images=images/*.tif", "data.labels=labels/*.tif"]
+    for objects, hint in ((25, True), (5, False)):
+        numbers = np.arange(16**3).reshape(16, 16, 16) % (objects + 1)
+        tifffile.imwrite("labels/a.tif", numbers.astype(np.uint8))
+        assert main(words) == 0
+        shown = capsys.readouterr().out
+        assert (f"hint: each of {objects} label values is a class" in shown) == hint

@@ -44,6 +44,11 @@ def test_the_help_of_train_is_an_overview_that_names_the_way_to_each_group(capsy
     assert len(capsys.readouterr().out.splitlines()) > 300
 
 
+def test_the_help_of_a_command_with_a_group_says_how_to_list_its_options(capsys):
+    assert main(["evaluate", "--help"]) == 0
+    assert "options that --help metrics lists; here metrics=none\n" in capsys.readouterr().out
+
+
 def test_keys_are_shown_with_their_comments_and_required_ones_first(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["train", "data=pairs", "optimizer.lr=0.5", "--help"]) == 0

@@ -38,6 +38,7 @@ from unet3d.files import write_output
 from unet3d.machine import get_available_bytes
 from unet3d.text import describe_classes, escape_unprintable, join_first, pluralize
 
+MANY_VALUES = 20  # more classes than these may be objects, which labels number
 MIN_EQUAL = 5  # as many equal problems are printed as one, with the names of a few cases
 
 WORKERS = word_or("auto", integer(">= 1"), gives_none=False)
@@ -161,6 +162,10 @@ def check_dataset(
     if mixing := find_mixing_flips(outputs, data.orientation, flip_axes):
         option = format_overrides({"augmentation.flip_axes": mixing[1]})
         message, advice = f"training has {mixing[0]}", f"set {option}, as unet3d plan does"
+        findings.append(Finding(None, None, message, advice, is_hint=True))
+    if data.label_values == "auto" and len(dataset.classes) > MANY_VALUES:
+        message = f"each of {len(dataset.classes) - 1} label values is a class of its own"
+        advice = "if values number objects, write 1 for all of them: instances are not learned"
         findings.append(Finding(None, None, message, advice, is_hint=True))
     if dataset.annotations is not None:
         findings += dataset.annotations.find_unmatched_patterns(case.name for case in cases)

@@ -379,9 +379,12 @@ def format_command_help(
         if not overrides and not topics:
             layout = {"max_help_position": 80, "width": get_terminal_size().columns}
             sections = list_overview(own, choices, known, layout["width"])
-    elif "train" in own["defaults"]:
+    elif choices:
         selected = " ".join(f"{group}={option}" for group, option in choices.items())
-        about = f"{about}\n\nalso accepted: all options and keys of unet3d train; here {selected}"
+        others = f"the options that --help {' '.join(choices)} lists"
+        if "train" in own["defaults"]:
+            others = "all options and keys of unet3d train"
+        about = f"{about}\n\nalso accepted: {others}; here {selected}"
     parser = ArgumentParser(
         usage=" ".join(words),
         description=about,
