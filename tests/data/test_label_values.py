@@ -47,6 +47,9 @@ def cases(tmp_path):
         ("rgb.txt", {0: "Unknown", 17: "Area 44"}),
         ("pandas.csv", {0: "rest", 17: "left"}),
         ("sides.csv", {0: "rest", 17: "kidney"}),
+        ("reset.csv", {0: "rest", 17: "left"}),
+        ("colors.csv", {0: None, 17: "left"}),
+        ("quoted.txt", {0: None, 17: 'the "left" one'}),
     ],
 )
 def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, setting, expected):
@@ -63,6 +66,9 @@ def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, set
     (tmp_path / "rgb.txt").write_text("0 Unknown 0 0 0\n17 Area 44 10 20 30\n")
     (tmp_path / "pandas.csv").write_text(",label,name\n0,0,rest\n1,17,left\n17,53,right\n")
     (tmp_path / "sides.csv").write_text("Label,Side,Structure\n0,,rest\n17,left,kidney\n")
+    (tmp_path / "reset.csv").write_text("index,label,name\n0,0,rest\n1,17,left\n17,53,right\n")
+    (tmp_path / "colors.csv").write_text("17,left,255,0,0\n53,,0,0,0,0\n")
+    (tmp_path / "quoted.txt").write_text('17 the "left" one\n')
     for _ in range(2):  # the second time, they are in the cache
         found = read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])
         assert list(found.items()) == list(expected.items())
@@ -97,6 +103,8 @@ def test_values_of_labels_that_change_are_read_again(tmp_path, cases):
         ("voxels.csv", "call the columns of a table index and name, not id, voxels, color"),
         ("bad.json", "bad.json cannot be read: "),
         ("list.json", "list.json must name values of labels"),
+        ("comment.csv", "which number of 1, 17, left is the value"),
+        ("last.tsv", "which number of 1, left, 17 is the value"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, cases, setting, message):
@@ -116,6 +124,8 @@ def test_values_that_cannot_be_meant_are_refused(tmp_path, monkeypatch, cases, s
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "voxels.csv").write_text("id,voxels,color\n17,1 200,red\n")
     (tmp_path / "list.json").write_text("[17]")
+    (tmp_path / "comment.csv").write_text("#No,LabelID,LabelName\n1,17,left\n17,53,right\n")
+    (tmp_path / "last.tsv").write_text("1\tleft\t17\n17\tright\t53\n")
     with pytest.raises(UsageError, match=message):
         read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])
 

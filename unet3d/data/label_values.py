@@ -98,9 +98,12 @@ def order_pair(pair: tuple[str, Any]) -> tuple[Any, Any]:
 
 NUMBER = r"[-+]?\d*\.?\d+"
 
-VALUE_COLUMNS = ("index", "value", "label", "labelvalue", "id")
-NAME_COLUMNS = ("name", "structure", "region", "label", "labelname")
-"""What headers of tables call them; the first that there is counts."""
+NAME_COLUMNS = ("name", "labelname", "structure", "region", "label")
+VALUE_COLUMNS = ("value", "labelvalue", "label", "index", "id")
+"""What headers of tables call them; the first that there is counts, and for one of the two."""
+
+COLORS = 3
+"""Columns of a color. A table with fewer columns of other numbers may have its values in these."""
 
 
 def list_pairs(lines: Sequence[str]) -> list[tuple[str, str]]:
@@ -132,6 +135,11 @@ def list_pairs(lines: Sequence[str]) -> list[tuple[str, str]]:
             name = row[name_at] if name_at < len(row) else ""
         else:
             name = next((cell for cell in row[1:] if not is_number(cell)), row[1])
+            if 0 < sum(map(is_number, row[1:])) < COLORS and not is_number(name):
+                raise UsageError(
+                    f"{KEY}: which number of {', '.join(row)} is the value? Begin the table with a "
+                    "header, such as index and name"
+                )
         pairs.append((row[value_at], name))
     return pairs
 
@@ -139,11 +147,11 @@ def list_pairs(lines: Sequence[str]) -> list[tuple[str, str]]:
 def find_columns(header: Sequence[str]) -> tuple[int, int]:
     """Return which columns have the values and the names.
 
-    >>> find_columns(["", "label", "name"]), find_columns(["index", "label"])
+    >>> find_columns(["index", "label", "name"]), find_columns(["index", "label"])
     ((1, 2), (0, 1))
     """
-    value = next((name for name in VALUE_COLUMNS if name in header), None)
-    name = next((name for name in NAME_COLUMNS if name in header and name != value), None)
+    name = next((name for name in NAME_COLUMNS if name in header), None)
+    value = next((value for value in VALUE_COLUMNS if value in header and value != name), None)
     if value is None or name is None:
         raise UsageError(
             f"{KEY}: call the columns of a table index and name, not {', '.join(header)}"
@@ -163,7 +171,7 @@ def split_line(line: str) -> list[str]:
         if len(cells) > 1 and (cells[0].strip().isdecimal() or not line[0].isdecimal()):
             return [cell.strip() for cell in cells]
     first, *rest = line.split()
-    quoted = re.search('"(.*)"', line)
+    quoted = re.fullmatch(r'[\d.\s]*"(.*)"', line)
     return [first, *([quoted[1]] if quoted else [" " + " ".join(rest)] if rest else [])]
 
 
