@@ -54,10 +54,11 @@ def read_label_values(
         if len(named) < len(setting):
             raise UsageError(f"{KEY} names a value twice")
     values = list(named)
-    if values[:1] != [0] or len(values) < 2 or not 0 <= min(values) <= max(values) <= MAX_LABEL:
+    outside = [value for value in values if not 0 <= value <= MAX_LABEL]
+    if values[:1] != [0] or len(values) < 2 or outside:
         raise UsageError(
             f"{KEY} must be two or more values of 0..{MAX_LABEL}, of which 0, the background, is "
-            f"first; got {join_first(list(map(str, values)))}"
+            f"first; got {join_first(list(map(str, outside or values)))}"
         )
     return named
 
