@@ -129,6 +129,8 @@ def test_values_that_need_64_bits_are_refused(volume, capsys):
     assert main(["cut", *words]) == 2
     assert "need 64 bits" in capsys.readouterr().err
     np.save("label.npy", label)
+    np.save("other.npy", label.astype(np.float16))  # a warning would be an error
+    assert main(["cut", "image=other.npy", *words[1:], "output=halves"]) == 0
     np.save("other.npy", np.where(label, 1e300, np.inf))
     assert main(["cut", "image=other.npy", *words[1:]]) == 2
     assert "the values 1e+300 to 1e+300 need 64 bits" in capsys.readouterr().err

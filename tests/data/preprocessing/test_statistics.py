@@ -59,6 +59,7 @@ def test_cases_like_the_training_cases_have_no_differences():
         (lambda case: scale(case, 1000), "T1 has values of"),
         (lambda case: scale(case, 0.01), "normalization removes a constant factor"),
         (lambda case: scale(case, shift=-1024), "times their spread (training: "),
+        (lambda case: scale(case, shift=1e7), "a median of 9 or more times their spread (trai"),
     ],
 )
 def test_a_case_unlike_the_training_cases_is_described_with_both_values(change, expected):

@@ -82,8 +82,9 @@ def write_part(
         is_float = part.dtype.kind == "f"
         known = part[np.isfinite(part)] if is_float else part
         limit = float(np.finfo(np.float32).max) if is_float else 2**31 - 1
-        if known.size and not -limit - 1 <= known.min() <= known.max() <= limit:
-            raise UsageError(f"{path}: the values {known.min()} to {known.max()} need 64 bits")
+        low, high = (known.min().item(), known.max().item()) if known.size else (0, 0)
+        if not -limit - 1 <= low <= high <= limit:
+            raise UsageError(f"{path}: the values {low} to {high} need 64 bits")
         part = part.astype(np.float32 if is_float else np.int32)
     affine = header.affine.copy()
     affine[:3, 3] += affine[:3, :3] @ [side.start for side in box]

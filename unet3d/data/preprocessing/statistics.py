@@ -19,6 +19,8 @@ BACKGROUND_FRACTION = 0.1
 SPACING_FACTOR, EXTENT_FACTOR, SPREAD_FACTOR, OFFSET_MARGIN = 1.5, 2.0, 2.0, 0.5
 """Tolerance beyond the range of the training cases: factors, and a margin in spreads."""
 
+MAX_OFFSET = 9.0  # spreads
+
 Percentiles = tuple[float, ...]
 """The values at PERCENTILES of a channel's voxels without background."""
 
@@ -114,8 +116,9 @@ def describe_differences(
         low, _, high = training.intensity_offsets[c]
         offset, margin = _get_offset(percentiles), max(OFFSET_MARGIN, high - low)
         if not low - margin <= offset <= high + margin:
+            more = " or more" if abs(offset) == MAX_OFFSET else ""
             messages.append(
-                f"{values}, a median of {offset:.2g} times their spread "
+                f"{values}, a median of {offset:.2g}{more} times their spread "
                 f"(training: {low:.2g}..{high:.2g} times)"
             )
     return messages
@@ -126,8 +129,9 @@ def _get_spread(percentiles: Percentiles) -> float:
 
 
 def _get_offset(percentiles: Percentiles) -> float:
-    """Return the median in spreads."""
-    return float(np.clip(percentiles[1] / max(_get_spread(percentiles), 1e-12), -9, 9))
+    """Return the median in spreads, at most MAX_OFFSET of them."""
+    offset = percentiles[1] / max(_get_spread(percentiles), 1e-12)
+    return float(np.clip(offset, -MAX_OFFSET, MAX_OFFSET))
 
 
 def _summarize(rows: Sequence[Sequence[float]]) -> tuple[FloatTriple, ...]:
