@@ -121,6 +121,9 @@ def test_labels_that_predict_did_not_write_are_refused_and_stay(
     assert (tmp_path / "out" / "b.nii").read_bytes() == b"mine"
     assert predict(**words, overwrite=True) == 0
     (tmp_path / "out" / "a.nii").write_bytes(b"corrected")
+    capsys.readouterr()
+    assert predict(**words) == 0
+    assert "a.nii was changed since, or lost a part, and is kept" in capsys.readouterr().out
     assert predict(**words | {"checkpoint": checkpoint("other", "seed=1")}) == 2
     assert (tmp_path / "out" / "a.nii").read_bytes() == b"corrected"
 

@@ -48,8 +48,11 @@ Where there are more processes than scans, they share the slabs of a scan that i
 MISSING, OUTDATED, NOT_OURS, TAKEN = "missing", "outdated", "foreign", "taken"
 """Why a scan is segmented; foreign files may be somebody's work: labels, or probabilities."""
 
-UNPROCESSED = "unprocessed"
-"""Why labels that are kept differ from those that a command with more memory would write."""
+KEPT = {
+    "unprocessed": "was segmented by parts, which keeps all components",
+    "changed": "was changed since, or lost a part, and is kept",
+}
+"""Why labels that are kept differ from those that the same command would write again."""
 
 
 def plan_outputs(
@@ -121,17 +124,15 @@ def find_pending(
         again = [task for task, cause in pairs if cause == OUTDATED and task.probabilities is None]
         if any(locate_probabilities(t.labels, read_record(t.labels)) for t in again):
             notices.append("removing the probabilities that were saved with them")
-    if kept := [task.labels.name for task, cause in pairs if cause == UNPROCESSED]:
-        notices.append(
-            f"{join_first(kept)} was segmented by parts, which keeps all components: "
-            "overwrite=true segments it again"
-        )
-    pending = [task for task, cause in pairs if cause not in (None, UNPROCESSED)]
+    for reason, meaning in KEPT.items():
+        if kept := [task.labels.name for task, cause in pairs if cause == reason]:
+            notices.append(f"{join_first(kept)} {meaning}: overwrite=true segments it again")
+    pending = [task for task, cause in pairs if cause is not None and cause not in KEPT]
     return pending, "\n".join(notices) or None
 
 
 def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str | None:
-    """Return why a scan is to be segmented; None or UNPROCESSED: it is not."""
+    """Return why a scan is to be segmented; None or a key of KEPT: it is not."""
     record = read_record(task.labels)
     if record is None and task.labels.exists():
         return NOT_OURS
@@ -146,11 +147,13 @@ def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str |
     except (OSError, UsageError):  # reading it says why
         return MISSING
     is_complete = file is None or (own is not None and own.exists())
+    is_unchanged = record["labels"] == digest_volume(task.labels)
     if is_complete and origin.items() <= record.items():
         options = settings["options"]
         is_wanted = options["largest_component_labels"] and "region" not in options
-        return UNPROCESSED if is_wanted and record.get("is_by_parts") else None
-    return OUTDATED if record["labels"] == digest_volume(task.labels) else NOT_OURS
+        is_unprocessed = is_wanted and record.get("is_by_parts")
+        return "unprocessed" if is_unprocessed else None if is_unchanged else "changed"
+    return OUTDATED if is_unchanged else NOT_OURS
 
 
 def read_record(labels: Path) -> dict[str, Any] | None:
