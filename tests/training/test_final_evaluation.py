@@ -37,10 +37,14 @@ def test_a_run_ends_with_the_labels_that_predict_writes(unet3d, tmp_path, capsys
     words = ["trainer.max_steps=4", f"data.root={data}", "augmentation.flip_p=0.5"]
     assert unet3d(*words) == 0
     words += ["resume=auto", "evaluation.enabled=true", "evaluation.tta=true"]
+    words.append("evaluation.tolerance_mm=50")
     assert unet3d(*words) == 0  # what the checkpoint does not say yet
     *_, line = [line for line in capsys.readouterr().out.splitlines() if "Dice, mean" in line]
     assert line.endswith("(validation, best of 2 checkpoints)")
     run = tmp_path / "run"
+    warnings = json.loads((run / "report.json").read_text())["warnings"]
+    assert [line for line in warnings if "accepts errors of 50 mm" in line]
+    assert len(set(warnings)) == len(warnings)
     (images,) = data.rglob("imagesTr")
     output = tmp_path / "predictions"
     assert main(["predict", f"checkpoint={run}", f"input={images}", f"output={output}"]) == 0

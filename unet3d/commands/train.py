@@ -208,7 +208,9 @@ def train(
         report["error"] = failure
         problems.append(failure)
     elif settings.evaluation.enabled and not problems:
+        known = report["warnings"]
         report |= evaluate_best_checkpoint(run, log=log)
+        report["warnings"] = known + [line for line in report["warnings"] if line not in known]
     problems += try_write_report(run, report)
     result = make_result(run, report)
     run.callbacks.dashboard.finish(result.metrics, report["steps"], finished=True)

@@ -62,7 +62,8 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
     if not run.data.dataset.regions:
         evidence += f"; Dice on {pluralize(len(volumes), 'validation case')} is not lower"
     postprocessing = record_postprocessing(chosen, evidence, checkpoints, log)
-    result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=log)
+    warnings: list[str] = []
+    result = run_evaluation(_build_evaluation(run, ensemble, folder), warn=warnings.append)
     for name, reason in result.errors.items():
         log(f"{name} is not scored: {reason}")
     dice = run.callbacks.training_warnings.dice
@@ -74,7 +75,7 @@ def evaluate_best_checkpoint(run: TrainingRun, log: Log) -> dict[str, Any]:
         "per_class": result.per_class,
         "errors": {**failures, **result.errors},
     }
-    return {"evaluation": evaluation, "postprocessing": postprocessing}
+    return {"evaluation": evaluation, "postprocessing": postprocessing, "warnings": warnings}
 
 
 def predict_cases(run: TrainingRun, ensemble: Ensemble, folder: Path, log: Log) -> dict[str, str]:
