@@ -537,6 +537,48 @@ def test_the_peak_of_a_step_is_that_of_a_cpu_to_the_byte(name):
     assert estimated.peak == measured.peak
 
 
+def logits_loss(y, _):
+    return F.binary_cross_entropy_with_logits(y, torch.rand(y.shape))
+
+
+def weighted_logits_loss(y, _):
+    weight = torch.ones(y.shape[1], 1, 1)
+    return F.binary_cross_entropy_with_logits(y, torch.rand(y.shape), pos_weight=weight)
+
+
+def unreduced_logits_loss(y, _):
+    return F.binary_cross_entropy_with_logits(y, torch.rand(y.shape), reduction="none").mean()
+
+
+def transposed_classes_loss(y, _):
+    labels = torch.zeros(len(y), *y.shape[2:], dtype=torch.long)
+    return F.cross_entropy(y.transpose(2, 3), labels)
+
+
+def channels_last_softmax(y, _):
+    return y.contiguous(memory_format=torch.channels_last).softmax(1)[:, 0].mean()
+
+
+def transposed_columns(y, _):
+    columns = y.flatten(2).transpose(1, 2).contiguous().transpose(1, 2)  # (2, 27, 1024)
+    return F.fold(columns, (32, 32), 3, padding=1).square().mean()
+
+
+@pytest.mark.parametrize(
+    "compute_loss",
+    [
+        *(logits_loss, weighted_logits_loss, unreduced_logits_loss),
+        *(transposed_classes_loss, channels_last_softmax, transposed_columns),
+    ],
+)
+def test_losses_that_copy_what_is_strided_or_reuse_memory_are_exact(compute_loss):
+    def build():
+        return loop(nn.Conv2d(3, 27, 1), compute_loss, make_features(2, 3, 32, 32))
+
+    estimated = unet3d.estimate_step(build, device="cpu")
+    assert estimated.peak == measure_script(build).peak
+
+
 def optimizers_in_backward():
     network = make_network()
 

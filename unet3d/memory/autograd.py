@@ -24,10 +24,25 @@ FILLING = {
 FILLED = ("new_zeros", "where", "zeros", "zeros_like")
 """Operations that make such a tensor."""
 
+BCE_NODE = "BinaryCrossEntropyWithLogitsBackward0"
+BCE_STEPS = {aten.div.Tensor, aten.mul.Tensor, aten.sub.Tensor}
+BCE_STARTS = ("add", "sigmoid")
+"""How its formula begins, with a tensor that the steps after it change in place."""
+
 
 def get_sequence_number() -> int:
     """Return the sequence number of autograd's next node."""
     return torch._C._autograd._get_sequence_nr()  # ty: ignore[possibly-missing-submodule]
+
+
+def find_makers(func: Any) -> tuple[str, ...]:
+    """Return the operations whose result the running formula changes in place with this one."""
+    if func in FILLING:
+        return FILLED
+    if func not in BCE_STEPS or torch.is_grad_enabled():
+        return ()
+    node = torch._C._current_autograd_node()
+    return BCE_STARTS if node is not None and node.name() == BCE_NODE else ()
 
 
 def add_bag_numbers(args: tuple) -> tuple:

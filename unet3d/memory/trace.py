@@ -19,10 +19,9 @@ from torch.utils._pytree import tree_leaves
 from unet3d.custom_ops import OPERATORS
 from unet3d.memory.allocator import round_block_size
 from unet3d.memory.autograd import (
-    FILLED,
-    FILLING,
     add_bag_numbers,
     adds_to_new_tensor,
+    find_makers,
     get_sequence_number,
     is_called_by_engine,
     is_unshared,
@@ -47,11 +46,12 @@ from unet3d.memory.fake_tensors import evaluate_on_host, find_read, run_parts
 aten = torch.ops.aten
 
 COPY_IF_STRIDED = {
-    aten.upsample_trilinear3d_backward,
-    aten.upsample_nearest3d_backward,
-    aten.max_pool3d_with_indices_backward,
+    aten.upsample_trilinear3d_backward: is_dense,
+    aten.upsample_nearest3d_backward: is_dense,
+    aten.max_pool3d_with_indices_backward: is_dense,
+    **dict.fromkeys((aten._softmax, aten._log_softmax, aten.col2im), Tensor.is_contiguous),
 }
-"""Kernels that first copy a gradient that is not dense, on CUDA and CPUs."""
+"""Kernels that first copy what is not dense, or not contiguous, on CUDA and CPUs."""
 
 RESIZED_LOSSES = {
     *(aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
@@ -172,7 +172,7 @@ class Trace(TorchDispatchMode):
             if func is aten.add.Tensor and self._accumulates(args):
                 # Without a dispatch mode, the engine adds a second gradient in place.
                 return args[0].add_(args[1])
-            if func in FILLING and self._is_own(args[0], FILLED) and is_called_by_engine():
+            if (own := find_makers(func)) and self._is_own(args[0], own) and is_called_by_engine():
                 in_place = getattr(aten, f"{func.overloadpacket.__name__}_")
                 return in_place(*args, **kwargs)
             if func is aten.view.default and leads_to_modified_view():
@@ -243,6 +243,9 @@ class Trace(TorchDispatchMode):
 
     def _add_kernel_copies(self, operation: Any, args: tuple, out: Any, op: str) -> None:
         """Record copies that a kernel makes and frees before it returns."""
+        reads = COPY_IF_STRIDED.get(operation, torch.is_tensor)
+        if nbytes := sum(t.nbytes for t in args if isinstance(t, Tensor) and not reads(t)):
+            self._free(self._allocate(nbytes, f"{op}: contiguous copy"))
         if operation in RESIZED_LOSSES | SUMMED_LOSSES and out.dim() == 0:
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
             nbytes = prod(shape) * out.element_size()
@@ -254,12 +257,11 @@ class Trace(TorchDispatchMode):
             self._live[_address(out)][0].nbytes = max(out.nbytes, args[0].nbytes)
         elif operation is aten.soft_margin_loss_backward:
             self._free(self._allocate(2 * out.nbytes, f"{op}: summands"))
+        elif operation is aten.binary_cross_entropy_with_logits:
+            result = out.nbytes if out.dim() else 0
+            self._free(self._allocate(2 * args[0].nbytes - result, f"{op}: summands"))
         elif operation in ATTENTION_BACKWARD:
             self._free(self._allocate(4 * args[1].numel(), f"{op}: float32 sums"))
-        elif operation in COPY_IF_STRIDED:
-            maps = [t for t in args if isinstance(t, Tensor) and t.dim() == 5]
-            if nbytes := sum(t.nbytes for t in maps if not is_dense(t)):
-                self._free(self._allocate(nbytes, f"{op}: contiguous copy"))
         elif operation is aten.sum and args[0].dtype != out.dtype:
             fused = args[0].dtype in (torch.float16, torch.bfloat16) and out.dtype == torch.float32
             if not (self.cuda and fused):  # labels and masks are copied as int64
