@@ -559,6 +559,11 @@ def channels_last_softmax(y, _):
     return y.contiguous(memory_format=torch.channels_last).softmax(1)[:, 0].mean()
 
 
+def mean_and_variance(y, _):
+    variance, average = torch.var_mean(y, 1)
+    return variance.mean() + average.mean()
+
+
 def transposed_columns(y, _):
     columns = y.flatten(2).transpose(1, 2).contiguous().transpose(1, 2)  # (2, 27, 1024)
     return F.fold(columns, (32, 32), 3, padding=1).square().mean()
@@ -569,6 +574,7 @@ def transposed_columns(y, _):
     [
         *(logits_loss, weighted_logits_loss, unreduced_logits_loss),
         *(transposed_classes_loss, channels_last_softmax, transposed_columns),
+        mean_and_variance,
     ],
 )
 def test_losses_that_copy_what_is_strided_or_reuse_memory_are_exact(compute_loss):

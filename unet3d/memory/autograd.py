@@ -30,6 +30,10 @@ BCE_STARTS = ("add", "sigmoid")
 """How its formula begins, with a tensor that the steps after it change in place."""
 
 
+ADDING = ("Cholesky", "Linalg", "StdMean", "VarMean")
+"""How nodes begin whose formulas add two tensors to a new one."""
+
+
 def get_sequence_number() -> int:
     """Return the sequence number of autograd's next node."""
     return torch._C._autograd._get_sequence_nr()  # ty: ignore[possibly-missing-submodule]
@@ -86,4 +90,4 @@ def adds_to_new_tensor(is_own: bool) -> bool:
     In other formulas, it is the engine that adds: a second gradient, in place.
     """
     node: Any = torch._C._current_autograd_node()
-    return is_own and node is not None and node.name().startswith(("Cholesky", "Linalg"))
+    return is_own and node is not None and node.name().startswith(ADDING)
