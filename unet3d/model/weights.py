@@ -26,7 +26,8 @@ def compute_softmax_bias(fractions: npt.ArrayLike) -> list[float]:
     """
     fractions = np.asarray(fractions, float)
     if not np.isfinite(fractions).all():
-        fractions = np.full(len(fractions), DEFAULT_FOREGROUND_FRACTION)
+        others = max(1, len(fractions) - 1)  # which have half of the voxels at most
+        fractions = np.full(len(fractions), min(DEFAULT_FOREGROUND_FRACTION, 0.5 / others))
         fractions[0] = 1 - fractions[1:].sum()
     logits = np.log(np.maximum(fractions, MIN_FRACTION))
     return (logits - logits[0]).tolist()
