@@ -68,6 +68,19 @@ def test_a_scan_is_not_replaced_by_its_labels(tmp_path, name):
         plan_outputs([ScanFiles(name="scan", files=(image,))], image, tmp_path)
 
 
+def test_a_scan_in_a_larger_store_is_not_replaced_with_it(tmp_path):
+    pytest.importorskip("zarr")
+    np.save(tmp_path / "source.npy", np.zeros((9, 8, 7), np.uint8))
+    write_labels(tmp_path / "a.zarr", np.ones((9, 8, 7), np.uint8), tmp_path / "source.npy")
+    store = tmp_path / "several.zarr"
+    (tmp_path / "a.zarr").rename(store.with_name("b.zarr"))
+    store.mkdir()
+    (tmp_path / "b.zarr").rename(store / "0")
+    with pytest.raises(UsageError, match=r"several\.zarr holds the scan itself"):
+        load().predict_file(store / "0", store)
+    assert ScanFiles(name="0", files=(store / "0",)).suffix == ".ome.zarr"
+
+
 def test_a_segmenter_can_be_sent_to_another_process():
     segmenter, image = load(), np.random.default_rng(0).normal(size=(9, 8, 7))
     sent = pickle.loads(pickle.dumps(segmenter))

@@ -92,8 +92,8 @@ def open_parts(file: Path) -> StoredVoxels:
     """Open a file whose parts can be read."""
     if (voxels := open_voxels(file)) is None:
         raise UsageError(
-            f"{file} is compressed as a whole, or its values are scaled: convert it to OME-Zarr, "
-            "or to a file of the values themselves"
+            f"{file} cannot be read by parts (its format, compression or scaled values): convert it "
+            "to OME-Zarr, or to .npy"
         )
     return voxels
 

@@ -23,9 +23,11 @@ class ScanTask:
     probabilities: Path | None
 
     def __post_init__(self):
-        files = [os.path.realpath(split_array(file)[0]) for file in self.scan.files]
-        if os.path.realpath(self.labels) in files:
-            raise UsageError(f"{self.labels} is the scan itself: write its labels elsewhere")
+        files = [Path(os.path.realpath(split_array(file)[0])) for file in self.scan.files]
+        labels = Path(os.path.realpath(self.labels))
+        if any(labels in (file, *file.parents) for file in files):  # replaced as a whole
+            what = "is" if labels in files else "holds"
+            raise UsageError(f"{self.labels} {what} the scan itself: write its labels elsewhere")
 
 
 @dataclass(frozen=True, kw_only=True)

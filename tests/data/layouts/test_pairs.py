@@ -95,3 +95,16 @@ def test_volumes_that_match_no_pattern_are_one_hint_with_their_number(tmp_path):
         "4 volumes match no pattern of data.images and data.labels, and are left out: "
         "images/D.NII.GZ, images/c.nii, images/site/c.nii.gz and 1 more"
     )
+
+
+def test_labels_may_lie_within_the_images_of_ome_zarr(tmp_path):
+    for name in "ab":
+        for folder in (tmp_path / f"{name}.zarr", tmp_path / f"{name}.zarr" / "labels" / "cells"):
+            folder.mkdir(parents=True)
+            (folder / "zarr.json").touch()
+    layout = make_layout(tmp_path, images="*.zarr", labels="*.zarr/labels/cells")
+    first, second = layout.list_cases()
+    assert (first.name, second.name) == ("a", "b")
+    assert first.images == (tmp_path / "a.zarr",)
+    assert first.label == tmp_path / "a.zarr" / "labels" / "cells"
+    assert layout.find_problems() == []

@@ -107,7 +107,12 @@ class OmeZarr(VolumeFormat):
             name = str(len(image["datasets"]))
             chunks = tuple(min(n, size) for n, size in zip(array.chunks, sizes, strict=True))
             lower = group.create_array(
-                name, shape=sizes.tolist(), chunks=chunks, dtype=array.dtype, overwrite=True
+                name,
+                shape=sizes.tolist(),
+                chunks=chunks,
+                dtype=array.dtype,
+                overwrite=True,
+                dimension_names=getattr(array.metadata, "dimension_names", None),
             )
             for box in iter_boxes(lower.shape, chunks, SLAB):
                 part = (slice(s.start * n, s.stop * n) for s, n in zip(box, steps, strict=True))
@@ -171,7 +176,10 @@ def create_array(
         group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
     else:
         group.attrs["multiscales"] = [{"version": "0.4", **image}]
-    return group.create_array("0", shape=shape, chunks=chunks, dtype=dtype, fill_value=0)
+    names = [axis["name"] for axis in axes] if version == 3 else None  # Zarr 2 has none
+    return group.create_array(
+        "0", shape=shape, chunks=chunks, dtype=dtype, fill_value=0, dimension_names=names
+    )
 
 
 def open_level(file: Path) -> Level:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from unet3d.data.case import Case, DatasetDescription, Finding
 from unet3d.data.formats.hdf5 import split_array
+from unet3d.data.formats.ome_zarr import is_within_zarr
 from unet3d.data.formats.volumes import (
     SUFFIX_LIST,
     SUFFIXES,
@@ -29,7 +30,8 @@ class Pairs:
     """Files in `root` by pattern: one image pattern per channel and one label pattern.
 
     `*` stands for the case's name and matches within one folder or file name; if a pattern has
-    several, all of them stand for the same name. An array of HDF5 files is named: *.h5/raw.
+    several, all of them stand for the same name. An array of HDF5 files is named: *.h5/raw, an
+    image within an OME-Zarr, too: *.zarr/labels/cells.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Pairs:
         for key, pattern in self.patterns:
             is_folder = "." not in pattern.rpartition("*")[2]  # as those of DICOM images
             is_within = not {"**", "..", ""} & set(pattern.split("/"))
-            is_file = split_suffix(Path(pattern))[1] != ""
+            is_file = split_suffix(Path(pattern))[1] != "" or is_within_zarr(Path(pattern))
             if not ("*" in pattern and is_within and (is_folder or is_file)):
                 raise UsageError(
                     f"data.{key} must be a pattern within data.root, with * for the case's name, "

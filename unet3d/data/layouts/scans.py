@@ -9,6 +9,7 @@ from pathlib import Path
 
 from unet3d.data.formats.dicom import is_series
 from unet3d.data.formats.hdf5 import split_array
+from unet3d.data.formats.ome_zarr import OmeZarr, is_within_zarr
 from unet3d.data.formats.volumes import (
     SEG_SUFFIX,
     SUFFIX_LIST,
@@ -35,6 +36,8 @@ class ScanFiles:
     @property
     def suffix(self) -> str:
         """Return the suffix of labels in the format of the first file."""
+        if is_within_zarr(self.files[0]):  # an image within one has no suffix of its own
+            return OmeZarr.suffixes[0]
         suffix = split_suffix(self.files[0])[1]
         return {"": SEG_SUFFIX, ".mhd": ".mha"}.get(suffix, suffix)  # .mhd would be two files
 
