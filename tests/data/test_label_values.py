@@ -50,6 +50,14 @@ def cases(tmp_path):
         ("reset.csv", {0: "rest", 17: "left"}),
         ("colors.csv", {0: None, 17: "left"}),
         ("quoted.txt", {0: None, 17: 'the "left" one'}),
+        ("opaque.txt", {0: "Unknown", 17: "Left"}),
+        ("lobules.txt", {0: None, 17: "Lobule 4"}),
+        ("hex.csv", {0: None, 17: "left"}),
+        ("bars.txt", {0: None, 17: "left"}),
+        ("quotes.txt", {0: None, 17: "left one"}),
+        ("comments.txt", {0: None, 17: "left"}),
+        ("names.csv", {0: None, 17: "3rd; ventricle"}),
+        ("floats.csv", {0: "rest", 17: "left"}),
     ],
 )
 def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, setting, expected):
@@ -69,6 +77,15 @@ def test_values_are_listed_or_those_that_occur(tmp_path, monkeypatch, cases, set
     (tmp_path / "reset.csv").write_text("index,label,name\n0,0,rest\n1,17,left\n17,53,right\n")
     (tmp_path / "colors.csv").write_text("17,left,255,0,0\n53,,0,0,0,0\n")
     (tmp_path / "quoted.txt").write_text('17 the "left" one\n')
+    colors = "0 Unknown 0 0 0 0\n17 Left 220 216 20 0\n53 Right 103 255 255\n"
+    (tmp_path / "opaque.txt").write_text(colors)
+    (tmp_path / "lobules.txt").write_text("17 Lobule 4 10 20 30\n53 Crus 1 40 50 60\n")
+    (tmp_path / "hex.csv").write_text("17,#ff0000,left\n53,#00ff00,right\n")
+    (tmp_path / "bars.txt").write_text("17 | left\n53 | right\n")
+    (tmp_path / "quotes.txt").write_text('17 "left one" 1 2 3 0\n53 "right" 1 2 3 0\n')
+    (tmp_path / "comments.txt").write_text("17 left 1 2 3 0 # as seen\n53 right 1 2 3 0\n")
+    (tmp_path / "names.csv").write_text("name,index\n3rd; ventricle,17\nCSF,53\n")
+    (tmp_path / "floats.csv").write_text("index,name\n0.0,rest\n17.0,left\n")
     for _ in range(2):  # the second time, they are in the cache
         found = read_label_values(setting, lambda: cases, tmp_path / "cache", [-1])
         assert list(found.items()) == list(expected.items())

@@ -67,8 +67,8 @@ def read_table(file: Path) -> dict[int, list[str]]:
     """Return the names of values in a JSON object, or in lines with a value and a name.
 
     A line is one of FreeSurfer's color tables or of ITK-SNAP's label descriptions, or has columns
-    that tabs, semicolons or commas separate. A header says which; without one, these are the first
-    and the first text after it. Other lines without a value are comments.
+    that tabs, semicolons, commas or bars separate. A header says which; without one, these are the
+    first and the first text after it. Other lines without a value are comments.
     """
     try:
         text = file.read_text("utf-8-sig")
@@ -86,7 +86,7 @@ def read_table(file: Path) -> dict[int, list[str]]:
             raise UsageError(f"{KEY}: {file} must map values to names, not {value} to {name}")
         named.setdefault(int(value), []).append(name or str(value))
     if not named:
-        raise UsageError(f"{KEY}: {file} must name values of labels")
+        raise UsageError(f"{KEY}: {file} must name values of labels, in lines or a JSON object")
     return named
 
 
@@ -98,6 +98,12 @@ def order_pair(pair: tuple[str, Any]) -> tuple[Any, Any]:
 
 
 NUMBER = r"[-+]?\d*\.?\d+"
+HEX_COLOR = r"#[0-9a-fA-F]{6,8}"
+
+DELIMITERS = "\t;,|"
+
+ALPHAS = {"0"}, {"1"}, {"255"}
+"""How opaque the colors of a table are, which is the same in all of its lines."""
 
 NAME_COLUMNS = ("name", "labelname", "structure", "region", "label")
 VALUE_COLUMNS = ("value", "labelvalue", "label", "index", "id")
@@ -119,23 +125,33 @@ def list_pairs(lines: Sequence[str]) -> list[tuple[str, str]]:
     >>> list_pairs(["color,Name,Index", 'red,"Gyrus, left",2001'])
     [('2001', 'Gyrus, left')]
     """
-    rows = [split_line(line.strip()) for line in lines if line.strip("# \t") and line[0] != "#"]
+    lines = [line.strip() for line in lines if line.strip("# \t") and line[0] != "#"]
+    rows = [split_line(line) for line in lines]
     value_at, name_at = 0, None
     if rows and len(rows[0]) > 1 and rows[0][1][:1] != " " and not rows[0][0].isdecimal():
-        value_at, name_at = find_columns([cell.casefold().replace(" ", "") for cell in rows[0]])
+        value_at, name_at = find_columns(rows[0])
+        delimiter = next(d for d in DELIMITERS if d in lines[0])
+        rows = [split_cells(line, delimiter) for line in lines]
+        for row in rows:
+            row[value_at : value_at + 1] = [c.removesuffix(".0") for c in row[value_at:][:1]]
     rows = [row for row in rows if len(row) > max(value_at, 1) and row[value_at].isdecimal()]
-    spaced = [count_numbers(row[1]) for row in rows if row[1][:1] == " "]
-    color = 3 if 3 in spaced else 4
-    color *= 2 * sum(count >= color for count in spaced) > len(spaced)
+    spaced = [row[1].split() for row in rows if row[1][:1] == " "]
+    counts = [*map(count_numbers, spaced)]
+    last = {words[-1] for words, count in zip(spaced, counts, strict=True) if count > COLORS}
+    color = COLORS + (last in ALPHAS) if 2 * sum(n >= COLORS for n in counts) > len(counts) else 0
     pairs = []
     for row in rows:
         if row[1].startswith(" "):
             words = re.sub(rf"^( {NUMBER}){{3,}}", "", row[1]).split()
-            name = " ".join(words[:-color] if 0 < color <= count_numbers(row[1]) else words)
+            count = min(color, count_numbers(words))
+            name = " ".join(words[: len(words) - count] if count >= COLORS else words)
+            if re.fullmatch('"[^"]*"', name):
+                name = name[1:-1]
         elif name_at is not None:
             name = row[name_at] if name_at < len(row) else ""
         else:
-            name = next((cell for cell in row[1:] if not is_number(cell)), row[1])
+            texts = (c for c in row[1:] if not is_number(c) and not re.fullmatch(HEX_COLOR, c))
+            name = next(texts, row[1])
             if 0 < sum(map(is_number, row[1:])) < COLORS and not is_number(name):
                 raise UsageError(
                     f"{KEY}: which number of {', '.join(row)} is the value? Begin the table with a "
@@ -148,32 +164,39 @@ def list_pairs(lines: Sequence[str]) -> list[tuple[str, str]]:
 def find_columns(header: Sequence[str]) -> tuple[int, int]:
     """Return which columns have the values and the names.
 
-    >>> find_columns(["index", "label", "name"]), find_columns(["index", "label"])
+    >>> find_columns(["index", "label", "name"]), find_columns(["Index", "Label Name"])
     ((1, 2), (0, 1))
     """
+    shown, header = header, [cell.casefold().replace(" ", "") for cell in header]
     name = next((name for name in NAME_COLUMNS if name in header), None)
     value = next((value for value in VALUE_COLUMNS if value in header and value != name), None)
     if value is None or name is None:
         raise UsageError(
-            f"{KEY}: call the columns of a table index and name, not {', '.join(header)}"
+            f"{KEY}: call the columns of a table index and name, not {', '.join(shown)}"
         )
     return header.index(value), header.index(name)
 
 
-def count_numbers(text: str) -> int:
-    """Return how many numbers are at the end of a text."""
-    return len([*takewhile(is_number, reversed(text.split()))])
+def count_numbers(words: Sequence[str]) -> int:
+    """Return how many of the words are numbers at the end."""
+    return len([*takewhile(is_number, reversed(words))])
 
 
 def split_line(line: str) -> list[str]:
     """Return the columns of a line; where spaces separate, its first word, and " " and the rest."""
-    for delimiter in "\t;,":
-        [cells] = csv.reader([line], delimiter=delimiter, skipinitialspace=True)
-        if len(cells) > 1 and (cells[0].strip().isdecimal() or not line[0].isdecimal()):
-            return [cell.strip() for cell in cells]
-    first, *rest = line.split()
+    for delimiter in DELIMITERS:
+        cells = split_cells(line, delimiter)
+        if len(cells) > 1 and (cells[0].isdecimal() or not line[0].isdecimal()):
+            return cells
+    first, *rest = line.split(" # ")[0].split()
     quoted = re.fullmatch(r'[\d.\s]*"(.*)"', line)
     return [first, *([quoted[1]] if quoted else [" " + " ".join(rest)] if rest else [])]
+
+
+def split_cells(line: str, delimiter: str) -> list[str]:
+    """Return the columns of a line, without quotes and spaces around them."""
+    [cells] = csv.reader([line], delimiter=delimiter, skipinitialspace=True)
+    return [cell.strip() for cell in cells]
 
 
 def is_number(text: str) -> bool:
