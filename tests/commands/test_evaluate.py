@@ -79,10 +79,14 @@ def test_arrays_that_may_be_transposed_are_named(folder, capsys):
     assert message in shown.out + shown.err
 
 
+@pytest.mark.parametrize("values", [None, [0, 1, 2]])
 def test_classes_in_another_order_than_those_of_the_checkpoint_are_refused(
-    folder, capsys, monkeypatch
+    folder, capsys, monkeypatch, values
 ):
-    trained = {"unet3d": {"classes": ["background", "head", "tail"]}}
+    preprocessing = {"label_values": values, "ignore_labels": []}
+    trained = {
+        "unet3d": {"classes": ["background", "head", "tail"], "preprocessing": preprocessing}
+    }
     monkeypatch.setattr(options, "load_run", lambda path: trained)
     monkeypatch.setattr(options, "group_cases_by_use", lambda *_: None)
     assert evaluate("checkpoint=run", "classes=[background,tail,head]") == 2

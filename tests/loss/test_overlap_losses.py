@@ -137,3 +137,11 @@ def test_skeleton_recall_is_the_mean_probability_in_the_tube():
 def test_invalid_options_are_an_error(build):
     with pytest.raises(UsageError, match=r"loss needs|got cubic"):
         build()
+
+
+@pytest.mark.parametrize("build", [DiceCE, Tversky, SkeletonRecall])
+def test_one_output_has_no_foreground_to_count(build):
+    logits, labels = torch.zeros(1, 1, 4, 4, 4), torch.zeros(1, 4, 4, 4, dtype=torch.uint8)
+    with pytest.raises(UsageError, match="one output, the background"):
+        build()(logits, labels)
+    assert GeneralizedDice()(logits, labels).isfinite()

@@ -304,3 +304,12 @@ def test_a_plain_pass_of_the_encoder_may_come_before_a_fused_one():
         gradients.append([p.grad for p in network.parameters()])
     for got, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+def test_statistics_that_average_all_batches_are_those_of_plain_modules(small_tiles):
+    fused, plain = make_pair(FUSED)
+    for module in (*fused.modules(), *plain.modules()):
+        if isinstance(module, nn.BatchNorm3d):
+            module.momentum = None
+    results = [run_steps(model, *make_batch((16, 8, 8)), steps=4) for model in (fused, plain)]
+    assert_equal_results(*results)

@@ -214,12 +214,12 @@ def resolve_classes(settings: EvaluationConfig, trained: Mapping[str, Any]) -> L
         known, regions = tuple(map(str, trained.get("classes", ()))), trained.get("regions")
         used = trained.get("preprocessing", {})
         values = used.get("label_values")
+        if listed is not None and {*known} == {*listed} and known != listed:
+            raise UsageError(f"classes: the checkpoint has them in the order {', '.join(known)}")
         if values is not None and listed is not None and len(listed) == len(values):
             names = name_labels(listed, values=values)
         elif (values is not None or regions or names is None) and listed is None:
             names = name_labels(known, regions, used.get("ignore_labels", ()), values)
-        elif listed is not None and {*known} == {*listed} and known != listed:
-            raise UsageError(f"classes: the checkpoint has them in the order {', '.join(known)}")
     if settings.regions is None:
         return names
     return replace(names or LabelNames(classes={}, known_labels=None), classes=settings.regions)

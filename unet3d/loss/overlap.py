@@ -105,6 +105,11 @@ class OverlapLoss(nn.Module):
     def select_foreground(self, sums: ClassSums) -> list[Tensor]:
         """Return overlap, predicted and reference without the background, which regions lack."""
         first = 1 if self.region_table is None else 0
+        if sums.overlap.shape[-1] <= first:
+            raise UsageError(
+                "the network has one output, the background, and the loss counts the foreground: "
+                "give it two or more, or regions"
+            )
         return [part[..., first:] for part in (sums.overlap, sums.predicted, sums.reference)]
 
 

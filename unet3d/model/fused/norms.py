@@ -257,7 +257,9 @@ def _fold(
 @torch.no_grad()
 def _update_running_stats(norm: Any, mean: Tensor, variance: Tensor) -> None:
     """Update the running statistics as nn.BatchNorm3d does."""
-    momentum = 1.0 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
+    momentum = norm.momentum
+    if momentum is None:
+        momentum = 1.0 / norm.num_batches_tracked.double()
     statistics = norm.running_mean, norm.running_var
     with torch.autograd._unsafe_preserve_version_counter(statistics):  # as torch's own kernels
         for running, new in zip(statistics, (mean, variance), strict=True):
