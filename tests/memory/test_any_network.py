@@ -83,6 +83,10 @@ def test_devices_have_the_names_that_torch_gives_them_and_others_are_refused():
     assert estimate("cuda").largest_batch(0.5) == 0
     with pytest.raises(UsageError, match="budget_gib must be above 0, got -1"):
         estimate("cuda").largest_batch(-1)
+    with pytest.raises(UsageError, match="budget_gib must be above 0, got 8"):
+        estimate("cuda").largest_batch("8")
+    with pytest.raises(UsageError, match=r"optimizer must make one, such as .*, got 'adam'"):
+        unet3d.estimate_memory(nn.Linear(4, 4), (2, 4), optimizer="adam")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +94,8 @@ def test_devices_have_the_names_that_torch_gives_them_and_others_are_refused():
     [
         ("foo", CUBE, r"model must be a torch.nn.Module, got 'foo'"),
         (nn.ReLU(), (1, 1, -16, 16, 16), r"must be sizes of at least 1, got \(1, 1, -16"),
+        (nn.ReLU(), "1,1,8,8,8", "must be sizes of at least 1, got '1,1,8"),
+        (nn.ReLU(), 8, "must be sizes of at least 1, got 8"),
     ],
 )
 def test_what_cannot_be_estimated_is_named(model, shape, message):

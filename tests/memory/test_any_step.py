@@ -4,7 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -585,6 +585,24 @@ def test_losses_that_copy_what_is_strided_or_reuse_memory_are_exact(compute_loss
     assert estimated.peak == measure_script(build).peak
 
 
+@pytest.mark.parametrize("activate", [Tensor.softmax, Tensor.log_softmax])
+def test_the_gradient_of_a_softmax_is_copied_where_it_is_strided(activate):
+    def build():
+        logits = nn.Parameter(torch.rand(2, 4, 12, 12, 12))
+        optimizer = torch.optim.SGD([logits], 0.1)
+        mask = torch.rand(2, 12, 12, 12, 4).permute(0, 4, 1, 2, 3)
+
+        def step():
+            optimizer.zero_grad()
+            (activate(logits, 1) * mask).sum().backward()
+            optimizer.step()
+
+        return step
+
+    estimated = unet3d.estimate_step(build, device="cpu")
+    assert estimated.peak == measure_script(build).peak
+
+
 def optimizers_in_backward():
     network = make_network()
 
@@ -880,6 +898,58 @@ def test_sizes_and_branches_by_value_are_said_with_their_line():
         estimate_with(lambda y, _: check(y.isfinite().all(), y.mean()))
 
 
+def test_floats_that_a_script_compares_are_said_with_their_line():
+    choose = estimate_with(lambda y, _: y.mean() if 1 + y.mean().item() > 1e-6 else y.sum())
+    assert re.search(r"are 0 and False .* read at .*test_any_step.py:\d+$", repr(choose))
+    used = estimate_with(lambda y, _: y.mean() * (1 - 2 / y.mean().item()) / abs(y.sum().item()))
+    assert "in an estimate" not in repr(used)
+
+
+def test_an_obstacle_that_a_script_catches_ends_the_estimate():
+    def try_mask(y, _):
+        with suppress(Exception):
+            return y[y > 0].mean()
+        return y.mean()
+
+    with pytest.raises(UsageError, match=r"a shape depends on values .*y > 0"):
+        estimate_with(try_mask)
+
+
+@pytest.mark.parametrize(
+    ("compute_loss", "device", "note"),
+    [
+        (lambda y, _: y.prod(1).mean(), "cuda", "torch.prod is estimated as for inputs with zeros"),
+        (lambda y, _: y.prod(), "cpu", "torch.prod is estimated as for inputs with zeros"),
+        (lambda y, _: y.cumprod(1).mean(), "cpu", "torch.cumprod is estimated as for inputs"),
+        (lambda y, _: y.max(), "cpu", "torch.max of all values is estimated as on a GPU"),
+        (lambda y, _: -y.min(), "cpu", "torch.min of all values is estimated as on a GPU"),
+        (lambda y, _: y.max(), "cuda", None),
+        (lambda y, _: y.max(1).values.mean(), "cpu", None),
+    ],
+)
+def test_formulas_that_read_values_are_said_to_be_estimated_otherwise(compute_loss, device, note):
+    notes = estimate_with(compute_loss, device=device).details.notes
+    assert len(notes) == (note is not None)
+    assert all(f"the gradient of {note}" in found for found in notes)
+
+
+@pytest.mark.parametrize("mode", ["mean", "sum", "max"])
+def test_the_gradient_of_bags_sorts_their_indices(mode):
+    def build():
+        network = nn.EmbeddingBag(500, 16, mode=mode)
+        return loop(network, mean, lambda: (torch.randint(0, 500, (64, 100)), None))
+
+    estimated = unet3d.estimate_step(build, device="cpu").peak
+    assert estimated == pytest.approx(measure_script(build).peak, abs=16)
+
+
+def test_a_step_without_tensors_and_a_budget_without_end_are_refused():
+    with pytest.raises(UsageError, match="uses no tensors"):
+        unet3d.estimate_step(lambda: lambda: None)
+    with pytest.raises(UsageError, match="must be a number above 0, got inf"):
+        unet3d.estimate_step(build_for_cuda, budget_gib=float("inf"))
+
+
 def test_the_checks_of_distributions_do_not_end_an_estimate():
     def build():
         def loss(y, _):
@@ -914,6 +984,15 @@ def test_what_sparse_adam_computes_is_said_to_be_left_out():
 
     notes = unet3d.estimate_step(build, device="cpu").details.notes
     assert notes == ["what SparseAdam computes with sparse gradients is not estimated"]
+
+
+def test_asgd_is_said_to_average_from_the_start():
+    def build():
+        network = make_network()
+        return loop(network, optimizer=torch.optim.ASGD(network.parameters()))
+
+    assert "ASGD is estimated as after" in repr(unet3d.estimate_step(build, device="cpu"))
+    assert "ASGD" not in repr(unet3d.estimate_step(build))
 
 
 def check(holds, value):

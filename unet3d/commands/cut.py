@@ -92,8 +92,8 @@ def open_parts(file: Path) -> StoredVoxels:
     """Open a file whose parts can be read."""
     if (voxels := open_voxels(file)) is None:
         raise UsageError(
-            f"{file} cannot be read by parts (its format, compression or scaled values): convert it "
-            "to OME-Zarr, or to .npy"
+            f"{file} cannot be read by parts (its format, compression or scaled values): convert "
+            "it to OME-Zarr, or to .npy"
         )
     return voxels
 

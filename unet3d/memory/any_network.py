@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from numbers import Real
 from typing import Any
 
 import torch
@@ -56,8 +57,14 @@ def estimate_memory(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, got {model!r}")
-    if not input_shape or min(input_shape) < 1:
+    try:
+        sizes = torch.Size(input_shape)
+    except TypeError:
+        sizes = torch.Size()
+    if not sizes or min(sizes) < 1:
         raise UsageError(f"input_shape must be sizes of at least 1, got {input_shape!r}")
+    if not callable(optimizer):
+        raise UsageError(f"optimizer must make one, such as torch.optim.AdamW, got {optimizer!r}")
     name, supported = find_precision(precision), ("32", *AUTOCAST_TYPES)
     if name not in supported:
         raise UsageError(f"precision must be one of {', '.join(supported)}, got {precision!r}")
@@ -74,13 +81,13 @@ def estimate_memory(
                 fake._compiled_call_impl = None
                 use_plain_modules(fake)
             made = optimizer(p for p in fake.parameters() if p.requires_grad)
-            shape = (batch, *input_shape[1:])
+            shape = (batch, *sizes[1:])
             return make_loop(fake, shape, loss or sum_means, made, AUTOCAST_TYPES.get(name))
 
         return trace_script(build, cuda=cuda)
 
     try:
-        return NetworkEstimate(estimate, input_shape[0])
+        return NetworkEstimate(estimate, sizes[0])
     except UntraceableError as error:
         if isinstance(error.__cause__, TypeError) or OTHER_TYPE.search(str(error)):
             raise UntraceableError(f"{error}. {ONE_INPUT}") from error
@@ -101,7 +108,7 @@ class NetworkEstimate(StepEstimate):
         """
         if not self.details.trace.cuda:
             raise UsageError('largest_batch is for GPUs: estimate with device="cuda"')
-        if not budget_gib > 0:
+        if not (isinstance(budget_gib, Real) and budget_gib > 0):
             raise UsageError(f"budget_gib must be above 0, got {budget_gib}")
         found = find_fitting_batch(self._estimate, int(budget_gib * GIB))
         return 0 if found is None else found[0]

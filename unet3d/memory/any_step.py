@@ -1,5 +1,6 @@
 """Estimate the memory of a training step that a script defines."""
 
+from math import inf
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -54,10 +55,14 @@ def estimate_step(
     """
     if not callable(build):
         raise UsageError(f"build must be a function that returns a training step, got {build!r}")
-    if budget_gib is not None and not (isinstance(budget_gib, Real) and budget_gib > 0):
+    is_number = isinstance(budget_gib, Real) and 0 < budget_gib < inf
+    if not (budget_gib is None or is_number):
         raise UsageError(f"budget_gib must be a number above 0, got {budget_gib!r}")
     budget = None if budget_gib is None else int(budget_gib * GIB)
-    return StepEstimate(trace_script(build, cuda=simulates_cuda(device)), budget)
+    details = trace_script(build, cuda=simulates_cuda(device))
+    if not details.trace.blocks:
+        raise UsageError(f"the step that {build!r} returns uses no tensors")
+    return StepEstimate(details, budget)
 
 
 def simulates_cuda(device: str | torch.device) -> bool:

@@ -34,6 +34,17 @@ ADDING = ("Cholesky", "Linalg", "StdMean", "VarMean")
 """How nodes begin whose formulas add two tensors to a new one."""
 
 
+WITH_ZEROS, ON_GPU = "as for inputs with zeros", "as on a GPU"
+OTHER_FORMULAS = {
+    "ProdBackward0": ("torch.prod", WITH_ZEROS),
+    "ProdBackward1": ("torch.prod", WITH_ZEROS),
+    "CumprodBackward0": ("torch.cumprod", WITH_ZEROS),
+    "MaxBackward1": ("torch.max of all values", ON_GPU),
+    "MinBackward1": ("torch.min of all values", ON_GPU),
+}
+"""Nodes whose formulas read values, and choose other steps for tensors that have none."""
+
+
 def get_sequence_number() -> int:
     """Return the sequence number of autograd's next node."""
     return torch._C._autograd._get_sequence_nr()  # ty: ignore[possibly-missing-submodule]
@@ -47,6 +58,12 @@ def find_makers(func: Any) -> tuple[str, ...]:
         return ()
     node = torch._C._current_autograd_node()
     return BCE_STARTS if node is not None and node.name() == BCE_NODE else ()
+
+
+def find_other_formula(node: Any, *, cuda: bool) -> tuple[str, str] | None:
+    """Return what a node differentiates and how, where real tensors take other steps."""
+    formula = OTHER_FORMULAS.get(node.name())
+    return None if formula is None or (cuda and formula[1] == ON_GPU) else formula
 
 
 def add_bag_numbers(args: tuple) -> tuple:

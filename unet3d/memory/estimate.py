@@ -248,6 +248,8 @@ def trace_step(
                 if validates:
                     step.validate(trace)
                 trace.begin_phase("end")
+            if trace.obstacle is not None:  # and the script has gone on without what it prevented
+                raise trace.obstacle
     except UsageError:
         raise
     except Exception as error:  # a network may do what tensors without values cannot follow
@@ -261,13 +263,14 @@ def trace_step(
     estimate = MemoryEstimate(trace, parameters=count_parameters(model), levels=levels)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         estimate.notes.append("what recurrent layers keep for backward is not estimated")
+    estimate.notes += [f"the gradient of {n} is estimated {how}" for n, how in trace.formulas]
     estimate.notes += describe_reads(trace)
     return estimate
 
 
 def describe_reads(trace: Trace) -> list[str]:
     """Say where a step reads values on which sizes and branches may depend, if it does."""
-    note = "whole numbers and conditions are 0 and False in an estimate, which may change what runs"
+    note = "numbers and conditions are 0 and False in an estimate, which may change what runs"
     return [f"{note}: they are read at {join_first(list(trace.reads))}"] if trace.reads else []
 
 

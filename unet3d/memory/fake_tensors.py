@@ -89,6 +89,31 @@ def copy_as_fake(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model, memo)
 
 
+def copy_fake(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """Copy a tensor without its mode, which torch would copy too.
+
+    As torch does, copy a parameter, but of other tensors the whole storage, once for all its views.
+    """
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if isinstance(tensor, nn.Parameter):
+        copy = nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+    else:
+        storage = tensor.untyped_storage()
+        storages = memo.setdefault("torch", {})
+        if storage._cdata not in storages:
+            numel = storage.nbytes() // tensor.element_size()
+            storages[storage._cdata] = torch.empty(numel, dtype=tensor.dtype)
+        torch.empty((), dtype=tensor.dtype)  # torch lets it take over the storage
+        whole = storages[storage._cdata].view(tensor.dtype)
+        copy = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
+        copy.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            copy.grad = copy_fake(tensor.grad, memo)
+    memo[id(tensor)] = copy
+    return copy
+
+
 def run_parts(mode: TorchDispatchMode, func: Any, args: tuple, kwargs: dict) -> Any:
     """Run what an operator is made of where it arrives whole, as it does in inference mode."""
     if not torch.is_inference_mode_enabled() or func.namespace != "aten":
@@ -115,12 +140,49 @@ def find_read(func: Any, args: tuple) -> str | None:
     """Return the line that reads a whole number or a condition that has no value, if it does."""
     if func is not aten._local_scalar_dense.default or args[0].is_floating_point():
         return None
-    if getattr(args[0], "constant", None) is not None:
-        return None
+    return None if getattr(args[0], "constant", None) is not None else find_line()
+
+
+def find_line() -> str:
+    """Return the file and the line that runs, outside of torch and this package."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH, OURS)):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class ReadNumber(float):
+    """A number without a value that a script reads of a tensor; lines that compare it are kept."""
+
+    lines: dict[str, None]
+
+    def __new__(cls, value: float, lines: dict[str, None]) -> "ReadNumber":
+        number = super().__new__(cls, value)
+        number.lines = lines
+        return number
+
+    __hash__ = float.__hash__
+
+
+def _follow(name: str, *, compares: bool) -> Callable[..., Any]:
+    method = getattr(float, name)
+
+    def run(self: ReadNumber, *others: Any) -> Any:
+        if compares:
+            self.lines[find_line()] = None
+        try:
+            result = method(self, *others)
+        except ZeroDivisionError:
+            result = 0.0
+        return ReadNumber(result, self.lines) if type(result) is float else result
+
+    return run
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "abs"):
+    setattr(ReadNumber, f"__{_name}__", _follow(f"__{_name}__", compares=False))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "bool"):
+    setattr(ReadNumber, f"__{_name}__", _follow(f"__{_name}__", compares=True))
 
 
 def make_short_range(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -26,7 +26,15 @@ from torch.utils._pytree import tree_map
 from unet3d.errors import UsageError
 from unet3d.memory.cuda_kernels import FUNCTIONS, prefer
 from unet3d.memory.estimate import MemoryEstimate, Step, trace_step
-from unet3d.memory.fake_tensors import OURS, TORCH, SmallRangeMode, enable_foreach, replace
+from unet3d.memory.fake_tensors import (
+    OURS,
+    TORCH,
+    ReadNumber,
+    SmallRangeMode,
+    copy_fake,
+    enable_foreach,
+    replace,
+)
 from unet3d.memory.trace import Trace
 from unet3d.types import HasRetention
 
@@ -51,11 +59,12 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
         if not callable(step):
             raise UsageError(f"build must return a function that takes a step, got {step!r}")
         model, tensors, optimizers = find_fake()
-        steps.append(ScriptStep(model, tensors, step, optimizers, cuda=cuda))
+        steps.append(ScriptStep(model, tensors, step, optimizers, cuda=cuda, reads=mode.reads))
         return steps[0]
 
     steps: list[ScriptStep] = []
     compiled, fused = list[Any](), set[str]()
+    mode = ScriptMode(cuda=cuda)
 
     def follow(forward: Callable) -> Callable:
         def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +85,7 @@ def trace_script(build: Build, *, cuda: bool) -> MemoryEstimate:
     is_alone = not (distributed.is_available() and distributed.is_initialized())
     with (
         replace(fake_tensor, "CONSTANT_NUMEL_LIMIT", lambda limit: 64 if is_alone else limit),
-        ScriptMode(cuda=cuda),
+        mode,
         replace(nn.TransformerEncoderLayer, "forward", follow),
         replace(nn.MultiheadAttention, "forward", follow),
         replace(torch, "compile", lambda original: skip_compile),
@@ -126,10 +135,12 @@ class ScriptStep(Step):
     step: Callable[[], Any]
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     cuda: bool = False
+    reads: dict[str, None] = field(default_factory=dict)  # lines that compare what has no value
     notes: list[str] = field(default_factory=list)
     calls: int = 0  # in which every optimizer updates its weights; 0: not known yet
 
     def train(self, trace: Trace) -> None:
+        trace.reads = self.reads
         trace.label(self.tensors, "input")
         self.tensors = []
         gc.collect()  # storages that the last call has replaced, as by `p.data =`
@@ -147,8 +158,11 @@ class ScriptStep(Step):
                 f"{names} {NO_UPDATE} in {MAX_CALLS} calls: what it takes is left out, and "
                 "backward if that did not run"
             )
-        if any(isinstance(optimizer, torch.optim.SparseAdam) for optimizer in self.optimizers):
+        kinds = {type(optimizer) for optimizer in self.optimizers}
+        if torch.optim.SparseAdam in kinds:
             self.notes.append("what SparseAdam computes with sparse gradients is not estimated")
+        if torch.optim.ASGD in kinds and not self.cuda:
+            self.notes.append("ASGD is estimated as after its first t0 steps, when it averages")
         self.optimizers = []
 
     @contextmanager
@@ -269,6 +283,7 @@ class ScriptMode(TorchFunctionMode):
 
     def __init__(self, *, cuda: bool):
         self.cuda = cuda
+        self.reads: dict[str, None] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None
@@ -278,6 +293,9 @@ class ScriptMode(TorchFunctionMode):
             return format(0.0, args[1])
         if func is Tensor.numpy:  # of what a script logs, or decides by
             return make_array(args[0])
+        if func is Tensor.item and is_script() and args[0].is_floating_point():
+            has_value = getattr(args[0], "constant", None) is not None
+            return func(*args) if has_value else ReadNumber(func(*args), self.reads)
         if func is Tensor.__deepcopy__:
             return copy_fake(*args)
         if func in FINITE and args and not args[0].dim():
@@ -303,31 +321,6 @@ def make_array(tensor: Tensor) -> np.ndarray:
         with suppress(fake_tensor.DataDependentOutputException):  # before the step
             tensor.as_strided((), ()).item()
     return np.zeros(tensor.shape, str(tensor.dtype).removeprefix("torch."))
-
-
-def copy_fake(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
-    """Copy a tensor without its mode, which torch would copy too.
-
-    As torch does, copy a parameter, but of other tensors the whole storage, once for all its views.
-    """
-    if id(tensor) in memo:
-        return memo[id(tensor)]
-    if isinstance(tensor, nn.Parameter):
-        copy = nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
-    else:
-        storage = tensor.untyped_storage()
-        storages = memo.setdefault("torch", {})
-        if storage._cdata not in storages:
-            numel = storage.nbytes() // tensor.element_size()
-            storages[storage._cdata] = torch.empty(numel, dtype=tensor.dtype)
-        torch.empty((), dtype=tensor.dtype)  # torch lets it take over the storage
-        whole = storages[storage._cdata].view(tensor.dtype)
-        copy = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
-        copy.requires_grad_(tensor.requires_grad)
-        if tensor.grad is not None:
-            copy.grad = copy_fake(tensor.grad, memo)
-    memo[id(tensor)] = copy
-    return copy
 
 
 def replace_gpu(value: Any) -> Any:

@@ -7,11 +7,14 @@ sees each operation and records a list of events (allocate, free), from which th
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -22,12 +25,12 @@ from unet3d.memory.autograd import (
     add_bag_numbers,
     adds_to_new_tensor,
     find_makers,
+    find_other_formula,
     get_sequence_number,
     is_called_by_engine,
     is_unshared,
     leads_to_modified_view,
 )
-from unet3d.memory.cuda_kernels import ATTENTION_BACKWARD
 from unet3d.memory.cuda_libraries import (
     COLUMNS,
     CONVOLUTIONS,
@@ -42,23 +45,9 @@ from unet3d.memory.cuda_libraries import (
 )
 from unet3d.memory.events import Block, EventRange, OpenCall
 from unet3d.memory.fake_tensors import evaluate_on_host, find_read, run_parts
+from unet3d.memory.temporaries import find_kept_bytes, list_temporaries
 
 aten = torch.ops.aten
-
-COPY_IF_STRIDED = {
-    aten.upsample_trilinear3d_backward: is_dense,
-    aten.upsample_nearest3d_backward: is_dense,
-    aten.max_pool3d_with_indices_backward: is_dense,
-    **dict.fromkeys((aten._softmax, aten._log_softmax, aten.col2im), Tensor.is_contiguous),
-}
-"""Kernels that first copy what is not dense, or not contiguous, on CUDA and CPUs."""
-
-RESIZED_LOSSES = {
-    *(aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
-}
-"""Losses whose number keeps the memory of all its summands: kernels resize what they allocate."""
-SUMMED_LOSSES = {aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
-"""Losses that compute their summands in temporary memory (ATen/native/Loss.cpp)."""
 
 FUSED_OPTIMIZERS = {getattr(aten, f"_fused_{n}_") for n in ("adagrad", "adam", "adamw", "sgd")}
 
@@ -76,6 +65,8 @@ class Trace(TorchDispatchMode):
         self.graph_pool: list[range] = []  # events in the memory pool of CUDA graphs
         self.weights: dict[int, int] = {}  # numel of a weight, by the workspace of its gradient
         self.reads: dict[str, None] = {}  # lines that read values which decide what runs
+        self.obstacle: Exception | None = None  # what a step cannot do without values
+        self.formulas: dict[tuple[str, str], None] = {}  # see autograd.OTHER_FORMULAS
         self._stream = "default"
         # What has a workspace of cuBLAS: threads and cuBLASLt, for each stream.
         self._cublas_users: set[tuple[str, str]] = set()
@@ -180,7 +171,11 @@ class Trace(TorchDispatchMode):
         if func is aten._embedding_bag_backward.default:
             args = add_bag_numbers(args)
             self._see(args, "offset2bag")
-        out, operation = func(*args, **kwargs), func.overloadpacket
+        try:
+            out, operation = func(*args, **kwargs), func.overloadpacket
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            self.obstacle = error
+            raise
         op = str(operation).removeprefix("aten.")
         if self.cuda:
             out = follow_cudnn(func, args, out)
@@ -191,7 +186,7 @@ class Trace(TorchDispatchMode):
             if operation in CONVOLUTIONS:
                 self._see_convolution(operation, args, out, op)
         self._see(out, op)
-        self._add_kernel_copies(operation, args, out, op)
+        self._add_temporaries(operation, args, out, op)
         if self.cuda and func.namespace == "unet3d":  # all of them live until it returns
             temporaries = OPERATORS[func._schema.name].list_temporaries(*args)
             for block in [self._allocate(n, func._schema.name) for n in temporaries]:
@@ -241,32 +236,12 @@ class Trace(TorchDispatchMode):
         block, _ = self._live.pop(address)
         self._free(block)
 
-    def _add_kernel_copies(self, operation: Any, args: tuple, out: Any, op: str) -> None:
-        """Record copies that a kernel makes and frees before it returns."""
-        reads = COPY_IF_STRIDED.get(operation, torch.is_tensor)
-        if nbytes := sum(t.nbytes for t in args if isinstance(t, Tensor) and not reads(t)):
-            self._free(self._allocate(nbytes, f"{op}: contiguous copy"))
-        if operation in RESIZED_LOSSES | SUMMED_LOSSES and out.dim() == 0:
-            shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-            nbytes = prod(shape) * out.element_size()
-            if operation in RESIZED_LOSSES:
-                self._live[_address(out)][0].nbytes = nbytes
-            if operation in SUMMED_LOSSES:
-                self._free(self._allocate(nbytes, f"{op}: summands"))
-        elif operation is aten.col2im:  # resizes what it has allocated
-            self._live[_address(out)][0].nbytes = max(out.nbytes, args[0].nbytes)
-        elif operation is aten.soft_margin_loss_backward:
-            self._free(self._allocate(2 * out.nbytes, f"{op}: summands"))
-        elif operation is aten.binary_cross_entropy_with_logits:
-            result = out.nbytes if out.dim() else 0
-            self._free(self._allocate(2 * args[0].nbytes - result, f"{op}: summands"))
-        elif operation in ATTENTION_BACKWARD:
-            self._free(self._allocate(4 * args[1].numel(), f"{op}: float32 sums"))
-        elif operation is aten.sum and args[0].dtype != out.dtype:
-            fused = args[0].dtype in (torch.float16, torch.bfloat16) and out.dtype == torch.float32
-            if not (self.cuda and fused):  # labels and masks are copied as int64
-                nbytes = args[0].numel() * out.element_size()
-                self._free(self._allocate(nbytes, f"{op}: copy as {out.dtype}"))
+    def _add_temporaries(self, operation: Any, args: tuple, out: Any, op: str) -> None:
+        """Record what a kernel allocates and frees before it returns."""
+        if (nbytes := find_kept_bytes(operation, args, out)) is not None:
+            self._live[_address(out)][0].nbytes = nbytes
+        for nbytes, what in list_temporaries(operation, args, out, cuda=self.cuda):
+            self._free(self._allocate(nbytes, f"{op}: {what}"))
 
     def _see_convolution(self, operation: Any, args: tuple, out: Any, op: str) -> None:
         """Record the outputs of a convolution, each followed by its workspace."""
@@ -356,6 +331,8 @@ class Trace(TorchDispatchMode):
         number = node._sequence_nr()
         if number != self._node:
             self._node, self._node_start = number, len(self.events)
+            if (formula := find_other_formula(node, cuda=self.cuda)) is not None:
+                self.formulas[formula] = None
         if number < self._num_forward_nodes:  # else it belongs to the node before it
             self._last_path = self._node_paths.get(number, "")
         return self._last_path
