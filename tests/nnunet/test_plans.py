@@ -137,6 +137,9 @@ def test_an_estimate_needs_no_raw_dataset(path, tmp_path, monkeypatch):
         (f"{NETWORK}conv_bias", False, "with conv_bias=False is not avail"),
         (f"{NETWORK}stem_channels", 4, "with stem_channels=4 is not avail"),
         (f"{NETWORK}block", "a.BottleneckD", "with block=a.BottleneckD is not avail"),
+        (f"{SIZES}resampling_fn_data", "resample_torch_fornnunet", "with resample_torch_for"),
+        (f"{SIZES}resampling_fn_data_kwargs", {"order": 1}, "order=1 is not available here"),
+        (f"{SIZES}preprocessor_name", "Mine", "Mine with resample_data_or_seg_to_shape is not"),
         ("configurations__3d_fullres", {"patch_size": [8]}, "KeyError: .* plan again with"),
         ("configurations", {"2d": {}}, "3d_fullres cannot be trained here, use one of none"),
         ("configurations", None, "has no configurations"),
@@ -146,6 +149,11 @@ def test_plans_that_cannot_be_trained_here_are_refused(path, key, value, message
     change(path, **{key: value})
     with pytest.raises(UsageError, match=message):
         read_plans(path, "3d_fullres", None)
+
+
+def test_plans_without_resampling_keep_the_spacing_of_each_scan(path):
+    change(path, **{f"{SIZES}resampling_fn_data": "no_resampling_hack"})
+    assert read_settings(path).data.spacing_mm is None
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,11 @@ TRAINER = (
 READERS = {"SimpleITKIO": None, "NibabelIO": None, "NibabelIOWithReorient": "RAS"}
 """The orientation that nnU-Net's readers give volumes; None: that of the file."""
 
+PREPROCESSOR, RESAMPLING = "DefaultPreprocessor", "resample_data_or_seg_to_shape"
+NO_RESAMPLING = "no_resampling_hack"
+ORDERS = {"order": 3, "order_z": 0, "force_separate_z": None}
+"""How scans are resampled: cubic, and by the nearest slice along thick ones."""
+
 SUPPORTED = {
     "conv_bias": True,
     "norm_op_kwargs": {"eps": 1e-05, "affine": True},
@@ -162,10 +167,25 @@ def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str
     return [
         *(["augmentation.rotation_degrees=[180,180,180]"] if in_plane else []),
         f"data.foreground_fraction={compute_foreground_fraction(batch):.4g}",
-        f"data.spacing_mm={_list(float(sizes['spacing'][axis]) for axis in axes)}",
+        f"data.spacing_mm={_describe_spacing(sizes, axes)}",
         f"data.patch_size={_list(int(sizes['patch_size'][axis]) for axis in axes)}",
         f"data.batch_size={batch}",
     ]
+
+
+def _describe_spacing(sizes: Mapping[str, Any], axes: Sequence[int]) -> str:
+    name = sizes.get("preprocessor_name", PREPROCESSOR)
+    resampling = sizes.get("resampling_fn_data", RESAMPLING)
+    options = sizes.get("resampling_fn_data_kwargs") or {}
+    odd = [f"{key}={options[key]}" for key, n in ORDERS.items() if options.get(key, n) != n]
+    if name == PREPROCESSOR and resampling == NO_RESAMPLING:
+        return "null"
+    if name != PREPROCESSOR or resampling != RESAMPLING or odd:
+        raise UsageError(
+            f"nnU-Net's {name} with {' '.join([resampling, *odd])} is not available here: plan "
+            f"with {PREPROCESSOR} and {RESAMPLING} or {NO_RESAMPLING}, as ExperimentPlanner does"
+        )
+    return _list(float(sizes["spacing"][axis]) for axis in axes)
 
 
 def compute_foreground_fraction(batch_size: int) -> float:
