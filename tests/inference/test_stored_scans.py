@@ -140,6 +140,43 @@ def test_what_was_written_with_other_options_is_not_kept(ensemble, tasks, monkey
     assert set(batches) == {1}  # no slab was skipped
 
 
+def test_what_a_kill_left_of_removing_a_draft_is_not_continued(ensemble, tasks, monkeypatch):
+    _, stored = tasks()
+    predictor = store(build_predictor(ensemble), monkeypatch)
+    finish, remove = stored_scans.LabelStore.finish, stored_scans.remove
+    write, written = stored_scans.LabelStore.write, []
+    monkeypatch.setattr(stored_scans.LabelStore, "finish", fail)
+    with pytest.raises(RuntimeError, match="ended"):
+        predict(predictor, stored)
+    monkeypatch.setattr(stored_scans, "remove", fail)
+    with pytest.raises(RuntimeError, match="ended"):
+        predict(store(build_predictor(ensemble, overlap=0.25), monkeypatch), stored)
+    monkeypatch.setattr(stored_scans, "remove", remove)
+    monkeypatch.setattr(stored_scans.LabelStore, "finish", finish)
+
+    def keep(self, order, columns, box, labels):
+        written.append(columns)
+        write(self, order, columns, box, labels)
+
+    monkeypatch.setattr(stored_scans.LabelStore, "write", keep)
+    predict(predictor, stored)
+    assert len(written) == 3  # no slab was skipped
+
+
+def test_labels_whose_probabilities_are_being_removed_are_made_again(
+    ensemble, tasks, monkeypatch, tmp_path
+):
+    stored = replace(tasks()[1], probabilities=tmp_path / "scan.nii")
+    predictor = store(build_predictor(ensemble), monkeypatch)
+    predict(predictor, stored)
+    settings = predictor.describe_settings()
+    assert find_reason_to_segment(stored, settings) is None
+    monkeypatch.setattr("unet3d.inference.scans.remove", fail)
+    with pytest.raises(RuntimeError, match="ended"):
+        predict(store(build_predictor(ensemble, overlap=0.25), monkeypatch), stored)
+    assert find_reason_to_segment(stored, settings) == "missing"
+
+
 @pytest.mark.parametrize("regions", [None, {"x": [1, 2, 3], "y": [2, 3], "z": [3]}], ids=str)
 @pytest.mark.parametrize(
     ("suffix", "affine"), [(".ome.zarr", np.diag([1.5, 2, 1, 1])), (".npy", PERMUTED)]

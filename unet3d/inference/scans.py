@@ -270,7 +270,9 @@ def _clear(task: ScanTask, probabilities: str | None) -> None:
     record = get_record_path(task.labels)
     for path in filter(None, (record, task.labels, task.probabilities)):
         remove_temporary_files(path)  # after a kill
-    if old := locate_probabilities(task.labels, read_record(task.labels)):  # of other labels
+    written = read_record(task.labels) or {}
+    if old := locate_probabilities(task.labels, written):  # of other labels
+        write_text(record, json.dumps({"probabilities": written["probabilities"]}))
         remove(old)
         if probabilities is None:  # what a kill has left of them
             remove(old.with_name(f".part-{old.name}"))

@@ -126,6 +126,7 @@ class LabelStore:
             if self.draft.exists() and is_known:
                 self.array = find_format(path).open_labels(self.draft)
             else:
+                self.record.unlink(missing_ok=True)  # first: nothing that follows is recorded yet
                 self._create(like, channels, background)
                 self.state = {"origin": dict(origin), "slabs": []}
                 write_text(self.record, json.dumps(self.state))

@@ -3,8 +3,15 @@ import numpy as np
 import pytest
 
 from tests.data.layouts.test_pairs import make_layout
-from unet3d.data.formats.volumes import open_voxels, read_header, read_labels, read_volume
+from unet3d.data.formats.volumes import (
+    list_files,
+    open_voxels,
+    read_header,
+    read_labels,
+    read_volume,
+)
 from unet3d.data.layouts.scans import find_scans
+from unet3d.data.preprocessing.cache import digest_volume, get_version
 from unet3d.errors import UsageError
 
 
@@ -38,6 +45,43 @@ def test_an_array_is_named_after_its_file(file, voxels):
 def test_an_array_that_is_not_named_or_missing_is_refused(file, name, problem):
     with pytest.raises(UsageError, match=problem):
         read_volume(file / name if name else file)
+
+
+def test_a_virtual_array_is_that_of_its_sources(tmp_path, voxels):
+    layout = h5py.VirtualLayout(shape=voxels.T.shape, dtype=voxels.dtype)
+    half = len(voxels.T) // 2
+    for n, part in enumerate((slice(0, half), slice(half, None))):
+        with h5py.File(tmp_path / f"source{n}.h5", "w") as written:
+            written["raw"] = voxels.T[part]
+        source = h5py.VirtualSource(f"source{n}.h5", "raw", shape=voxels.T[part].shape)
+        layout[part] = source
+    volume = tmp_path / "whole.h5" / "raw"
+    with h5py.File(tmp_path / "whole.h5", "w") as written:
+        written.create_virtual_dataset("raw", layout)
+    np.testing.assert_array_equal(read_volume(volume)[0][0], voxels)
+    before = get_version(volume), digest_volume(volume)
+    with h5py.File(tmp_path / "source1.h5", "r+") as written:
+        written["raw"][:] = 9
+    assert get_version(volume) != before[0]
+    assert digest_volume(volume) != before[1]
+    (tmp_path / "source1.h5").unlink()
+    with pytest.raises(UsageError, match=r"has values in .*source1\.h5, which is missing"):
+        read_volume(volume)
+
+
+def test_an_array_in_another_file_or_behind_a_link_is_followed(tmp_path, voxels):
+    values = np.ascontiguousarray(voxels.T)
+    (tmp_path / "a.raw").write_bytes(values.tobytes())
+    with h5py.File(tmp_path / "a.h5", "w") as written:
+        place = [(str(tmp_path / "a.raw"), 0, values.nbytes)]
+        written.create_dataset("raw", values.shape, values.dtype, external=place)
+        written["soft"] = h5py.SoftLink("/raw")
+    with h5py.File(tmp_path / "b.h5", "w") as written:
+        written["other"] = h5py.ExternalLink("a.h5", "raw")
+    for volume in (tmp_path / "a.h5" / "soft", tmp_path / "b.h5" / "other"):
+        np.testing.assert_array_equal(read_volume(volume)[0][0], voxels)
+        assert tmp_path / "a.raw" in list_files(volume)
+        assert tmp_path / "a.h5" in list_files(volume)
 
 
 def test_a_file_without_a_volume_is_refused(tmp_path):

@@ -77,6 +77,29 @@ def test_lower_resolutions_compare_axes_in_the_same_unit(tmp_path, monkeypatch):
     assert zarr.open_group(tmp_path / "b.zarr", mode="r")["1"].shape == (12, 20, 30)
 
 
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_store_that_has_grown_since_its_metadata_was_consolidated_is_read_whole(
+    tmp_path, voxels, version
+):
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE, version=version)
+    zarr.consolidate_metadata(image)
+    x, y, z = voxels.shape
+    zarr.open_array(image / "0", mode="r+").resize((z + 2, y, x))
+    assert read_header(image).shape == (x, y, z + 2)
+
+
+def test_the_finest_level_is_the_image_whatever_the_order(tmp_path, voxels):
+    image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
+
+    def list_a_coarse_level_first(content):
+        scale = [{"type": "scale", "scale": [2.0, 1.0, 1.0]}]
+        content["datasets"].insert(0, {"path": "1", "coordinateTransformations": scale})
+
+    edit(image, list_a_coarse_level_first)
+    assert read_header(image).shape == voxels.shape
+
+
 def test_labels_within_an_image_are_not_part_of_it(tmp_path, voxels):
     image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
     before = get_version(image), digest_volume(image)

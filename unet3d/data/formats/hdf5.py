@@ -33,7 +33,8 @@ class Hdf5(VolumeFormat):
     cannot_hold = ("orientation", "position")
 
     def list_files(self, file: Path) -> list[Path]:
-        return [split_array(file)[0]]
+        path, array = split_array(file)[0], open_array(file)
+        return list(dict.fromkeys((path, Path(array.file.filename), *list_sources(array))))
 
     def read_header(self, file: Path) -> VolumeHeader:
         array, affine = open_array(file), np.eye(4)
@@ -75,8 +76,18 @@ def split_array(path: Path) -> tuple[Path, str]:
     return path, ""
 
 
+def list_sources(array: Any) -> list[Path]:
+    """Return the files that hold the values of a virtual or an external array."""
+    if array.is_virtual:
+        names = [source.file_name for source in array.virtual_sources()]
+    else:
+        names = [name for name, *_ in array.external or ()]
+    folder = Path(array.file.filename).parent
+    return [folder / name for name in dict.fromkeys(names) if name != "."]
+
+
 def open_array(path: Path) -> Any:
-    """Open an array; its file is closed with it."""
+    """Open an array; its file is closed with it. Links are followed where the path names them."""
     import h5py
 
     path, name = split_array(path)
@@ -86,7 +97,10 @@ def open_array(path: Path) -> Any:
         if isinstance(item, h5py.Dataset) and item.ndim in (3, 4) and item.dtype.kind in "biuf":
             arrays[name] = item
 
-    h5py.File(path, "r", locking=False).visititems(add)
+    file = h5py.File(path, "r", locking=False)
+    file.visititems(add)
+    if name:
+        add(name, file.get(name))
     if not name and len(arrays) == 1:
         name = next(iter(arrays))
     if not arrays:
@@ -97,4 +111,6 @@ def open_array(path: Path) -> Any:
         raise UnreadableFileError(
             f"{what}: {join_first(sorted(arrays))}: name one, as in {example}"
         )
+    if missing := [source for source in list_sources(arrays[name]) if not source.exists()]:
+        raise UnreadableFileError(f"has values in {missing[0]}, which is missing")  # zeros to HDF5
     return arrays[name]

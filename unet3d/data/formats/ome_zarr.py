@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def create_array(
     if is_within_zarr(like):  # as it is: viewers compare the numbers
         level = open_level(like)
         scale, translation, units = level.scale, level.translation, level.units
-        version = zarr.open_group(like, mode="r").metadata.zarr_format
+        version = open_group(like).metadata.zarr_format
     else:
         scale = grid.spacing_mm[::-1]
         translation = tuple(grid.affine[2::-1, 3].tolist())
@@ -182,11 +183,22 @@ def create_array(
     )
 
 
-def open_level(file: Path) -> Level:
-    """Open the full resolution of an image."""
+def open_group(file: Path) -> Any:
+    """Open a group as its files are; consolidated metadata may be older."""
     import zarr
 
-    group = zarr.open_group(file, mode="r")
+    return zarr.open_group(file, mode="r", use_consolidated=False)
+
+
+def measure_voxel(dataset: dict[str, Any]) -> float:
+    """Return the product of a level's scales."""
+    scales = (t["scale"] for t in dataset.get(TRANSFORMS, ()) if t["type"] == "scale")
+    return prod(chain.from_iterable(scales))
+
+
+def open_level(file: Path) -> Level:
+    """Open the full resolution of an image, whatever the order of its levels."""
+    group = open_group(file)
     attributes: dict[str, Any] = dict(group.attrs)
     images = (attributes.get("ome") or attributes).get("multiscales")
     if not images:
@@ -194,7 +206,7 @@ def open_level(file: Path) -> Level:
             "has no multiscales in its attributes: it is not an OME-Zarr, or holds several images: "
             f"name one, as in {file.name}/0"
         )
-    axes, first = images[0]["axes"], images[0]["datasets"][0]
+    axes, first = images[0]["axes"], min(images[0]["datasets"], key=measure_voxel)
     names = "".join(str(axis["name"]) for axis in axes)
     array: Any = group[first["path"]]
     size = dict(zip(names, array.shape, strict=True))

@@ -372,11 +372,11 @@ def digest_volume(volume: Path) -> str:
     parts, (file, array) = list_files(volume), split_array(volume)
     if parts == [volume]:
         return digest_file(volume)
-    if array:
+    if parts == [file]:
         return blake2s(f"{digest_file(file)} {array}".encode()).hexdigest()
-    names = [os.fsencode(part.relative_to(volume.parent)) for part in parts]
+    names = [os.fsencode(os.path.relpath(part, file.parent)) for part in parts]
     digests = [digest_file(part).encode() for part in parts]
-    return blake2s(b"\0".join([*names, *digests])).hexdigest()
+    return blake2s(b"\0".join([*names, *digests, *([array.encode()] if array else [])])).hexdigest()
 
 
 def digest_file(file: Path) -> str:
