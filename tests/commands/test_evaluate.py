@@ -132,6 +132,31 @@ def test_an_ignored_label_of_dataset_json_is_ignored_whoever_names_the_classes(f
     assert evaluate("draw_worst=0", "classes=[rest,head,tail]") == 0
 
 
+def test_a_label_that_training_ignored_is_ignored_whatever_dataset_json_says(folder, monkeypatch):
+    trained = {"classes": ["class_0", "class_1"], "preprocessing": {"ignore_labels": [2]}}
+    monkeypatch.setattr(options, "load_run", lambda path: {"unet3d": trained})
+    monkeypatch.setattr(options, "group_cases_by_use", lambda *_: None)
+    words = ["checkpoint=run", "draw_worst=0"]
+    for labels in ({"bg": 0, "head": 1, "other": 2}, {"bg": 0, "head": 1}):
+        (folder / "dataset.json").write_text(json.dumps({"labels": labels}))
+        assert evaluate(*words) == 0
+        result = read_result()
+        assert result["classes"] == {"head": [1]}
+        assert result["ignore_labels"] == [2]
+    (folder / "dataset.json").unlink()
+    assert evaluate(*words, "classes=[rest,head,tail]") == 0
+    assert read_result()["classes"] == {"head": [1], "tail": [2]}
+
+
+def test_groups_of_a_run_that_are_not_found_from_here_are_asked_for(folder, monkeypatch, capsys):
+    trained = {"classes": ["rest", "head", "tail"], "config": {"data": {"group_by": "none.csv"}}}
+    monkeypatch.setattr(options, "load_run", lambda path: {"unet3d": trained})
+    monkeypatch.setattr(options, "group_cases_by_use", lambda *_: None)
+    assert evaluate("checkpoint=run", "draw_worst=0") == 2
+    assert "none.csv: it says which cases of the run belong together" in capsys.readouterr().err
+    assert evaluate("checkpoint=run", "draw_worst=0", "group_by='(.+)'") == 0
+
+
 def test_patterns_may_name_cases_that_are_not_predicted(folder):
     next((folder / "predictions").glob("b*")).unlink()
     words = ["draw_worst=0", "classes=[background,head,tail]", "missing_predictions=skip"]

@@ -120,10 +120,15 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
     if group_by is not None:
         groups = read_groups(group_by, case_names, "group_by")
     elif group_by := trained.get("config", {}).get("data", {}).get("group_by"):
-        with suppress(UsageError):  # its file may be gone
+        try:
             found = read_groups(group_by, list(cases.values()), partial=True)
-            if any(found[case] != case for case in cases.values()):
-                groups = {name: found[case] for name, case in cases.items()}
+        except UsageError as error:
+            raise UsageError(
+                f"{error}: it says which cases of the run belong together; name it as group_by=, "
+                "or set group_by='(.+)' if every case is a patient"
+            ) from None
+        if any(found[case] != case for case in cases.values()):
+            groups = {name: found[case] for name, case in cases.items()}
     if settings.checkpoints:
         files = {pair.name: pair.prediction[0] for pair in pairs if pair.prediction}
         roles = group_cases_by_use(settings.checkpoints, cases, files, group_by)
@@ -219,10 +224,24 @@ def resolve_classes(settings: EvaluationConfig, trained: Mapping[str, Any]) -> L
         if values is not None and listed is not None and len(listed) == len(values):
             names = name_labels(listed, values=values)
         elif (values is not None or regions or names is None) and listed is None:
-            names = name_labels(known, regions, used.get("ignore_labels", ()), values)
+            names = name_labels(known, regions, values=values)
+        if names is not None:
+            names = leave_out(names, used.get("ignore_labels", ()), keep=listed is not None)
     if settings.regions is None:
         return names
     return replace(names or LabelNames(classes={}, known_labels=None), classes=settings.regions)
+
+
+def leave_out(names: LabelNames, ignored: Sequence[int], *, keep: bool) -> LabelNames:
+    """Ignore what a checkpoint's training has ignored; `keep` classes that have such labels."""
+    if keep:
+        ignored = [label for label in ignored if label not in (names.known_labels or ())]
+    labels = {*ignored}
+    return LabelNames(
+        classes={name: own for name, own in names.classes.items() if not labels.issuperset(own)},
+        known_labels=None if names.known_labels is None else names.known_labels - labels,
+        ignore_labels=tuple(sorted({*names.ignore_labels, *labels})),
+    )
 
 
 def name_labels(
@@ -330,8 +349,7 @@ def group_cases_by_use(
     known = {name for cases in cases_of_runs for part in cases.values() for name in part}
     groups = {name: name for name in {*names.values(), *known}}
     if group_by is not None:
-        with suppress(UsageError):  # its file may be gone
-            groups = read_groups(group_by, list(groups), partial=True)
+        groups = read_groups(group_by, list(groups), partial=True)
     used = [
         {part: {groups[case] for case in part_cases} for part, part_cases in cases.items()}
         for cases in cases_of_runs
