@@ -198,3 +198,23 @@ def test_a_users_loss_with_a_weight_that_no_optimizer_has_is_refused():
         UsageError, match=r"^Weighted has the weight scale, and only weights of the"
     ):
         build_loss(Factory("loss", {"_target_": f"{__name__}.Weighted"}))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weight", [None, [1.0, 2.0, 3.0]], ids=["equal", "weighted"])
+def test_cross_entropy_leaves_ignored_voxels_out_of_its_mean(smoothing, weight):
+    options = {"label_smoothing": smoothing, "weight": weight and torch.tensor(weight)}
+    loss = AdaptedLoss(nn.CrossEntropyLoss(**options))
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 3, 4, 6, 5, generator=generator).requires_grad_()
+    labels = torch.randint(0, 3, (1, 4, 6, 5), generator=generator)
+    expected = nn.functional.cross_entropy(logits[:, :, :1], labels[:, :1], **options)
+    partly = labels.clone()
+    partly[:, 1:] = IGNORE_LABEL
+    found = loss(logits, partly.byte())
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(value, logits)[0] for value in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    nothing = loss(logits, torch.full_like(labels, IGNORE_LABEL).byte())
+    assert nothing.isfinite()
+    assert not torch.autograd.grad(nothing, logits)[0].any()

@@ -279,14 +279,20 @@ def test_torch_compile_sees_plain_modules():
     torch.testing.assert_close(compiled(x), plain(x))
 
 
-def test_a_depth_of_two_has_bfloat16_weight_gradients_on_a_cpu():
+@pytest.mark.parametrize(
+    ("kernel", "size"),
+    [(3, (2, 8, 8)), (5, (3, 8, 8)), (5, (4, 8, 8)), (5, (8, 1, 8)), (7, (2, 8, 8))],
+    ids=str,
+)
+def test_short_maps_have_bfloat16_weight_gradients_on_a_cpu(kernel, size):
     """The gradient of oneDNN is partly uninitialized memory."""
-    x, g = torch.randn(2, 2, 4, 2, 8, 8).bfloat16()
-    shape, padding = torch.Size([4, 4, 3, 3, 3]), [1, 1, 1]
+    x, g = torch.randn(2, 2, 16, *size).bfloat16()
+    x = x[:, :4].contiguous(memory_format=torch.channels_last_3d)
+    shape, padding = torch.Size([16, 4, *[kernel] * 3]), [kernel // 2] * 3
     for _ in range(20):
-        torch.full((4 * 16 * 16 * 27,), torch.inf)  # what uninitialized memory may hold
+        torch.full((16 * 16 * 16 * 27,), torch.inf)  # what uninitialized memory may hold
         gradient = conv_ops.compute_weight_gradient(g, x, shape, padding)
-        exact = torch.nn.grad.conv3d_weight(x.double(), shape, g.double(), padding=1)
+        exact = torch.nn.grad.conv3d_weight(x.double(), shape, g.double(), padding=padding)
         torch.testing.assert_close(gradient.double(), exact, atol=1e-3, rtol=1e-2)
 
 

@@ -109,15 +109,16 @@ class AdaptedLoss(nn.Module):
     """Call a loss with float32 logits (B, K, D, H, W), and labels in the form that it takes.
 
     Labels are one-hot (B, K, D, H, W), or the class of each voxel (B, D, H, W) for TAKES_CLASSES
-    and for losses with the attribute `takes_classes`. Where a label is IGNORE_LABEL, the loss sees
-    a certain and correct prediction of the background, and the network gets no gradient. Deep
-    supervision is that of DiceCE.
+    and for losses with the attribute `takes_classes`. Where a label is IGNORE_LABEL, the network
+    gets no gradient: the loss sees a certain and correct prediction of the background, or leaves
+    the voxel out, if it has an `ignore_index`. Deep supervision is that of DiceCE.
     """
 
     def __init__(self, loss: nn.Module, regions: Mapping[str, Sequence[int]] | None = None):
         super().__init__()
         self.regions = None if regions is None else [list(labels) for labels in regions.values()]
         self.takes_classes = getattr(loss, "takes_classes", type(loss).__name__ in TAKES_CLASSES)
+        self.ignores = self.takes_classes and isinstance(getattr(loss, "ignore_index", None), int)
         self.loss = loss  # the last: from now on, it gets its attributes
         if self.takes_classes and regions is not None:
             raise UsageError(f"{type(loss).__name__} takes one class per voxel, not data.regions")
@@ -145,6 +146,8 @@ class AdaptedLoss(nn.Module):
             if self.regions is None:
                 certain[0] = CERTAIN_LOGIT
             visible = torch.where(ignored[:, None], certain, logits.float())
+            if self.ignores:  # but a mean over no voxel would be NaN
+                labels = labels.masked_fill(ignored & ~ignored.all(), self.loss.ignore_index)
             return self.loss(visible, self._shape_labels(labels, logits.shape[1]))
 
     def _shape_labels(self, labels: Tensor, classes: int) -> Tensor:

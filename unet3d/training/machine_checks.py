@@ -25,6 +25,7 @@ from unet3d.memory.cuda_libraries import CUDNN_WITHOUT_CONV3D
 from unet3d.memory.fake_tensors import copy_as_fake, use_fake_tensors
 from unet3d.memory.fit import check_step_size
 from unet3d.memory.script import use_plain_modules
+from unet3d.model.fused.conv_ops import is_short
 from unet3d.text import GIB, format_bytes, pluralize
 from unet3d.training.config import TrainConfig
 from unet3d.training.launch import ProcessRank
@@ -83,10 +84,7 @@ def avoid_wrong_gradients(
 
 
 class ShortMaps(TorchDispatchMode):
-    """Find convolutions whose maps are shorter along the first axis than their kernel.
-
-    On a CPU, oneDNN leaves parts of their weights' gradients in bf16 uninitialized (torch 2.14).
-    """
+    """Find convolutions of plain modules whose bf16 gradients are wrong on a CPU."""
 
     found = False
 
@@ -94,7 +92,7 @@ class ShortMaps(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         if func is torch.ops.aten.convolution.default:
-            self.found |= args[0].dim() == 5 and args[0].shape[2] < args[1].shape[2]
+            self.found |= args[0].dim() == 5 and is_short(args[0].shape, args[1].shape)
         return func(*args, **(kwargs or {}))
 
 

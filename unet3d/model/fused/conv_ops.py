@@ -69,6 +69,11 @@ def convolve(
     return y.contiguous(memory_format=torch.channels_last_3d)
 
 
+def is_short(map_shape: Sequence[int], weight_shape: Sequence[int]) -> bool:
+    """Return whether oneDNN leaves parts of a bf16 weight gradient uninitialized (torch 2.14)."""
+    return map_shape[2] < weight_shape[2] or map_shape[3] < weight_shape[3] // 2
+
+
 def compute_input_gradient(
     g: Tensor, shape: torch.Size, weight: Tensor, padding: Sequence[int], stride: Sequence[int]
 ) -> Tensor:
@@ -91,8 +96,7 @@ def compute_weight_gradient(
     `contiguous` gives it the layout of the parameter, which autograd would copy it to.
     """
     g = g.contiguous(memory_format=torch.channels_last_3d)
-    if g.device.type == "cpu" and g.dtype == torch.bfloat16 and g.shape[2] == 2:
-        # oneDNN leaves parts of this gradient uninitialized for a padded depth of 2 (torch 2.13).
+    if g.device.type == "cpu" and g.dtype == torch.bfloat16 and is_short(x.shape, shape):
         g, x = g.float(), x.float()
     if needs_onednn(x):  # faster in its layout; a fake tensor has no layouts, but the same size
         x = x.clone() if isinstance(x, FakeTensor) else x.to_mkldnn()
