@@ -99,6 +99,9 @@ class GraphedPass:
 
         The label is what the loss takes: a tensor, or a list of tensors.
         """
+        if self.recording is not None and self.recording.state != get_state(self.model):
+            log.warning("the network has changed: steps are recorded again")
+            self.recording, self.batches = None, 0
         if self.batches == WARMUP_BATCHES and self.recorder is not None:
             self._record(self.recorder, image, label)
         self.batches += 1
@@ -145,6 +148,7 @@ class _Capture:
         batch = tree_map(torch.clone, (image, label))
         self.inputs = tree_leaves(batch)
         self.parameters = [p for p in owner.model.parameters() if p.requires_grad]
+        self.state = get_state(owner.model)
 
         def run_forward() -> Tensor:
             return owner.loss(run_network(owner.model, owner.loss, batch[0]), batch[1])
@@ -184,6 +188,12 @@ class _Capture:
                 parameter.grad += gradient
             else:  # the next replay overwrites its own tensor
                 parameter.grad = gradient.clone() if self.accumulates else gradient
+
+
+def get_state(model: nn.Module) -> tuple[list[int], list[bool]]:
+    """Return which weights are trained, where their values are, and what is in evaluation."""
+    weights = [p.data_ptr() if p.requires_grad else -p.data_ptr() for p in model.parameters()]
+    return weights, [module.training for module in model.modules()]
 
 
 def match_strides(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:

@@ -139,6 +139,8 @@ def test_an_estimate_needs_no_raw_dataset(path, tmp_path, monkeypatch):
         (f"{NETWORK}block", "a.BottleneckD", "with block=a.BottleneckD is not avail"),
         (f"{SIZES}resampling_fn_data", "resample_torch_fornnunet", "with resample_torch_for"),
         (f"{SIZES}resampling_fn_data_kwargs", {"order": 1}, "order=1 is not available here"),
+        (f"{SIZES}resampling_fn_seg_kwargs", {"order": 0}, "order=0 is not available here"),
+        (f"{SIZES}resampling_fn_probabilities", "other", "with other is not available here"),
         (f"{SIZES}preprocessor_name", "Mine", "Mine with resample_data_or_seg_to_shape is not"),
         ("configurations__3d_fullres", {"patch_size": [8]}, "KeyError: .* plan again with"),
         ("configurations", {"2d": {}}, "3d_fullres cannot be trained here, use one of none"),
@@ -152,7 +154,8 @@ def test_plans_that_cannot_be_trained_here_are_refused(path, key, value, message
 
 
 def test_plans_without_resampling_keep_the_spacing_of_each_scan(path):
-    change(path, **{f"{SIZES}resampling_fn_data": "no_resampling_hack"})
+    kinds = ("data", "seg", "probabilities")
+    change(path, **{f"{SIZES}resampling_fn_{kind}": "no_resampling_hack" for kind in kinds})
     assert read_settings(path).data.spacing_mm is None
 
 

@@ -271,3 +271,33 @@ def test_on_a_gpu_a_step_that_cannot_be_recorded_runs_without(
     (line,) = [r.getMessage() for r in caplog.records if "CUDA graphs" in r.getMessage()]
     assert reason in line
     assert_equal(broken, eager)
+
+
+def test_a_network_that_has_changed_is_recorded_again(caplog):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 1), torch.nn.Dropout(0.0))
+    recorded = GraphedPass(model, lambda x, y: (x * y[:, None]).mean(), OperationRecorder())
+    image, label = torch.randn(2, 1, 2, 2, 2), torch.ones(2, 2, 2, 2)
+
+    def assert_right(steps):
+        for _ in range(steps):
+            loss, _ = recorded(image, label)
+            model.zero_grad()
+            loss.backward()
+            used = [p for p in model.parameters() if p.requires_grad]
+            expected = torch.autograd.grad(model(image).mean(), used)
+            assert all(p.grad.equal(g) for p, g in zip(used, expected, strict=True))
+
+    model[0].weight.requires_grad_(False)
+    assert_right(WARMUP_BATCHES + 2)
+    for change in (
+        lambda: model[0].weight.requires_grad_(),
+        lambda: setattr(model[0].bias, "data", torch.ones(2)),
+        lambda: model[1].eval(),
+    ):
+        assert recorded.recording is not None
+        change()
+        assert_right(1)
+        assert recorded.recording is None
+        assert_right(WARMUP_BATCHES + 1)
+    assert len([r for r in caplog.records if "recorded again" in r.getMessage()]) == 3

@@ -45,8 +45,8 @@ READERS = {"SimpleITKIO": None, "NibabelIO": None, "NibabelIOWithReorient": "RAS
 
 PREPROCESSOR, RESAMPLING = "DefaultPreprocessor", "resample_data_or_seg_to_shape"
 NO_RESAMPLING = "no_resampling_hack"
-ORDERS = {"order": 3, "order_z": 0, "force_separate_z": None}
-"""How scans are resampled: cubic, and by the nearest slice along thick ones."""
+ORDERS = {"data": 3, "seg": 1, "probabilities": 1}
+"""Of the interpolation; along thick slices it is 0."""
 
 SUPPORTED = {
     "conv_bias": True,
@@ -175,15 +175,18 @@ def _describe_patches(sizes: Mapping[str, Any], axes: Sequence[int]) -> list[str
 
 def _describe_spacing(sizes: Mapping[str, Any], axes: Sequence[int]) -> str:
     name = sizes.get("preprocessor_name", PREPROCESSOR)
-    resampling = sizes.get("resampling_fn_data", RESAMPLING)
-    options = sizes.get("resampling_fn_data_kwargs") or {}
-    odd = [f"{key}={options[key]}" for key, n in ORDERS.items() if options.get(key, n) != n]
-    if name == PREPROCESSOR and resampling == NO_RESAMPLING:
+    resampling = {sizes.get(f"resampling_fn_{what}", RESAMPLING) for what in ORDERS}
+    if name == PREPROCESSOR and resampling == {NO_RESAMPLING}:
         return "null"
-    if name != PREPROCESSOR or resampling != RESAMPLING or odd:
+    odd = sorted(resampling - {RESAMPLING})
+    for what, order in ORDERS.items():
+        options = sizes.get(f"resampling_fn_{what}_kwargs") or {}
+        usual = {"order": order, "order_z": 0, "force_separate_z": None}
+        odd += [f"{key}={options[key]}" for key, n in usual.items() if options.get(key, n) != n]
+    if name != PREPROCESSOR or odd:
         raise UsageError(
-            f"nnU-Net's {name} with {' '.join([resampling, *odd])} is not available here: plan "
-            f"with {PREPROCESSOR} and {RESAMPLING} or {NO_RESAMPLING}, as ExperimentPlanner does"
+            f"nnU-Net's {name} with {' '.join(odd) or RESAMPLING} is not available here: plan with "
+            f"{PREPROCESSOR} and {RESAMPLING} or {NO_RESAMPLING}, as ExperimentPlanner does"
         )
     return _list(float(sizes["spacing"][axis]) for axis in axes)
 

@@ -15,6 +15,7 @@ import nibabel as nib
 import numpy as np
 import torch
 import wandb
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import unet3d
@@ -69,7 +70,17 @@ def train_on_noise(recorder: Any) -> list[torch.Tensor]:
         target = [torch.randint(0, 2, (2, 1, *size)).float() for size in sizes]
         run.train_step({"data": torch.randn(2, 2, *patch), "target": target})
     assert recorder is None or run.graphed_pass.recording is not None
-    return list(run.network.parameters())
+    weights = [parameter.detach().clone() for parameter in run.network.parameters()]
+    run.loss = Constant()  # as a subclass may set it after `initialize`
+    assert run.train_step({"data": torch.randn(2, 2, *patch), "target": target})["loss"] == 7
+    return weights
+
+
+class Constant(nn.Module):
+    """A loss of another trainer."""
+
+    def forward(self, outputs: Any, target: Any) -> torch.Tensor:
+        return 0 * outputs[0].sum() + 7
 
 
 def compare_estimate() -> tuple[int, int]:

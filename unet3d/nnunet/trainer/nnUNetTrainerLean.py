@@ -71,8 +71,7 @@ class nnUNetTrainerLean(nnUNetTrainer):
         if self.is_2d:
             return
         if self.device.type != "cuda":
-            if self.checkpointing == "auto":
-                vars(self.network)["checkpointing"] = "fused"
+            vars(self.network)["checkpointing"] = self.checkpointing.replace("auto", "fused")
             return
         self.choose_checkpointing(get_free_bytes(self.device))
         if not self.is_ddp:
@@ -160,9 +159,12 @@ class nnUNetTrainerLean(nnUNetTrainer):
 
     def train_step(self, batch: dict) -> dict:
         """Train on a batch, as nnU-Net's trainer does."""
-        if self.graphed_pass is None:
+        recorded = self.graphed_pass
+        if recorded is None:
             self.prepare_batch()
             return super().train_step(batch)
+        if recorded.model is not self.network or recorded.loss is not self.loss:  # by a subclass
+            self.replay_with(recorded.recorder or CudaGraphs(self.device))
 
         def to_device(x: torch.Tensor) -> torch.Tensor:
             return x.to(self.device, non_blocking=True)
