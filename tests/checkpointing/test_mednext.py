@@ -14,8 +14,10 @@ from torch import nn
 from tests.config.helpers.configs import SHRUNK
 from unet3d.checkpointing.mednext import is_mednext_block
 from unet3d.checkpointing.per_level import PerLevelStrategy, PlainModules
+from unet3d.errors import UsageError
 from unet3d.loss.overlap import DiceCE
 from unet3d.memory.fit import list_strategies
+from unet3d.model.weights import find_head_names
 from unet3d.step.build import build_network
 
 LEAN = PerLevelStrategy(encoder_last=["recompute_tiled", "store"], tile_mib=0.01)
@@ -225,6 +227,20 @@ def test_gradients_are_of_the_weights_that_functional_call_gives(learning):
         results.append(torch.autograd.grad(loss, [w for w in weights.values() if w.requires_grad]))
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_search_for_its_heads_warns_of_no_hooks(composed):
+    words = *SHRUNK["mednext"], "model.init_filters=4"  # as many as classes
+    network = build_network(composed("model=mednext", *words).step)
+    PerLevelStrategy().apply(network)
+    assert find_head_names(network, torch.randn(1, 1, 32, 32, 32), 4)
+
+
+def test_a_patch_whose_coarsest_map_is_one_voxel_is_refused(composed):
+    network = build_float64(composed)
+    PerLevelStrategy().apply(network)
+    with pytest.raises(UsageError, match="set 32 or more voxels along each axis"):
+        network(torch.randn(2, 1, 16, 16, 16, dtype=torch.float64))
 
 
 def test_auto_has_strategies_for_it(composed):

@@ -58,11 +58,20 @@ def test_a_strategy_of_fused_blocks_refuses_a_network_without_them_except_fused_
         ({"encoder_inner": "stream"}, "encoder_inner must be a list"),
         ({"residual_last": []}, "residual_last must be a list"),
         ({"tile_mib": "large"}, "tile_mib must be auto or a number above 0"),
+        ({"tile_mib": True}, "tile_mib must be auto or a number above 0"),
+        ({"tile_mib": float("inf")}, "tile_mib must be auto or a number above 0"),
+        ({"tile_mib": float("nan")}, "tile_mib must be auto or a number above 0"),
     ],
 )
 def test_unknown_policies_and_sizes_of_tiles_are_refused(options, message):
     with pytest.raises(UsageError, match=rf"^checkpointing\.{message}"):
         PerLevelStrategy(**options)
+
+
+@pytest.mark.parametrize("levels", [0, [], [True], [7], "0"])
+def test_levels_that_are_no_list_of_levels_are_refused(levels):
+    with pytest.raises(UsageError, match=r"levels must be all, or within 0\.\."):
+        RecomputeBlocks(levels=levels).apply(build_plain_network())
 
 
 def test_only_the_given_levels_are_recomputed():

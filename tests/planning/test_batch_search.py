@@ -30,6 +30,19 @@ def test_two_traces_determine_every_batch_size(step, precision, device):
         assert extrapolation.peak(batch) == estimate(batch).peak
 
 
+def test_tiles_of_mednext_do_not_depend_on_the_batch(composed):
+    words = "model=mednext_s", "model.init_filters=8", "data.patch_size=[32,32,32]"
+    step = composed(*words, "trainer.accelerator=cuda").step
+    two, three, eight = (
+        estimate_configured_step(step.vary({"data.batch_size": n}), validates=False)
+        for n in (2, 3, 8)
+    )
+    extrapolation = BatchExtrapolation(two, three)
+    assert extrapolation.affine
+    assert extrapolation.peak(8) == eight.peak
+    assert count_flops(step, "lean") > count_flops(step, "fused") > count_flops(step, "none")
+
+
 def test_a_search_limited_to_a_batch_of_two_tries_one_where_two_do_not_fit(step):
     peaks = [estimate_configured_step(step.vary({"data.batch_size": n})).peak for n in (1, 2)]
     for peak, limit, expected in (

@@ -5,6 +5,7 @@ a GELU. The first is a small part of the work, so backward repeats it. The hidde
 times as wide as the input, exists in tiles only, in forward and in backward.
 """
 
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -14,18 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.func import functional_call
 
 from unet3d.checkpointing.recompute import checkpoint_block
 from unet3d.custom_ops import get_device_type, is_transformed, keep_metadata
+from unet3d.errors import UsageError
 from unet3d.module_hooks import find_hook, get_forward, has_global_hook
 from unet3d.types import Retention
 
 BLOCKS = ("MedNeXtBlock", "MedNeXtDownBlock", "MedNeXtUpBlock")
 """Classes of MONAI 1.6.1; forward reads their attributes."""
 SPACE = (2, 3, 4)
-TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
-"""Size of a tile of the hidden map: small ones stay in a CPU's cache, large ones save launches."""
+TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 32 * 2**20}
+"""Size of a tile of the hidden map for one volume, which makes memory affine in the batch size.
+
+Small ones stay in a CPU's cache, large ones save launches.
+"""
 
 
 def fuse_mednext(model: Any, retention: Retention) -> bool:
@@ -113,6 +117,11 @@ class StoreInput(torch.autograd.Function):
         kind = x.device.type
         ctx.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         y = block.conv1(x).contiguous(memory_format=torch.channels_last_3d)
+        if y[:1, 0].numel() == 1:
+            raise UsageError(
+                "the patch is too small: MedNeXt's coarsest maps have one voxel, of which its norm "
+                "leaves nothing: set 32 or more voxels along each axis"
+            )
         with torch.autocast(kind, enabled=False):
             tiles = list(split(y, block, tile_bytes))
             mean, rstd = compute_statistics(y, block.norm.eps, tiles)
@@ -145,8 +154,9 @@ class StoreInput(torch.autograd.Function):
         with torch.enable_grad(), torch.autocast(x.device.type, ctx.autocast, enabled=enabled):
             x = x.detach().requires_grad_(ctx.needs_input_grad[0])
             # These weights: torch.func.functional_call has put the module's own ones back.
-            own = dict(zip(("weight", "bias"), parameters[:2], strict=True))
-            convolved = functional_call(ctx.block.conv1, own, (x,))
+            conv1 = copy.copy(ctx.block.conv1)
+            vars(conv1)["_parameters"] = dict(zip(("weight", "bias"), parameters[:2], strict=True))
+            convolved = conv1.forward(x)  # hooks that observe modules are not called in backward
         y = convolved.detach().contiguous(memory_format=torch.channels_last_3d)
         w1, b1, w2, _ = cast_tail(tail, y.dtype)
         sums = [torch.zeros_like(p, dtype=mean.dtype) for p in tail]
@@ -184,7 +194,7 @@ class StoreInput(torch.autograd.Function):
 
 def split(y: Tensor, block: Any, tile_bytes: int) -> Iterator[slice]:
     """Yield the rows of each tile, whose hidden map has this size."""
-    rows = tile_bytes // (y[:, 0, 0].numel() * block.conv2.out_channels * y.itemsize)
+    rows = tile_bytes // (y[0, 0, 0].numel() * block.conv2.out_channels * y.itemsize)
     for start in range(0, y.shape[2], max(1, rows)):
         yield slice(start, min(start + max(1, rows), y.shape[2]))
 

@@ -1,5 +1,6 @@
 """Choose for each level what fused blocks store for backward and what they recompute."""
 
+import math
 from collections.abc import Sequence
 
 from torch import nn
@@ -43,7 +44,8 @@ class PerLevelStrategy:
                 raise UsageError(
                     f"checkpointing.{name} must be a list of {', '.join(known)}, got {row!r}"
                 )
-        if tile_mib != "auto" and (not isinstance(tile_mib, int | float) or tile_mib <= 0):
+        is_size = not isinstance(tile_mib, str | bool) and 0 < tile_mib < math.inf
+        if tile_mib != "auto" and not is_size:
             raise UsageError(
                 f"checkpointing.tile_mib must be auto or a number above 0, got {tile_mib!r}"
             )

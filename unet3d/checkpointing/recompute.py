@@ -44,8 +44,9 @@ class RecomputeBlocks:
         if isinstance(model, HasRetention):
             model.retention = None
         known = {level for level, _ in blocks}
-        levels = known if self.levels == "all" else set(self.levels)
-        if not levels <= known:
+        listed: Any = list(known) if self.levels == "all" else self.levels
+        levels = set() if isinstance(listed, str | int) else {n for n in listed if type(n) is int}
+        if not levels or len(levels) < len(listed) or not levels <= known:
             raise UsageError(
                 f"checkpointing.levels must be all, or within 0..{max(known)}, got {self.levels!r}"
             )

@@ -147,7 +147,8 @@ class AdaptedLoss(nn.Module):
                 certain[0] = CERTAIN_LOGIT
             visible = torch.where(ignored[:, None], certain, logits.float())
             if self.ignores:  # but a mean over no voxel would be NaN
-                labels = labels.masked_fill(ignored & ~ignored.all(), self.loss.ignore_index)
+                index: Any = self.loss.ignore_index
+                labels = labels.masked_fill(ignored & ~ignored.all(), index)
             return self.loss(visible, self._shape_labels(labels, logits.shape[1]))
 
     def _shape_labels(self, labels: Tensor, classes: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Set the bias of heads; freeze, average, and convert weights to half precision."""
 
+import warnings
 from collections.abc import Sequence
 from types import MethodType
 
@@ -74,7 +75,8 @@ def find_head_names(model: nn.Module, image: Tensor, outputs: int) -> list[str]:
         and module.out_channels == outputs
     ]
     try:
-        output = model(image)
+        with warnings.catch_warnings(action="ignore"):  # blocks that say what these hooks change
+            output = model(image)
     finally:
         for handle in handles:
             handle.remove()

@@ -153,9 +153,10 @@ class nnUNetTrainerLean(nnUNetTrainer):
             if hasattr(loader, "_finish"):
                 loader._finish()
 
-    def replay_with(self, recorder: CudaGraphs) -> None:
+    def replay_with(self, recorder: CudaGraphs) -> GraphedPass:
         """Replay what this recorder records of forward and backward."""
         self.graphed_pass = GraphedPass(self.network, self.loss, recorder, trusted=False)
+        return self.graphed_pass
 
     def train_step(self, batch: dict) -> dict:
         """Train on a batch, as nnU-Net's trainer does."""
@@ -164,7 +165,7 @@ class nnUNetTrainerLean(nnUNetTrainer):
             self.prepare_batch()
             return super().train_step(batch)
         if recorded.model is not self.network or recorded.loss is not self.loss:  # by a subclass
-            self.replay_with(recorded.recorder or CudaGraphs(self.device))
+            recorded = self.replay_with(recorded.recorder or CudaGraphs(self.device))
 
         def to_device(x: torch.Tensor) -> torch.Tensor:
             return x.to(self.device, non_blocking=True)
@@ -172,9 +173,7 @@ class nnUNetTrainerLean(nnUNetTrainer):
         scaler: Any = self.grad_scaler or torch.amp.GradScaler(enabled=False)
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
-            loss, _ = self.graphed_pass(
-                to_device(batch["data"]), tree_map(to_device, batch["target"])
-            )
+            loss, _ = recorded(to_device(batch["data"]), tree_map(to_device, batch["target"]))
         scaler.scale(loss).backward()
         scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.network.parameters(), 12)
