@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -583,6 +585,82 @@ def test_losses_that_copy_what_is_strided_or_reuse_memory_are_exact(compute_loss
 
     estimated = unet3d.estimate_step(build, device="cpu")
     assert estimated.peak == measure_script(build).peak
+
+
+def bilinear():
+    left, form = nn.Linear(8, 8), nn.Bilinear(8, 8, 4)
+    optimizer = torch.optim.AdamW([*left.parameters(), *form.parameters()])
+    x, y = torch.randn(64, 8), torch.randn(64, 8)
+
+    def step():
+        optimizer.zero_grad()
+        form(left(x), y).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def nearest_codes():
+    encoder, codes = nn.Linear(8, 16), nn.Embedding(32, 16)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *codes.parameters()], 0.1)
+    x = torch.randn(512, 8)
+
+    def step():
+        optimizer.zero_grad()
+        features = encoder(x)
+        with torch.no_grad():
+            nearest = torch.cdist(features, codes.weight).argmin(1)
+        (codes(nearest) - features).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def shifted_windows():
+    return loop(
+        nn.Conv2d(3, 4, 1),
+        lambda y, _: torch.roll(y, (-2, -2), (2, 3)).mean(),
+        make_features(2, 3, 32, 32),
+    )
+
+
+def measured_without_gradients():
+    network, x = nn.Linear(4, 4), torch.randn(64, 64)
+
+    def compute_loss(y, _):
+        with torch.no_grad():
+            x.count_nonzero(1)
+            torch.dist(x, 2 * x)
+            x.roll((1, 1), (0, 1))
+        return y.mean()
+
+    return loop(network, compute_loss, make_features(8, 4))
+
+
+@pytest.mark.parametrize(
+    "build", [bilinear, nearest_codes, shifted_windows, measured_without_gradients]
+)
+def test_what_operators_allocate_between_their_parts_is_counted(build):
+    estimated = unet3d.estimate_step(build, device="cpu")
+    assert estimated.peak == measure_script(build).peak
+
+
+def test_an_optimizer_that_wraps_another_is_no_second_one():
+    def build():
+        network, fabric = nn.Linear(64, 10), Fabric(accelerator="cpu", devices=1)
+        network, optimizer = fabric.setup(network, torch.optim.AdamW(network.parameters()))
+        return loop(network, mean, make_features(32, 64), optimizer)
+
+    assert unet3d.estimate_step(build, device="cpu").details.notes == []
+
+
+def test_a_number_that_a_script_reads_may_be_copied():
+    def compute_loss(y, _):
+        copy.deepcopy([copy.copy(y.mean().item())])
+        pickle.dumps(y.mean().item())
+        return y.mean()
+
+    assert estimate_with(compute_loss).details.notes == []
 
 
 @pytest.mark.parametrize("activate", [Tensor.softmax, Tensor.log_softmax])

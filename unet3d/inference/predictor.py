@@ -384,11 +384,7 @@ class Predictor:
 
     @property
     def _ram_advice(self) -> str:
-        return (
-            "close other programs"
-            if self.ram is None
-            else "raise memory_gib, which all processes share"
-        )
+        return "close other programs" if self.ram is None else "raise memory_gib (of all devices)"
 
     def _get_budget(self, held: int = 0) -> Budget:
         """Return what a case may take, of which it holds some bytes of RAM already."""

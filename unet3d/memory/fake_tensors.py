@@ -36,6 +36,14 @@ TORCH, OURS = (
 PARTS = torch._C.DispatchKey.CompositeImplicitAutograd
 """The key of operators that are made of others."""
 
+MADE_OF_OTHERS = {
+    aten._trilinear: torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
+    aten._euclidean_dist: torch._C.DispatchKey.CompositeExplicitAutograd,
+    aten.dist: torch._C.DispatchKey.CompositeExplicitAutograd,
+    aten.linalg_pinv: torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
+}
+"""Operators that are one to tensors without values, though their parts allocate memory."""
+
 
 @contextmanager
 def simulate_cuda_step() -> Generator[None]:
@@ -115,7 +123,16 @@ def copy_fake(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
 
 
 def run_parts(mode: TorchDispatchMode, func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run what an operator is made of where it arrives whole, as it does in inference mode."""
+    """Run what an operator is made of where it arrives whole, as all do in inference mode."""
+    operation = func.overloadpacket
+    if operation is aten.roll and len(args) > 2 and len(args[2]) > 1:  # axis by axis
+        with mode:
+            for shift, axis in zip(*args[1:], strict=True):
+                args = func(args[0], [shift], [axis]), *args[1:]
+        return args[0]
+    if operation in MADE_OF_OTHERS:
+        with mode:
+            return func._op_dk(MADE_OF_OTHERS[operation], *args, **kwargs)
     if not torch.is_inference_mode_enabled() or func.namespace != "aten":
         return NotImplemented
     if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), PARTS):
@@ -162,6 +179,15 @@ class ReadNumber(float):
         return number
 
     __hash__ = float.__hash__
+
+    def __copy__(self) -> "ReadNumber":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "ReadNumber":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return float, (float(self),)
 
 
 def _follow(name: str, *, compares: bool) -> Callable[..., Any]:

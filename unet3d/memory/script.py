@@ -223,6 +223,7 @@ def find_fake() -> tuple[nn.Module, list[Tensor], list[torch.optim.Optimizer]]:
         x
         for x in objects
         if issubclass(type(x), torch.optim.Optimizer)
+        and not isinstance(getattr(x, "optimizer", None), torch.optim.Optimizer)  # it wraps one
         and any(p in fake for group in x.param_groups for p in map(id, group["params"]))
     ]
     return model, [x for x in tensors if id(x) in known], optimizers

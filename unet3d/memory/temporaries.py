@@ -18,7 +18,7 @@ COPY_IF_STRIDED = {
     aten.max_pool3d_with_indices_backward: is_dense,
     **dict.fromkeys(
         (
-            *(aten._softmax, aten._log_softmax, aten.col2im),
+            *(aten._softmax, aten._log_softmax, aten.col2im, aten.searchsorted),
             *(aten._softmax_backward_data, aten._log_softmax_backward_data),
         ),
         Tensor.is_contiguous,
@@ -62,6 +62,8 @@ def list_temporaries(
             yield grad.nbytes + largest.nbytes + bags.nbytes, "bags with indices"
         else:  # in ascending order, with their places and bags, which forward may have numbered
             yield (3 if len(numbers) else 4) * indices.nbytes, "sorted indices"
+    elif operation is aten.count_nonzero and args[1:]:  # the sum of a mask
+        yield args[0].numel() * (1 + out.element_size()), f"copy as {out.dtype}"
     elif operation is aten.sum and args[0].dtype != out.dtype:
         fused = args[0].dtype in (torch.float16, torch.bfloat16) and out.dtype == torch.float32
         if not (cuda and fused):  # labels and masks are copied as int64
