@@ -57,6 +57,22 @@ def test_blocks_are_apart_and_as_many_as_wanted(volume):
     assert [int(row[f"{axis}0"]) % 12 for axis in "xyz"] == [0, 0, 0]
 
 
+def test_the_table_of_blocks_is_read_again_for_each_volume(volume):
+    for name in ("volume.nii", "label.nii"):
+        Path(name).rename(f"b, {name}")
+    words = ["cut", "image='b, volume.nii'", "label='b, label.nii'", "ignore_label=255"]
+    Path("first.csv").write_text("x0,x1,y0,y1,z0,z1\n8,24,3,19,2,18\n")
+    assert main([*words, "output=cases", "boxes=first.csv"]) == 0
+    table = Path("cases/boxes.csv")
+    table.write_text(table.read_text() + "other_000,0,8,0,8,0,8\n")
+    assert main([*words, "output=again", "boxes=cases/boxes.csv"]) == 0
+    with Path("again/boxes.csv").open() as file:
+        [row] = csv.DictReader(file)
+    assert list(row.values()) == ["b, volume_000", "8", "24", "3", "19", "2", "18"]
+    table.write_text("case,x0,x1,y0,y1,z0,z1\na,b,8,24,3,19,2,18\n")
+    assert main([*words, "output=more", "boxes=cases/boxes.csv"]) == 2
+
+
 def test_labels_without_a_spacing_have_that_of_their_image(volume):
     _, label = volume
     tifffile.imwrite("label.tif", label.T, metadata=None)

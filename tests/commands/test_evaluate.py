@@ -148,6 +148,18 @@ def test_a_label_that_training_ignored_is_ignored_whatever_dataset_json_says(fol
     assert read_result()["classes"] == {"head": [1], "tail": [2]}
 
 
+def test_checkpoints_that_define_labels_otherwise_are_refused(folder, monkeypatch, capsys):
+    runs = {
+        "a": {"classes": ["rest", "head", "tail"]},
+        "b": {"classes": ["rest", "head", "tail"], "regions": {"all": [1, 2]}},
+    }
+    monkeypatch.setattr(options, "load_run", lambda path: {"unet3d": runs[path.name]})
+    monkeypatch.setattr(options, "group_cases_by_use", lambda *_: None)
+    assert evaluate("checkpoint=[a,a]", "draw_worst=0") == 0
+    assert evaluate("checkpoint=[a,b]", "draw_worst=0") == 2
+    assert "b was trained with other classes, regions" in capsys.readouterr().err
+
+
 def test_groups_of_a_run_that_are_not_found_from_here_are_asked_for(folder, monkeypatch, capsys):
     trained = {"classes": ["rest", "head", "tail"], "config": {"data": {"group_by": "none.csv"}}}
     monkeypatch.setattr(options, "load_run", lambda path: {"unet3d": trained})

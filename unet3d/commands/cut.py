@@ -1,6 +1,8 @@
 """`unet3d cut image=... label=... output=...`: cut annotated blocks out of a volume, as cases."""
 
 import csv
+import io
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -67,10 +69,10 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             f"no block of {settings.label} is annotated: choose another size, or ignore_label="
         )
     table = settings.output / "boxes.csv"
-    lines = (
-        table.read_text("utf-8").splitlines() if table.exists() else [",".join(["case", *COLUMNS])]
-    )
-    write_text(table, "\n".join([*lines, *(",".join(map(str, row)) for row in rows), ""]))
+    written = io.StringIO()
+    lines = csv.writer(written, lineterminator="\n")
+    lines.writerows(rows if table.exists() else [["case", *COLUMNS], *rows])
+    write_text(table, (table.read_text("utf-8") if table.exists() else "") + written.getvalue())
     print(f"{pluralize(len(rows), 'block')} of {settings.image} in {settings.output}")
     words = ["data=pairs", f"data.root={settings.output}", "data.label_values=auto"]
     if settings.ignore_label is not None:
@@ -102,7 +104,7 @@ def find_blocks(settings: CutConfig, label: StoredVoxels) -> Iterator[Block]:
     """Yield the boxes of the file, or annotated blocks in random order."""
     shape = label.shape[1:]
     if settings.boxes is not None:
-        yield from read_boxes(settings.boxes, shape)
+        yield from read_boxes(settings.boxes, shape, split_suffix(settings.image)[0])
         return
     sides = [
         list_sides(side, size, settings.gap)
@@ -133,15 +135,21 @@ def list_sides(side: int, size: int, gap: int) -> list[slice]:
     return [span for span in spans if not span.start or span.stop - span.start >= side / 2]
 
 
-def read_boxes(file: Path, shape: Sequence[int]) -> list[Block]:
+def read_boxes(file: Path, shape: Sequence[int], name: str) -> list[Block]:
     """Return the boxes of a table with the columns x0, x1, y0, y1, z0 and z1.
 
-    Warn of the first two that overlap.
+    Where cases are those of `cut`, only boxes of the volume of this name are meant. Warn of the
+    first two that overlap.
     """
     try:
         lines = file.read_text("utf-8-sig").splitlines()
-        rows = csv.DictReader(lines, skipinitialspace=True)
-        table = [[int(row[column]) for column in COLUMNS] for row in rows]
+        rows = [*csv.DictReader(lines, skipinitialspace=True)]
+        if any(None in row for row in rows):
+            raise ValueError("a row has more values than columns")
+        own = [
+            row for row in rows if re.fullmatch(rf"{re.escape(name)}_\d+", row.get("case") or "")
+        ]
+        table = [[int(row[column]) for column in COLUMNS] for row in own or rows]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"boxes={file} must have columns {','.join(COLUMNS)}, divided by commas, with whole "

@@ -1,5 +1,6 @@
 """Build an evaluation and its metrics from settings: match the files, name the classes."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -95,7 +96,13 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
     if settings.skip_missing_predictions:
         pairs = [pair for pair in pairs if pair.prediction]
     case_names = [pair.name for pair in pairs]
-    trained = load_run(settings.checkpoints[0])["unet3d"] if settings.checkpoints else {}
+    trained, *others = [load_run(path)["unet3d"] for path in settings.checkpoints] or [{}]
+    for path, other in zip(settings.checkpoints[1:], others, strict=True):
+        if describe_labels(other) != describe_labels(trained):
+            raise UsageError(
+                f"checkpoint: {path} was trained with other classes, regions, label values or "
+                f"ignored labels than {settings.checkpoints[0]}: evaluate their predictions apart"
+            )
     names, groups, roles = resolve_classes(settings, trained), None, None
     patterns = list_patterns(trained)
     cases = {name: find_case_name(name, patterns) for name in case_names}
@@ -149,6 +156,14 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
         roles=roles,
         command=settings.command,
     )
+
+
+def describe_labels(trained: Mapping[str, Any]) -> str:
+    """Return what a run says of labels, for comparison."""
+    used = trained.get("preprocessing", {})
+    values = used.get("label_values"), sorted(used.get("ignore_labels", ()))
+    regions = list((trained.get("regions") or {}).items())
+    return json.dumps([trained.get("classes"), regions, *values], default=list)
 
 
 def list_patterns(trained: Mapping[str, Any]) -> list[str]:

@@ -93,7 +93,7 @@ def test_the_finest_level_is_the_image_whatever_the_order(tmp_path, voxels):
     image = write_zarr(tmp_path / "a.zarr", voxels, AFFINE)
 
     def list_a_coarse_level_first(content):
-        scale = [{"type": "scale", "scale": [2.0, 1.0, 1.0]}]
+        scale = [{"type": "scale", "scale": [2.0, -1.0, 1.0]}]  # with an inverted axis
         content["datasets"].insert(0, {"path": "1", "coordinateTransformations": scale})
 
     edit(image, list_a_coarse_level_first)

@@ -1,5 +1,6 @@
 """NumPy arrays (D, H, W) or (C, D, H, W) in .npy files, which have no spacing."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,11 @@ class NumPy(VolumeFormat):
         self, path: Path, dtype: Any, like: Path, grid: VolumeHeader, channels: int | None = None
     ) -> Any:
         leading = () if channels is None else (channels,)
-        return np.lib.format.open_memmap(path, "w+", dtype, (*leading, *grid.shape[:3]))
+        array = np.lib.format.open_memmap(path, "w+", dtype, (*leading, *grid.shape[:3]))
+        if hasattr(os, "posix_fallocate"):  # a full disk would kill what writes to a map
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return array
 
     def open_labels(self, path: Path) -> Any:
         return np.lib.format.open_memmap(path, "r+")

@@ -191,9 +191,9 @@ def open_group(file: Path) -> Any:
 
 
 def measure_voxel(dataset: dict[str, Any]) -> float:
-    """Return the product of a level's scales."""
+    """Return the volume of a level's voxels."""
     scales = (t["scale"] for t in dataset.get(TRANSFORMS, ()) if t["type"] == "scale")
-    return prod(chain.from_iterable(scales))
+    return abs(prod(chain.from_iterable(scales)))  # an axis may be inverted
 
 
 def open_level(file: Path) -> Level:
