@@ -173,6 +173,8 @@ def test_nnunet_trains_resumes_and_predicts_with_both_trainers(tmp_path):
         "equal estimate: True",
         "equal augmentation: True",
         "chooses: ['fused', 'leanest']",
+        "network of two parents: FusedResidualEncoderUNet BatchNorm3d, "
+        "ResidualEncoderUNet BatchNorm3d",
         "network of 2D slices: ResidualEncoderUNet",
         "predicts with: FusedResidualEncoderUNet",
         "predicts with: ResidualEncoderUNet",

@@ -241,22 +241,11 @@ def resolve_classes(settings: EvaluationConfig, trained: Mapping[str, Any]) -> L
         elif (values is not None or regions or names is None) and listed is None:
             names = name_labels(known, regions, values=values)
         if names is not None:
-            names = leave_out(names, used.get("ignore_labels", ()), keep=listed is not None)
+            kept = {} if listed is None else names.known_labels or ()  # classes= come first
+            names = names.ignore(used.get("ignore_labels", ()), kept)
     if settings.regions is None:
         return names
     return replace(names or LabelNames(classes={}, known_labels=None), classes=settings.regions)
-
-
-def leave_out(names: LabelNames, ignored: Sequence[int], *, keep: bool) -> LabelNames:
-    """Ignore what a checkpoint's training has ignored; `keep` classes that have such labels."""
-    if keep:
-        ignored = [label for label in ignored if label not in (names.known_labels or ())]
-    labels = {*ignored}
-    return LabelNames(
-        classes={name: own for name, own in names.classes.items() if not labels.issuperset(own)},
-        known_labels=None if names.known_labels is None else names.known_labels - labels,
-        ignore_labels=tuple(sorted({*names.ignore_labels, *labels})),
-    )
 
 
 def name_labels(

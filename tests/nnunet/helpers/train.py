@@ -157,6 +157,24 @@ def choose_strategies() -> list[str]:
     return chosen
 
 
+def combine_trainers() -> list[str]:
+    """Return the networks of trainers that have two parents, and their norms."""
+    from nnunetv2.run.run_training import get_trainer_from_args
+    from nnunetv2.training.nnUNetTrainer.variants.network_architecture.nnUNetTrainerBN import (
+        nnUNetTrainerBN,
+    )
+
+    run = get_trainer_from_args("1", "3d_fullres", 0, "nnUNetTrainerLean", device=CPU)
+    found = []
+    for parents in ((type(run), nnUNetTrainerBN), (nnUNetTrainerBN, type(run))):
+        plans = run.plans_manager.plans | {"continue_training": False}
+        both = type("Both", parents, {})(plans, "3d_fullres", 0, run.dataset_json, CPU)
+        both.initialize()
+        norms = {type(m).__name__ for m in both.network.modules() if "Norm3d" in type(m).__name__}
+        found.append(f"{type(both.network).__name__} {' '.join(norms)}")
+    return found
+
+
 def build_2d_network() -> torch.nn.Module:
     """Build the network of a plan for slices."""
     from nnunetv2.run.run_training import get_trainer_from_args
@@ -245,6 +263,7 @@ def main() -> None:
     print("equal estimate:", estimated == measured)
     print("equal augmentation:", compare_augmentation())
     print("chooses:", choose_strategies())
+    print("network of two parents:", ", ".join(combine_trainers()))
     print("network of 2D slices:", type(build_2d_network()).__name__)
     weights = torch.load(again, weights_only=False)["network_weights"]
     stored = torch.load(theirs, weights_only=False)

@@ -1,7 +1,7 @@
 """Read dataset.json of the Decathlon and of nnU-Net, and find files that it does not list."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -95,6 +95,15 @@ class LabelNames:
     classes: Mapping[str, tuple[int, ...]]
     known_labels: frozenset[int] | None  # labels that a file may hold; None: any
     ignore_labels: tuple[int, ...] = ()
+
+    def ignore(self, labels: Iterable[int], kept: Collection[int] = ()) -> "LabelNames":
+        """Ignore more labels, but for those that are kept; their classes are left out."""
+        more, known = set(labels).difference(kept), self.known_labels
+        return LabelNames(
+            classes={name: own for name, own in self.classes.items() if not more.issuperset(own)},
+            known_labels=None if known is None else known - more,
+            ignore_labels=tuple(sorted({*self.ignore_labels, *more})),
+        )
 
     def __post_init__(self):
         for name, labels in self.classes.items():

@@ -38,16 +38,17 @@ class nnUNetTrainerLean(nnUNetTrainer):
     loss: nn.Module
     optimizer: torch.optim.Optimizer
 
-    @staticmethod
+    @classmethod
     def build_network_architecture(
+        cls,
         plans_manager,
         configuration_manager,
         num_input_channels,
         num_output_channels,
         enable_deep_supervision=True,
     ) -> nn.Module:
-        """Build the network of the plans."""
-        network = nnUNetTrainer.build_network_architecture(
+        """Build the network of the plans, or that of a trainer that is combined with this one."""
+        network = super().build_network_architecture(
             plans_manager,
             configuration_manager,
             num_input_channels,
@@ -55,7 +56,7 @@ class nnUNetTrainerLean(nnUNetTrainer):
             enable_deep_supervision,
         )
         if len(configuration_manager.patch_size) == 3:
-            use_fused_blocks(network, nnUNetTrainerLean.checkpointing.replace("auto", "lean"))
+            use_fused_blocks(network, cls.checkpointing.replace("auto", "lean"))
         return network
 
     @property
@@ -69,6 +70,12 @@ class nnUNetTrainerLean(nnUNetTrainer):
     def initialize(self) -> None:
         super().initialize()
         if self.is_2d:
+            return
+        if not hasattr(getattr(self.network, "module", self.network), "checkpointing"):
+            name = type(self.network).__name__
+            self.print_to_log_file(
+                f"{name} is trained without fused blocks: another trainer built it"
+            )
             return
         if self.device.type != "cuda":
             vars(self.network)["checkpointing"] = self.checkpointing.replace("auto", "fused")
