@@ -319,3 +319,11 @@ def test_statistics_that_average_all_batches_are_those_of_plain_modules(small_ti
             module.momentum = None
     results = [run_steps(model, *make_batch((16, 8, 8)), steps=4) for model in (fused, plain)]
     assert_equal_results(*results)
+
+
+def test_a_relu_has_no_slope_whatever_attributes_it_has():
+    fused, plain = make_pair(FUSED)
+    for network in (fused, plain):
+        network.encoder[0].convs[0].act.negative_slope = 0.7
+    x, _ = make_batch((16, 8, 8))
+    torch.testing.assert_close(fused(x), plain(x), rtol=1e-9, atol=1e-11)

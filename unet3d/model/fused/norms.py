@@ -191,7 +191,7 @@ def get_negative_slope(activation: nn.Module) -> float:
     """Return the slope of an activation below zero."""
     if isinstance(activation, nn.Identity):
         return 1.0
-    return float(getattr(activation, "negative_slope", 0.0))
+    return activation.negative_slope if isinstance(activation, nn.LeakyReLU) else 0.0
 
 
 def fold_norm(
