@@ -74,9 +74,10 @@ def test_levels_that_are_no_list_of_levels_are_refused(levels):
         RecomputeBlocks(levels=levels).apply(build_plain_network())
 
 
-def test_only_the_given_levels_are_recomputed():
+@pytest.mark.parametrize("levels", [[0], [0, 0]])
+def test_only_the_given_levels_are_recomputed(levels):
     model = build_plain_network()
-    RecomputeBlocks(levels=[0]).apply(model)
+    RecomputeBlocks(levels=levels).apply(model)
     recomputed = [level for level, block in model.blocks() if "forward" in vars(block)]
     assert recomputed == [0, 0]
 

@@ -44,9 +44,9 @@ class RecomputeBlocks:
         if isinstance(model, HasRetention):
             model.retention = None
         known = {level for level, _ in blocks}
-        listed: Any = list(known) if self.levels == "all" else self.levels
-        levels = set() if isinstance(listed, str | int) else {n for n in listed if type(n) is int}
-        if not levels or len(levels) < len(listed) or not levels <= known:
+        levels: Any = known if self.levels == "all" else self.levels
+        is_list = not isinstance(levels, str | int) and all(type(n) is int for n in levels)
+        if not is_list or not levels or not known.issuperset(levels):
             raise UsageError(
                 f"checkpointing.levels must be all, or within 0..{max(known)}, got {self.levels!r}"
             )

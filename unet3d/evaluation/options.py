@@ -1,6 +1,5 @@
 """Build an evaluation and its metrics from settings: match the files, name the classes."""
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -158,12 +157,11 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
     )
 
 
-def describe_labels(trained: Mapping[str, Any]) -> str:
+def describe_labels(trained: Mapping[str, Any]) -> list[Any]:
     """Return what a run says of labels, for comparison."""
     used = trained.get("preprocessing", {})
-    values = used.get("label_values"), sorted(used.get("ignore_labels", ()))
-    regions = list((trained.get("regions") or {}).items())
-    return json.dumps([trained.get("classes"), regions, *values], default=list)
+    said = trained.get("classes"), trained.get("regions")
+    return [value or None for value in (*said, *map(used.get, ("label_values", "ignore_labels")))]
 
 
 def list_patterns(trained: Mapping[str, Any]) -> list[str]:

@@ -158,10 +158,9 @@ class ScriptStep(Step):
                 f"{names} {NO_UPDATE} in {MAX_CALLS} calls: what it takes is left out, and "
                 "backward if that did not run"
             )
-        kinds = {type(optimizer) for optimizer in self.optimizers}
-        if torch.optim.SparseAdam in kinds:
+        if any(isinstance(optimizer, torch.optim.SparseAdam) for optimizer in self.optimizers):
             self.notes.append("what SparseAdam computes with sparse gradients is not estimated")
-        if torch.optim.ASGD in kinds and not self.cuda:
+        if not self.cuda and any(isinstance(x, torch.optim.ASGD) for x in self.optimizers):
             self.notes.append("ASGD is estimated as after its first t0 steps, when it averages")
         self.optimizers = []
 
