@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from unet3d.commands.train import train as run_training
-from unet3d.config.compose import replace_values, to_yaml_literal
+from unet3d.config.compose import quote, replace_values, to_yaml_literal
 from unet3d.config.keys import compose_api_config
 from unet3d.errors import UsageError
 from unet3d.evaluation.evaluate import EvaluationResult, run_evaluation
@@ -53,7 +53,7 @@ def train(
         raise UsageError(f"overrides must be a list of key=value, got {overrides!r}")
     given = list(overrides)
     if folder is not None:
-        given.append(f"hydra.run.dir={folder}")
+        given.append(f"hydra.run.dir={quote(str(folder))}")
     if not any(text.startswith("trainer.enable_progress_bar") for text in given):
         given.append("trainer.enable_progress_bar=false")
     if any(".json" in text for text in given if text.startswith("experiment=")):

@@ -9,6 +9,16 @@ from unet3d.errors import UsageError
 from unet3d.training.schedules import Cosine, Poly
 
 
+class SplitByRank(torch.optim.SGD):
+    """Groups of its own: weights decay, biases do not."""
+
+    def __init__(self, params, lr, **options):
+        groups = [group["params"] if isinstance(group, dict) else [group] for group in params]
+        flat = [parameter for group in groups for parameter in group]
+        shapes = [[p for p in flat if p.ndim > 1], [p for p in flat if p.ndim <= 1]]
+        super().__init__([{"params": shape} for shape in shapes if shape], lr=lr)
+
+
 class RecordRates(pl.Callback):
     def __init__(self):
         self.rates, self.fractions = [], []
@@ -41,6 +51,18 @@ def test_parts_of_the_network_have_their_own_rates_which_are_no_decay(composed, 
     recorded = train_and_record(composed, tmp_path, *words)
     assert recorded.rates == [[0.01, 0.1, 1.0], [0.005, 0.05, 0.5]]
     assert recorded.fractions == pytest.approx([1, 0.5])
+
+
+def test_an_optimizer_that_regroups_parameters_is_refused_where_parts_have_rates(
+    composed, tmp_path
+):
+    with pytest.raises(UsageError, match="lr_factors: SplitByRank makes groups of parameters"):
+        train_and_record(
+            composed,
+            tmp_path,
+            f"optimizer._target_={__name__}.SplitByRank",
+            "lr_factors={encoder:0.1}",
+        )
 
 
 SCHEDULERS = {

@@ -59,7 +59,16 @@ def make_optimizer_factory(optimizer: Factory, precision: Precision) -> Optimize
         optimizer = optimizer.bind(eps=max(arguments["eps"], MIN_HALF_EPSILON))
 
     def build(parameters: Parameters) -> torch.optim.Optimizer:
-        return optimizer(params=list(parameters))
+        given = list(parameters)
+        built = optimizer(params=given)
+        factors = {p: g.get("lr_factor", 1.0) for g in built.param_groups for p in g["params"]}
+        for group in (group for group in given if isinstance(group, dict)):
+            factor = group["lr_factor"]
+            if any(factors.get(parameter, factor) != factor for parameter in group["params"]):
+                raise UsageError(
+                    f"lr_factors: {built.__class__.__name__} makes groups of parameters of its own"
+                )
+        return built
 
     build([nn.Parameter(torch.zeros(1))])  # refuse bad arguments before the dataset is read
     return build
