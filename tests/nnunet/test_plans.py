@@ -72,7 +72,8 @@ def test_another_dataset_has_its_own_regions_cases_and_folds(path, tmp_path):
     content["labels"] = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
     content |= {"regions_class_order": [1, 2], "numTraining": 50}
     (other / "dataset.json").write_text(json.dumps(content))
-    own, words = ({*read_plans(path, "3d_fullres", root)} for root in (raw, other))
+    roots = raw / "imagesTr" / "..", other
+    own, words = ({*read_plans(path, "3d_fullres", root)} for root in roots)
     assert {"loss.ce=2", "data.patches_per_case=19", f"data.root={other}"} <= words
     assert [any(w.startswith("data.splits=") for w in given) for given in (own, words)] == [1, 0]
     assert "data.patches_per_case=188" in own

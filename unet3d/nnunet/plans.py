@@ -95,7 +95,8 @@ def read_plans(path: Path, configuration: str, root: Path | None) -> list[str]:
     homes = [os.environ.get("nnUNet_raw"), path.absolute().parents[2] / "nnUNet_raw"]  # noqa: SIM112
     try:
         axes = get_nnunet_axes(plans)
-        is_other = root is not None and root.absolute().name != plans["dataset_name"]
+        names = [] if root is None else [root.absolute().name, root.resolve().name]
+        is_other = bool(names) and plans["dataset_name"] not in names
         folders = [Path(home, plans["dataset_name"]) for home in homes if home]
         root = root or next((raw for raw in folders if (raw / "dataset.json").exists()), None)
         schemes = list(zip(sizes["normalization_schemes"], sizes["use_mask_for_norm"], strict=True))

@@ -64,6 +64,8 @@ def test_cases_that_dataset_json_does_not_list_are_left_out(tmp_path, monkeypatc
         ({"dataset": {"a": {"image": "a.nii"}}}, "dataset must be {case"),
         ({"labels": {"front": 1, "back": 2}}, "labels must name background 0"),
         ({"labels": {"background": 0, "front": 1, "back": 1}}, "labels must name background 0"),
+        ({"labels": {"background": 1, "front": 0, "back": 2}}, "labels must name background 0"),
+        ({"labels": {"background": 0, "all": [1, 2], "ignore": 2}}, "labels must name background"),
         ({"file_ending": ".png"}, r"file_ending must be .nii.gz, .nii, .* or .dcm, got '.png'"),
         ({"channel_names": {"1": "T1"}}, "channel_names must name 0, 1, 2"),
     ],
