@@ -587,6 +587,40 @@ def test_losses_that_copy_what_is_strided_or_reuse_memory_are_exact(compute_loss
     assert estimated.peak == measure_script(build).peak
 
 
+def resize(size, mode, **options):
+    return lambda x: F.interpolate(x, (size, size), mode=mode, **options)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        *(resize(size, mode) for size in (40, 100) for mode in ("nearest", "bilinear", "area")),
+        *(resize(100, "bicubic"), resize(70, "bilinear", antialias=True)),
+        *(nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(9)),
+        *(partial(torch.fft.rfft, dim=2), lambda x: x.kthvalue(5, 1, True).values),
+        lambda x: x * torch.isin(x.detach().round(), torch.arange(99.0)),
+    ],
+)
+def test_what_kernels_of_a_cpu_copy_or_sort_is_counted(reduce, memory_format):
+    def build():
+        x = torch.rand(2, 8, 50, 50).to(memory_format=memory_format)
+        scale = nn.Parameter(torch.ones(8, 1, 1))
+        optimizer = torch.optim.SGD([scale], 0.1)
+
+        def step():
+            optimizer.zero_grad()
+            y = x * scale
+            reduced = reduce(y)
+            (reduced.abs() if reduced.is_complex() else reduced).sum().backward()
+            optimizer.step()
+
+        return step
+
+    estimated = unet3d.estimate_step(build, device="cpu").peak
+    assert estimated == pytest.approx(measure_script(build).peak, rel=0.002)  # isin: few values
+
+
 def bilinear():
     left, form = nn.Linear(8, 8), nn.Bilinear(8, 8, 4)
     optimizer = torch.optim.AdamW([*left.parameters(), *form.parameters()])
@@ -1001,6 +1035,7 @@ def test_an_obstacle_that_a_script_catches_ends_the_estimate():
         (lambda y, _: y.cumprod(1).mean(), "cpu", "torch.cumprod is estimated as for inputs"),
         (lambda y, _: y.max(), "cpu", "torch.max of all values is estimated as on a GPU"),
         (lambda y, _: -y.min(), "cpu", "torch.min of all values is estimated as on a GPU"),
+        (lambda y, _: torch.matrix_exp(y).mean(), "cpu", "torch.matrix_exp is estimated without"),
         (lambda y, _: y.max(), "cuda", None),
         (lambda y, _: y.max(1).values.mean(), "cpu", None),
     ],

@@ -1,6 +1,7 @@
 """What kernels allocate and free before they return, on CUDA and CPUs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -12,10 +13,16 @@ from unet3d.memory.cuda_libraries import is_dense
 
 aten = torch.ops.aten
 
+UPSAMPLINGS = {
+    getattr(aten, f"{name}_backward")
+    for name in """upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d
+    upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d _upsample_bilinear2d_aa
+    _upsample_bicubic2d_aa""".split()
+}
+
 COPY_IF_STRIDED = {
-    aten.upsample_trilinear3d_backward: is_dense,
-    aten.upsample_nearest3d_backward: is_dense,
-    aten.max_pool3d_with_indices_backward: is_dense,
+    **dict.fromkeys((*UPSAMPLINGS, aten.max_pool3d_with_indices_backward), is_dense),
     **dict.fromkeys(
         (
             *(aten._softmax, aten._log_softmax, aten.col2im, aten.searchsorted),
@@ -34,6 +41,20 @@ SUMMED_LOSSES = {aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss}
 """Losses that compute their summands in temporary memory (ATen/native/Loss.cpp)."""
 
 
+POOLINGS = {
+    *(aten.max_pool2d_with_indices_backward, aten.avg_pool2d_backward),
+    aten._adaptive_avg_pool2d_backward,
+}
+"""Gradients that a CPU computes in the format of what they are given, channels-last or not."""
+SMALL_UPSAMPLINGS = {
+    *(aten.upsample_nearest2d, aten._upsample_nearest_exact2d, aten.upsample_bilinear2d)
+}
+SMALL = 128
+"""A CPU computes them channels-last where height and width together are at most this."""
+TWO_PASSES = {aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa}
+FOURIER = {aten._fft_r2c, aten._fft_c2c}
+
+
 def find_kept_bytes(operation: Any, args: tuple, out: Any) -> int | None:
     """Return the bytes that a kernel's output keeps, where it is a resized tensor; else None."""
     if operation in RESIZED_LOSSES and out.dim() == 0:
@@ -48,6 +69,8 @@ def list_temporaries(
     reads = COPY_IF_STRIDED.get(operation, torch.is_tensor)
     if nbytes := sum(t.nbytes for t in args if isinstance(t, Tensor) and not reads(t)):
         yield nbytes, "contiguous copy"
+    if not cuda:
+        yield from _list_on_cpu(operation, args, out)
     if operation in SUMMED_LOSSES and out.dim() == 0:
         yield _get_summand_bytes(args, out), "summands"
     elif operation is aten.soft_margin_loss_backward:
@@ -72,3 +95,34 @@ def list_temporaries(
 
 def _get_summand_bytes(args: tuple, out: Tensor) -> int:
     return prod(torch.broadcast_shapes(args[0].shape, args[1].shape)) * out.element_size()
+
+
+def _list_on_cpu(operation: Any, args: tuple, out: Any) -> Iterator[tuple[int, str]]:
+    """Yield what a CPU's kernels copy, or sort, where a GPU's need not."""
+    last = torch.channels_last
+    if operation in POOLINGS and args[1].dim() == 4:
+        grad, _, *others = filter(torch.is_tensor, args)
+        is_last = grad.is_contiguous(memory_format=last) and not grad.is_contiguous()
+        kind = last if is_last else torch.contiguous_format
+        copied = [t for t in (grad, *others, out) if not t.is_contiguous(memory_format=kind)]
+        yield sum(t.nbytes for t in copied), "copies in the format of the gradient"
+    elif operation in SMALL_UPSAMPLINGS and sum(out.shape[2:]) <= SMALL:
+        copied = [t for t in (args[0], out) if not t.is_contiguous(memory_format=last)]
+        yield sum(t.nbytes for t in copied), "channels-last copies"
+    elif operation in TWO_PASSES and all(map(int.__ne__, args[0].shape[2:], out.shape[2:])):
+        yield args[0][..., 0].numel() * out.shape[3] * out.element_size(), "first pass"
+    elif operation in FOURIER and torch.backends.mkl.is_available():
+        yield (0 if _can_flatten(args[0], args[1]) else args[0].nbytes), "contiguous copy"
+    elif operation is aten.kthvalue:
+        yield args[0].numel() * (args[0].element_size() + 8), "values and indices"
+    elif operation is aten.isin and args[1].numel() >= 10 * args[0].numel() ** 0.145:
+        copied = 0 if args[0].is_contiguous() else args[0].nbytes
+        yield copied + args[0].nbytes + 16 * args[0].numel(), "sorted values and indices"
+
+
+def _can_flatten(x: Tensor, dims: Sequence[int]) -> bool:
+    """Return whether the axes that are not transformed are one in memory, longest steps first."""
+    others = {*range(x.dim())} - {dim % x.dim() for dim in dims}
+    order = sorted(others, key=x.stride, reverse=True)
+    pairs = pairwise(axis for axis in order if x.shape[axis] > 1)
+    return all(x.stride(a) == x.stride(b) * x.shape[b] for a, b in pairs)

@@ -106,7 +106,12 @@ class NnUnet(DatasetJson):
         single = [values[0] for values in named.values() if len(values) == 1]
         ignored, background = named.get("ignore", (len(used),)), named.get("background", (0,))
         is_numbered = len(used) > 1 and used == set(range(len(used))) and background == (0,)
-        if not is_numbered or len({*single}) < len(single) or len(ignored) != 1 or used & {*ignored}:
+        if (
+            not is_numbered
+            or len({*single}) < len(single)
+            or len(ignored) != 1
+            or used & {*ignored}
+        ):
             raise UsageError(
                 f"{self.file}: labels must name background 0 and every number up "
                 "to the highest (also unused ones), once or within a list, as in "
