@@ -4,6 +4,8 @@ import logging
 import warnings
 from contextlib import nullcontext
 
+import nibabel as nib
+import numpy as np
 import pytest
 import torch
 
@@ -25,6 +27,18 @@ from unet3d.errors import UsageError
 def test_a_wrong_argument_is_a_usage_error(call, message):
     with pytest.raises(UsageError, match=message):
         call()
+
+
+def test_scores_come_with_the_warnings_of_the_command_or_are_refused(tmp_path):
+    for name, sizes in (("a", (8, 8, 8)), ("b", (9, 8, 8))):
+        (tmp_path / name).mkdir()
+        labels = nib.nifti1.Nifti1Image(np.ones(sizes, np.uint8), np.diag([0.001, 0.001, 0.001, 1]))
+        nib.save(labels, tmp_path / name / "case.nii.gz")
+    with pytest.warns(UserWarning, match="surface Dice accepts errors of 1 mm") as warned:
+        unet3d.evaluate(tmp_path / "a", tmp_path / "a")
+    assert warned[0].filename == __file__
+    with pytest.raises(UsageError, match=r"no case could be scored; case: .* has shape"):
+        unet3d.evaluate(tmp_path / "a", tmp_path / "b", tolerance_mm=0.001)
 
 
 @pytest.mark.slow

@@ -162,7 +162,12 @@ def evaluate(
     settings = read_config(replace_values(composed, values))
     words = [f"{k}={to_yaml_literal(v)}" for k, v in values.items() if v is not None and v != []]
     command = replace(composed.composition, overrides=(*words, *chosen)).format_command()
-    return run_evaluation(build_evaluation(replace(settings, command=command)))
+    evaluation = build_evaluation(replace(settings, command=command))
+    result = run_evaluation(evaluation, warn=lambda line: warnings.warn(line, stacklevel=4))
+    if not result.cases:
+        name, reason = next(iter(result.errors.items()))
+        raise UsageError(f"no case could be scored; {name}: {reason}")
+    return result
 
 
 class LineWriter(io.TextIOBase):
