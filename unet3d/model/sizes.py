@@ -69,10 +69,13 @@ def expand_per_level(value: PerLevel, levels: int, key: str) -> list[Triple]:
     [(1, 2, 2), (2, 2, 2)]
     >>> expand_per_level([1, 2, 2], 2, "pool_kernel")
     [(1, 2, 2), (1, 2, 2)]
+    >>> expand_per_level([1, 2], 2, "pool_kernel")
+    [(1, 1, 1), (2, 2, 2)]
     """
-    entries = [value] if isinstance(value, int) else list(value)
-    if all(isinstance(entry, int) for entry in entries):
-        entries = [value] * levels
+    is_one = isinstance(value, int) or (
+        len(value) == 3 and all(isinstance(entry, int) for entry in value)
+    )
+    entries = [value] * levels if is_one else list(value)
     sizes: list[Any] = [(e, e, e) if isinstance(e, int) else tuple(e) for e in entries]
     if len(sizes) != levels or any(len(s) != 3 or min(s) < 1 for s in sizes):
         raise UsageError(
