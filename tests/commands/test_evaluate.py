@@ -160,6 +160,22 @@ def test_checkpoints_that_define_labels_otherwise_are_refused(folder, monkeypatc
     assert "b was trained with other classes, regions" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("order", ["a,b,c", "c,b,a"])
+def test_a_case_is_annotated_as_any_of_several_runs_says(folder, monkeypatch, order):
+    names = {"classes": ["rest", "head", "tail"]}
+    runs = {
+        "a": {**names, "config": {"data": {"annotated": {"a": ["head"]}}}},
+        "b": {**names, "config": {"data": {"annotated": {"b": ["tail"]}}}},
+        "c": names,
+    }
+    monkeypatch.setattr(options, "load_run", lambda path: {"unet3d": runs[path.name]})
+    monkeypatch.setattr(options, "group_cases_by_use", lambda *_: None)
+    assert evaluate(f"checkpoint=[{order}]", "draw_worst=0") == 0
+    scores = read_result()["cases"]
+    assert scores["a"]["tail"]["dice"] is scores["b"]["head"]["dice"] is None
+    assert None not in (scores["a"]["head"]["dice"], scores["b"]["tail"]["dice"])
+
+
 def test_groups_of_a_run_that_are_not_found_from_here_are_asked_for(folder, monkeypatch, capsys):
     trained = {"classes": ["rest", "head", "tail"], "config": {"data": {"group_by": "none.csv"}}}
     monkeypatch.setattr(options, "load_run", lambda path: {"unet3d": trained})

@@ -97,7 +97,14 @@ def test_backward_saves_logits_and_labels_alone():
     assert 0 <= nbytes - 2 * (logits.nbytes + labels.nbytes) < 2000
 
 
-def test_label_smoothing_is_refused(composed, tmp_path):
-    settings = composed("data.annotated={*:[ball,tube,box]}", "loss.label_smoothing=0.1")
-    with pytest.raises(UsageError, match="label_smoothing gives every class a part"):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["loss.label_smoothing=0.1"], "label_smoothing gives every class a part"),
+        (["loss=monai", "+loss.sigmoid=true"], "adds up probabilities of a softmax"),
+    ],
+)
+def test_losses_that_cannot_be_merged_are_refused(composed, tmp_path, words, message):
+    settings = composed("data.annotated={*:[ball,tube,box]}", *words)
+    with pytest.raises(UsageError, match=message):
         build_training(settings, tmp_path)

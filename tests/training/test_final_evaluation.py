@@ -58,21 +58,27 @@ def test_a_run_ends_with_the_labels_that_predict_writes(unet3d, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("voxels_of_reference", "chosen"),
+    ("voxels_of_reference", "annotated", "chosen"),
     [
-        ([np.s_[1:4, 1:4, 1:4]], [1]),
-        ([np.s_[1:4, 1:4, 1:4], (6, 6, 6)], []),
-        ([(0, 7, 0)], []),  # Dice is 0, and cannot be lower
+        ([np.s_[1:4, 1:4, 1:4]], np.s_[:], [1]),
+        ([np.s_[1:4, 1:4, 1:4], (6, 6, 6)], np.s_[:], []),
+        ([(0, 7, 0)], np.s_[:], []),  # Dice is 0, and cannot be lower
+        ([np.s_[2, 1:4, 1:4], (6, 6, 6)], np.s_[2:7:4], []),  # others are ignored
     ],
 )
 def test_the_largest_component_is_kept_where_it_is_found_and_dice_is_not_lower(
-    tmp_path, voxels_of_reference, chosen
+    tmp_path, voxels_of_reference, annotated, chosen
 ):
     """A class has two components in the prediction, the second of one voxel."""
     prediction, reference = np.zeros((2, 8, 8, 8), np.uint8)
     prediction[1:4, 1:4, 1:4] = prediction[6, 6, 6] = 1
     for index in voxels_of_reference:
         reference[index] = 1
+    if annotated != np.s_[:]:
+        prediction[0, 5::2, ::2] = 1
+    skipped = np.full_like(reference, 255)
+    skipped[annotated] = reference[annotated]
+    reference = skipped
     folder = tmp_path / "validation"
     folder.mkdir()
     for name, array in {"label": reference, "validation/case": prediction}.items():
@@ -80,7 +86,8 @@ def test_the_largest_component_is_kept_where_it_is_found_and_dice_is_not_lower(
     case = Case(name="case", images=(), label=tmp_path / "label.nii.gz")
     statistics = Statistics(spacing_mm=(1, 1, 1), extent_mm=(8, 8, 8), percentiles=())
     volumes = [CachedVolume(case, tmp_path, (8, 8, 8), frozenset({1}), statistics)]
-    assert choose_postprocessing(volumes, [1], folder, Preprocessing(num_classes=2)) == chosen
+    preprocessing = Preprocessing(num_classes=2, ignore_labels=(255,))
+    assert choose_postprocessing(volumes, [1], folder, preprocessing) == chosen
     kept = reference if chosen else prediction
     assert np.array_equal(read_voxels(folder / "case.nii.gz"), kept)
 

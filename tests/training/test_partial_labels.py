@@ -52,25 +52,32 @@ def test_what_a_case_does_not_annotate_has_a_label_of_its_own(build):
         assert (FIRST if is_first else SECOND) in labels
 
 
-def test_a_validation_scores_the_classes_that_a_case_annotates(build):
+@pytest.mark.parametrize("has_background", [True, False])
+def test_a_validation_scores_the_classes_that_a_case_annotates(build, has_background):
     run = build("fold=0")
     (batch,) = run.data.val_loader
+    if not has_background:  # scribbles within the class alone
+        batch["label"][batch["label"] > 2] = IGNORE_LABEL
     case = batch["case"][0]
     known, unknown = (1, 2) if int(case[-1]) % 2 == 0 else (2, 1)
     label = batch["label"].clone()
     perfect = torch.where(label == known, known, unknown)  # predicted where nobody looked
+    if not has_background:
+        perfect[tuple((label == known).nonzero()[0])] = unknown
     run.module.step.sliding_window = lambda image, model, observe: perfect
     run.module.eval()
     prediction = run.module.validation_step(batch, 0)
     assert prediction is perfect
     scores = run.module.metric.compute()
     names = run.data.dataset.classes
-    assert scores[f"dice/{names[known]}"] == 1
+    assert (scores[f"dice/{names[known]}"] == 1) == has_background
     assert np.isnan(scores[f"dice/{names[unknown]}"])
-    assert set(batch["label"].unique().tolist()) <= {0, known}  # pictures show it
+    shown = set(batch["label"].unique().tolist())  # in pictures
+    assert shown <= ({0, known} if has_background else {known, IGNORE_LABEL})
     distances = run.module.case_scores.compute()
     assert distances.pop("loss") > 0
-    assert distances == {"hd95_mm": 0, f"hd95_mm/{names[known]}": 0}
+    assert distances.keys() == {"hd95_mm", f"hd95_mm/{names[known]}"}
+    assert (max(distances.values()) == 0) == has_background
 
 
 def test_a_wrong_list_of_classes_is_named(build):

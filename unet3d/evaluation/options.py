@@ -1,6 +1,6 @@
 """Build an evaluation and its metrics from settings: match the files, name the classes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -102,28 +102,24 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
                 f"checkpoint: {path} was trained with other classes, regions, label values or "
                 f"ignored labels than {settings.checkpoints[0]}: evaluate their predictions apart"
             )
-    names, groups, roles = resolve_classes(settings, trained), None, None
-    patterns = list_patterns(trained)
+    names, patterns = resolve_classes(settings, trained), list_patterns(trained)
+    groups = roles = None
     cases = {name: find_case_name(name, patterns) for name in case_names}
-    recorded = trained.get("config", {}).get("data", {}).get("annotated")
     if settings.annotated is not None:
         if names is None:
             raise UsageError("annotated needs classes= or regions= to name them")
         annotations = read_annotations("annotated", settings.annotated, list(names.classes))
         for finding in annotations.find_unmatched_patterns(references):
             raise UsageError(finding.message)
-        unknown = [frozenset(annotations.find_unannotated(pair.name)) for pair in pairs]
-        pairs = [replace(pair, unknown=u) for pair, u in zip(pairs, unknown, strict=True)]
-    elif recorded is not None and names is not None:
-        annotations = read_annotations("annotated", recorded, trained["classes"][1:])
-        values = trained.get("preprocessing", {}).get("label_values")
-        labels = dict(zip(trained["classes"], values or count(), strict=False))
+        find = annotations.find_unannotated
+        pairs = [replace(pair, unknown=frozenset(find(pair.name))) for pair in pairs]
+    elif names is not None:
+        finders = [make_label_finder(run) for run in (trained, *others)]
         for n, pair in enumerate(pairs):  # whatever the classes are called here
-            hidden = {labels[c] for c in annotations.find_unannotated(cases[pair.name])}
+            hidden = {label for find in finders for label in find(pair.name)}
             unknown = frozenset(c for c, own in names.classes.items() if hidden & {*own})
             pairs[n] = replace(pair, unknown=unknown)
-    group_by = settings.group_by
-    if group_by is not None:
+    if (group_by := settings.group_by) is not None:
         groups = read_groups(group_by, case_names, "group_by")
     elif group_by := trained.get("config", {}).get("data", {}).get("group_by"):
         try:
@@ -162,6 +158,17 @@ def describe_labels(trained: Mapping[str, Any]) -> list[Any]:
     used = trained.get("preprocessing", {})
     said = trained.get("classes"), trained.get("regions")
     return [value or None for value in (*said, *map(used.get, ("label_values", "ignore_labels")))]
+
+
+def make_label_finder(trained: Mapping[str, Any]) -> Callable[[str], list[int]]:
+    """Return name of a volume -> labels that it does not annotate, as a run says."""
+    if (recorded := trained.get("config", {}).get("data", {}).get("annotated")) is None:
+        return lambda name: []
+    annotations = read_annotations("annotated", recorded, trained["classes"][1:])
+    values = trained.get("preprocessing", {}).get("label_values")
+    labels = dict(zip(trained["classes"], values or count(), strict=False))
+    find, patterns = annotations.find_unannotated, list_patterns(trained)
+    return lambda name: [labels[c] for c in find(find_case_name(name, patterns))]
 
 
 def list_patterns(trained: Mapping[str, Any]) -> list[str]:
@@ -224,7 +231,7 @@ def resolve_classes(settings: EvaluationConfig, trained: Mapping[str, Any]) -> L
         names = find_label_names(folder)
     else:
         names = name_labels(listed)
-        with suppress(UsageError):  # classes= may be there because of a wrong dataset.json
+        with suppress(UsageError):  # classes= may correct a wrong dataset.json
             ignored = getattr(find_label_names(folder), "ignore_labels", ())
             unknown = (label for label in ignored if label not in range(len(listed)))
             names = replace(names, ignore_labels=tuple(unknown))
@@ -297,8 +304,7 @@ def build_metrics(
             )
         built.append(metric)
     names = [*SCORES, *(score for m in select_class_metrics(built) for score in m.scores)]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
+    if twice := {name for name in names if names.count(name) > 1}:
         raise UsageError(f"metrics: two of them have the score {min(twice)}")
     return built
 

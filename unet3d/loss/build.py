@@ -72,6 +72,8 @@ def build_loss(
             "loss.label_smoothing gives every class a part of each label, which data.annotated "
             "cannot know: set it to 0"
         )
+    if factory.arguments.get("sigmoid"):
+        raise UsageError("loss.sigmoid: data.annotated adds up probabilities of a softmax")
     return PartialLabels(loss, unannotated_classes)
 
 

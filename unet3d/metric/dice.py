@@ -47,19 +47,17 @@ def iter_valid(prediction: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Ten
 
 
 def mask_unannotated(
-    prediction: Tensor, labels: Tensor, unannotated_classes: Mapping[int, Sequence[int]]
+    prediction: Tensor, labels: Tensor, background: int, classes: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return both without the classes that a volume does not annotate.
 
-    A label of `unannotated_classes` stands for the background or one of these classes.
+    Its label `background` stands for the background or one of these classes; 0: it annotates all.
     """
-    for label, classes in unannotated_classes.items():
-        is_unknown = labels == label
-        if is_unknown.any():
-            others = torch.tensor(classes, device=prediction.device, dtype=prediction.dtype)
-            prediction = prediction.masked_fill(torch.isin(prediction, others), 0)
-            labels = labels.masked_fill(is_unknown, 0)
-    return prediction, labels
+    if background == 0:
+        return prediction, labels
+    unknown = torch.tensor(classes, device=prediction.device, dtype=prediction.dtype)
+    prediction = prediction.masked_fill(torch.isin(prediction, unknown), 0)
+    return prediction, labels.masked_fill(labels == background, 0)
 
 
 class Dice:

@@ -24,6 +24,7 @@ from unet3d.inference.tasks import ScanTask
 from unet3d.text import join_first, pluralize
 from unet3d.training.run import TrainingRun
 from unet3d.training.run_folder import Log
+from unet3d.types import get_ignore_label
 
 MIN_SHARE = 0.99
 """Share of a class in its largest component in every label; stray voxels are common in labels."""
@@ -205,8 +206,10 @@ def choose_postprocessing(
         cleaned = prediction.copy()
         keep_largest_component(cleaned, labels)
         found |= set(prediction[prediction == reference].tolist())
+        scored = reference != get_ignore_label(reference)
+        voxels, reference = [p[scored] for p in (prediction, cleaned)], reference[scored]
         for label in labels:
-            before, after = (compute_dice(p, reference, label) for p in (prediction, cleaned))
+            before, after = (compute_dice(p, reference, label) for p in voxels)
             gains[label] += after - before
     chosen = [label for label in labels if gains[label] >= 0 and label in found]
     for prediction, _, path in files() if chosen else ():

@@ -101,6 +101,7 @@ class SegmentationModule(LightningModule):
             extra, classes, data.spacing_mm, hd95=settings.validate_hd95
         )
         self.metrics: tuple[Any, ...] = self.metric, self.case_scores
+        self.annotations = dataset.annotations
         self.unannotated_classes = step.data.unannotated_classes  # for which a label may stand
         self.patch_size, self.num_classes = step.data.patch_size, len(dataset.classes)
 
@@ -156,11 +157,12 @@ class SegmentationModule(LightningModule):
             loss, prediction = self.step.validate_volume(batch["image"], patch, observe)
         if recorded is not None:
             prediction = prediction.clone()  # the next replay overwrites the original
-        known, batch["label"] = mask_unannotated(
-            prediction, batch["label"], self.unannotated_classes
-        )
+        case, annotations = batch["case"][0], self.annotations
+        background = annotations.get_background_label(case) if annotations else 0
+        unknown = self.unannotated_classes.get(background, ())
+        known, batch["label"] = mask_unannotated(prediction, batch["label"], background, unknown)
         self.metric.update(known, batch["label"])
-        self.case_scores.end(batch["case"][0], known[0], batch["label"][0], loss=loss)
+        self.case_scores.end(case, known[0], batch["label"][0], loss=loss)
         return prediction
 
     def on_validation_start(self) -> None:
