@@ -229,6 +229,24 @@ def test_gradients_are_of_the_weights_that_functional_call_gives(learning):
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_a_hook_on_a_weight_sees_its_gradient_once():
+    x, gradients = torch.randn(2, 4, 6, 7, 8, dtype=torch.float64), []
+    for network in build_blocks():
+        for parameter in network.parameters():
+            parameter.register_hook(lambda grad: -0.5 * grad)
+        network(x).pow(2).mean().backward()
+        gradients.append([parameter.grad for parameter in network.parameters()])
+    for got, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_second_derivative_is_refused_with_what_to_do():
+    _, fused = build_blocks()
+    loss = fused(torch.randn(1, 4, 6, 7, 8, dtype=torch.float64)).sum()
+    with pytest.raises(RuntimeError, match=r"no second derivative: .*, or set checkpointing=none"):
+        torch.autograd.grad(loss, [*fused.parameters()], create_graph=True)
+
+
 def test_the_search_for_its_heads_warns_of_no_hooks(composed):
     words = *SHRUNK["mednext"], "model.init_filters=4"  # as many as classes
     network = build_network(composed("model=mednext", *words).step)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from unet3d.checkpointing.recompute import checkpoint_block
 from unet3d.custom_ops import get_device_type, is_transformed, keep_metadata
@@ -139,8 +138,12 @@ class StoreInput(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, g):
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "fused blocks have no second derivative: remove create_graph=True, or set "
+                "checkpointing=none"
+            )
         with torch.autocast(g.device.type, enabled=False):  # as torch, in the types of forward
             return StoreInput._backward(ctx, g)
 
@@ -153,9 +156,11 @@ class StoreInput(torch.autograd.Function):
             x = x.contiguous()  # torch's gradients of short maps are wrong in channels-last memory
         with torch.enable_grad(), torch.autocast(x.device.type, ctx.autocast, enabled=enabled):
             x = x.detach().requires_grad_(ctx.needs_input_grad[0])
-            # These weights: torch.func.functional_call has put the module's own ones back.
+            # These weights: torch.func.functional_call has put the module's own ones back. Hooks on
+            # them are called by the engine alone.
+            own = [p.detach().requires_grad_(p.requires_grad) for p in parameters[:2]]
             conv1 = copy.copy(ctx.block.conv1)
-            vars(conv1)["_parameters"] = dict(zip(("weight", "bias"), parameters[:2], strict=True))
+            vars(conv1)["_parameters"] = dict(zip(("weight", "bias"), own, strict=True))
             convolved = conv1.forward(x)  # hooks that observe modules are not called in backward
         y = convolved.detach().contiguous(memory_format=torch.channels_last_3d)
         w1, b1, w2, _ = cast_tail(tail, y.dtype)
@@ -183,13 +188,13 @@ class StoreInput(torch.autograd.Function):
             centered = (y[:, :, tile] - mean) * (rstd * to_gamma / count)
             grad[:, :, tile] = (grad[:, :, tile] - to_beta / count - centered) * scale
         del y
-        inputs = [t for t in (x, *parameters[:2]) if t.requires_grad]
+        inputs = [t for t in (x, *own) if t.requires_grad]
         found = torch.autograd.grad(convolved, inputs, grad) if inputs else ()
         gradients = dict(zip(inputs, found, strict=True))
         to_norm = (total.sum(0).flatten() for total in (to_gamma, to_beta))
         sums = [*to_norm, *sums]
         rest = [total.to(p.dtype) for total, p in zip(sums, parameters[2:], strict=True)]
-        return gradients.get(x), None, None, *map(gradients.get, parameters[:2]), *rest
+        return gradients.get(x), None, None, *map(gradients.get, own), *rest
 
 
 def split(y: Tensor, block: Any, tile_bytes: int) -> Iterator[slice]:
