@@ -109,6 +109,24 @@ def test_labels_of_another_checkpoint_scan_or_option_are_made_again_and_a_line_s
     assert "2 already segmented, skipped" in capsys.readouterr().out
 
 
+def test_labels_of_a_scan_of_the_same_name_elsewhere_are_refused_and_stay(
+    predict, checkpoint, images, tmp_path, capsys
+):
+    """Where every patient has a folder, a loop over them would keep the last one's labels."""
+    first, words = images("scan.nii"), {"checkpoint": checkpoint("one")}
+    second = tmp_path / "second"
+    shutil.copytree(first, second)
+    assert predict(**words, input=first) == 0
+    assert predict(**words, input=second) == 0  # a copy
+    image = nibabel.nifti1.load(second / "scan.nii")
+    changed = nibabel.nifti1.Nifti1Image(image.get_fdata() + 1, image.affine)
+    nibabel.nifti1.save(changed, second / "scan.nii")
+    assert predict(**words, input=second) == 2
+    assert "has labels of other scans with the same names: scan.nii" in capsys.readouterr().err
+    assert predict(**words, input=second, overwrite=True) == 0
+    assert predict(**words, input=first) == 2
+
+
 def test_labels_that_predict_did_not_write_are_refused_and_stay(
     predict, checkpoint, images, tmp_path, capsys
 ):

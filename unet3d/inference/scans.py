@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from unet3d.data.formats.hdf5 import split_array
 from unet3d.data.formats.volumes import OUTPUT_FORMATS, SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import digest_volume
@@ -45,7 +46,7 @@ Work = Callable[[tuple[int, int], int | None], T]
 Where there are more processes than scans, they share the slabs of a scan that is read by parts.
 """
 
-MISSING, OUTDATED, NOT_OURS, TAKEN = "missing", "outdated", "foreign", "taken"
+MISSING, OUTDATED, NOT_OURS, TAKEN, OTHER = "missing", "outdated", "foreign", "taken", "other"
 """Why a scan is segmented; foreign files may be somebody's work: labels, or probabilities."""
 
 KEPT = {
@@ -98,8 +99,8 @@ def find_pending(
 ) -> tuple[list[ScanTask], str | None]:
     """Return the scans to segment, and lines on labels that are made again, or kept as they are.
 
-    `settings` are those of the predictor. Labels that it did not write, or that were changed
-    since, are replaced with `overwrite` alone.
+    `settings` are those of the predictor. Labels that it did not write, that were changed since, or
+    of a scan of the same name elsewhere, are replaced with `overwrite` alone.
     """
     if overwrite:
         return list(tasks), None
@@ -111,6 +112,11 @@ def find_pending(
             f"{tasks[0].labels.parent} has labels that predict did not write, or that were changed "
             f"since: {join_first(foreign)}: move them to another folder, or set overwrite to "
             "replace them"
+        )
+    if others := [task.labels.name for task, cause in pairs if cause == OTHER]:
+        raise UsageError(
+            f"{tasks[0].labels.parent} has labels of other scans with the same names: "
+            f"{join_first(others)}: set another output folder, or overwrite to replace them"
         )
     if taken := [task.labels.name for task, cause in pairs if cause == TAKEN]:
         raise UsageError(
@@ -153,7 +159,19 @@ def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str |
         is_wanted = options["largest_component_labels"] and "region" not in options
         is_unprocessed = is_wanted and record.get("is_by_parts")
         return "unprocessed" if is_unprocessed else None if is_unchanged else "changed"
-    return OUTDATED if is_unchanged else NOT_OURS
+    if not is_unchanged:
+        return NOT_OURS
+    files = list_files(task)
+    return (
+        OTHER
+        if record.get("files", files) != files and record["scan"] != origin["scan"]
+        else OUTDATED
+    )
+
+
+def list_files(task: ScanTask) -> list[str]:
+    """Return the files of a scan as a record names them."""
+    return [os.path.realpath(split_array(file)[0]) for file in task.scan.files]
 
 
 def read_record(labels: Path) -> dict[str, Any] | None:
@@ -248,7 +266,8 @@ def _read(
 ) -> tuple[dict[str, Any], PreprocessedScan]:
     """Return a scan, and what its labels are made from before it is read: it may be replaced."""
     scan = list(map(digest_volume, task.scan.files))
-    return predictor.describe_settings() | {"scan": scan}, predictor.read(task, ram)
+    origin = {"scan": scan, "files": list_files(task)}
+    return predictor.describe_settings() | origin, predictor.read(task, ram)
 
 
 def _plan(predictor: Predictor, task: ScanTask, scan: PreprocessedScan) -> PreparedScan:
