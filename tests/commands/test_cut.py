@@ -33,7 +33,7 @@ def cut(*options):
 def test_annotated_blocks_are_cases_with_their_place_in_space(volume, capsys):
     assert cut("size=[12,10,8]", "gap=0", "ignore_label=255") == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")]
-    main([*line.split()[2:], "data.channels=[a,b]"])
+    main(line.split()[2:])
     assert "2 cases" in capsys.readouterr().out
     with Path("cases/boxes.csv").open() as file:
         rows = {
@@ -48,6 +48,15 @@ def test_annotated_blocks_are_cases_with_their_place_in_space(volume, capsys):
             corner = AFFINE @ [row["x0"], row["y0"], row["z0"], 1]
             np.testing.assert_allclose(part.affine[:, 3], corner)
             np.testing.assert_allclose(part.affine[:3, :3], AFFINE[:3, :3])
+
+
+def test_labels_that_may_be_transposed_are_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cube = np.ones((12, 12, 12), np.uint8)
+    tifffile.imwrite("volume.tif", cube)
+    np.save("label.npy", cube)
+    assert cut("image=volume.tif", "label=label.npy", "size=[8,8,8]") == 0
+    assert "label.npy is read as x, y, z, but arrays in TIFF" in capsys.readouterr().err
 
 
 def test_blocks_are_apart_and_as_many_as_wanted(volume):

@@ -245,6 +245,9 @@ def test_processes_share_a_scan_that_is_segmented_by_parts(predict, checkpoint, 
         np.testing.assert_array_equal(np.load(path), np.load(expected))
     assert predict(**words, output=tmp_path / "shared") == 0
     assert "1 already segmented, skipped" in capfd.readouterr().out
+    words["region"] = [0, 8, 2, 10, 0, 8]
+    assert predict(**words, output=tmp_path / "shared") == 0
+    assert "their voxels outside of region= become 0" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,15 @@ def test_a_case_of_a_run_has_the_use_of_this_run_and_another_scan_of_a_patient_i
     assert (used["training"], used["held out"]) == (["p1_t1"], ["p3_t0", "x"])
 
 
+def test_a_volume_has_the_use_of_its_blocks_whatever_its_labels_are_called(tmp_path, monkeypatch):
+    cases = {"training": ["a_000", "b_001", "c"], "validation": ["a_001"]}
+    monkeypatch.setattr(options, "list_cases_of_run", lambda path: cases)
+    found = group_cases_by_use([tmp_path], same(["a", "b_0", "c", "a_002"]))
+    assert found == {"training": ["a", "c"], "validation": [], "held out": ["b_0", "a_002"]}
+    labels = {"manual": tmp_path / "predicted" / "a.ome.zarr"}
+    assert group_cases_by_use([tmp_path], same(labels), labels)["training"] == ["manual"]
+
+
 def test_cases_that_trained_the_network_of_init_from_are_not_held_out(tmp_path, monkeypatch):
     def describe(training, source):
         settings = {"cases": {"training": {training: ""}, "validation": {}}}

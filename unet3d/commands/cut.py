@@ -17,7 +17,13 @@ from unet3d.config.compose import ComposedConfig
 from unet3d.config.fields import integer, list_of, read_settings
 from unet3d.data.formats.nifti import write_part
 from unet3d.data.formats.volume_format import NO_SPACING, StoredVoxels, VolumeHeader
-from unet3d.data.formats.volumes import find_offset, open_voxels, read_header, split_suffix
+from unet3d.data.formats.volumes import (
+    describe_mixed_axes,
+    find_offset,
+    open_voxels,
+    read_header,
+    split_suffix,
+)
 from unet3d.errors import UsageError
 from unet3d.files import write_text
 from unet3d.text import pluralize
@@ -56,6 +62,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
             f"{settings.label} ({describe_grid(other)}) is not on the grid of {settings.image} "
             f"({describe_grid(header)})"
         )
+    if mixed := describe_mixed_axes(settings.image, settings.label):
+        print(f"warning: {mixed}: labels are wrong if they are transposed", file=sys.stderr)
     if existing := sorted(settings.output.glob(f"*/{escape(name)}_[0-9][0-9][0-9]*.nii.gz")):
         raise UsageError(f"{existing[0]} exists: name another output, or remove {name}'s blocks")
     rows = []
@@ -75,6 +83,8 @@ def main(composed: ComposedConfig, folder: Path) -> int:
     write_text(table, (table.read_text("utf-8") if table.exists() else "") + written.getvalue())
     print(f"{pluralize(len(rows), 'block')} of {settings.image} in {settings.output}")
     words = ["data=pairs", f"data.root={settings.output}", "data.label_values=auto"]
+    if (channels := image.shape[0]) > 1:
+        words.append(f"data.channels=[{','.join(f'channel_{n}' for n in range(channels))}]")
     if settings.ignore_label is not None:
         words.append(f"data.ignore_label={settings.ignore_label}")
     print("next: unet3d check", *words)

@@ -1,5 +1,6 @@
 """Build an evaluation and its metrics from settings: match the files, name the classes."""
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -102,9 +103,8 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
                 f"checkpoint: {path} was trained with other classes, regions, label values or "
                 f"ignored labels than {settings.checkpoints[0]}: evaluate their predictions apart"
             )
-    names, patterns = resolve_classes(settings, trained), list_patterns(trained)
-    groups = roles = None
-    cases = {name: find_case_name(name, patterns) for name in case_names}
+    names, groups, roles = resolve_classes(settings, trained), None, None
+    cases = {name: find_case_name(name, list_patterns(trained)) for name in case_names}
     if settings.annotated is not None:
         if names is None:
             raise UsageError("annotated needs classes= or regions= to name them")
@@ -155,9 +155,9 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
 
 def describe_labels(trained: Mapping[str, Any]) -> list[Any]:
     """Return what a run says of labels, for comparison."""
-    used = trained.get("preprocessing", {})
-    said = trained.get("classes"), trained.get("regions")
-    return [value or None for value in (*said, *map(used.get, ("label_values", "ignore_labels")))]
+    used, keys = trained.get("preprocessing", {}), ("label_values", "ignore_labels")
+    said = trained.get("classes"), trained.get("regions"), *map(used.get, keys)
+    return [value or None for value in said]
 
 
 def make_label_finder(trained: Mapping[str, Any]) -> Callable[[str], list[int]]:
@@ -349,25 +349,25 @@ def group_cases_by_use(
 ) -> dict[str, list[str]]:
     """Return the volumes that trained a checkpoint, that chose it, and that did neither, by name.
 
-    `names` has the name that each would have as a case of the run.
-    Of a case whose file of labels is in the folder of a run, this run alone counts. Cases of a
-    group are alike: another scan of a patient is not held out.
+    `names` has the name that each would have as a case of the run. Of a case whose file of labels
+    is in the folder of a run, this run alone counts. Cases of a group are alike: another scan of a
+    patient is not held out, nor a volume that `unet3d cut` made cases of, NAME_000, NAME_001, ...
     """
-    cases_of_runs = [list_cases_of_run(path) for path in checkpoints]
-    known = {name for cases in cases_of_runs for part in cases.values() for name in part}
+    listed = [list_cases_of_run(path) for path in checkpoints]
+    known = {name for cases in listed for part in cases.values() for name in part}
     groups = {name: name for name in {*names.values(), *known}}
     if group_by is not None:
         groups = read_groups(group_by, list(groups), partial=True)
-    used = [
-        {part: {groups[case] for case in part_cases} for part, part_cases in cases.items()}
-        for cases in cases_of_runs
-    ]
+    used = [{part: {groups[c] for c in found} for part, found in cases.items()} for cases in listed]
     runs = list(zip(map(find_run_folder, checkpoints), used, strict=True))
     roles: dict[str, list[str]] = {"training": [], "validation": [], "held out": []}
     for name, case in names.items():
-        folders = files[name].resolve().parents if files and name in files else ()
-        own = [parts for folder, parts in runs if folder in folders] or used
-        uses = (use for use in roles if any(groups[case] in parts.get(use, ()) for parts in own))
+        file = (files or {}).get(name, Path("/"))
+        own = [parts for folder, parts in runs if folder in file.resolve().parents] or used
+        alike = {case, split_suffix(file)[0]}  # files may differ in their names
+        alike |= {c for c in known if c[:-4] in alike - known and re.fullmatch(r"_\d{3}", c[-4:])}
+        same = set(map(groups.get, alike))
+        uses = (use for use in roles if any(same & parts.get(use, set()) for parts in own))
         roles[next(uses, "held out")].append(name)
     return roles
 

@@ -127,6 +127,8 @@ def find_pending(
     if outdated := causes.count(OUTDATED):
         labels = pluralize(outdated, "label")
         notices.append(f"predicting {labels} again that other checkpoints, options or scans made")
+        if "region" in settings["options"]:
+            notices.append("their voxels outside of region= become 0")
         again = [task for task, cause in pairs if cause == OUTDATED and task.probabilities is None]
         if any(locate_probabilities(t.labels, read_record(t.labels)) for t in again):
             notices.append("removing the probabilities that were saved with them")
@@ -162,11 +164,8 @@ def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str |
     if not is_unchanged:
         return NOT_OURS
     files = list_files(task)
-    return (
-        OTHER
-        if record.get("files", files) != files and record["scan"] != origin["scan"]
-        else OUTDATED
-    )
+    is_other = record.get("files", files) != files and record["scan"] != origin["scan"]
+    return OTHER if is_other else OUTDATED
 
 
 def list_files(task: ScanTask) -> list[str]:
