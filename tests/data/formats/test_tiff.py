@@ -159,6 +159,9 @@ def test_the_spacing_that_nnunet_keeps_beside_a_file_is_read(tmp_path, stack):
     for name in ("a.tif", "a_0001.tif"):
         tifffile.imwrite(tmp_path / name, stack, metadata=None)
         assert read_header(tmp_path / name).spacing_mm == (0.5, 0.75, 4.25)
+    options = {"imagej": True, "resolution": (2, 2), "metadata": {"unit": "mm", "axes": "ZYX"}}
+    tifffile.imwrite(tmp_path / "a_0002.tif", stack, **options)  # says nothing of z
+    assert read_header(tmp_path / "a_0002.tif").spacing_mm == (0.5, 0.75, 4.25)
     before = digest_volume(tmp_path / "a.tif")
     (tmp_path / "a.json").write_text("[]")
     assert digest_volume(tmp_path / "a.tif") != before

@@ -27,7 +27,7 @@ def test_channels_are_read_from_one_file_or_one_file_each(tmp_path):
     assert np.array_equal(one, other)
 
 
-OUTCOMES = {7: ([314, 13.8089, 1.9650, 9.2293], [-0.0873, 1.3535, -1.4033, 0.5401])}
+OUTCOMES = {8: ([314, 13.8089, 1.9650, 9.2293], [-0.0873, 1.3535, -1.4033, 0.5401])}
 """What each PREPROCESSING_VERSION makes of one case: a new outcome needs a new version.
 
 The voxels of the label and their center, and some values of the image.

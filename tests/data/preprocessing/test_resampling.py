@@ -51,7 +51,25 @@ def test_resampling_labels_adds_no_label_between_two_others():
 def test_labels_are_those_of_the_masks_interpolated_as_a_whole(size, shape, orders, seed):
     labels = np.random.default_rng(seed).integers(0, 4, size).astype(np.int16)
     masks = [resample((labels == c).astype(np.float32), shape, orders) for c in range(4)]
-    np.testing.assert_array_equal(resample_labels(labels, shape, orders), np.argmax(masks, 0))
+    chosen = resample_labels(labels, shape, orders)
+    found = np.take_along_axis(np.stack(masks), chosen[None].astype(int), 0)[0]
+    np.testing.assert_allclose(found, np.max(masks, 0), atol=1e-4)  # of equal ones, any
+
+
+@pytest.mark.parametrize(("radius", "tolerance"), [(3, 0.1), (5, 0.03), (8, 0.03)])
+def test_classes_keep_their_volume_where_two_voxels_become_one(radius, tolerance):
+    shape = (20, 40, 40)
+    grid, volumes = np.stack(np.meshgrid(*[np.arange(40)] * 3, indexing="ij")), []
+    for seed in range(12):
+        center = np.random.default_rng(seed).uniform(15, 25, 3)[:, None, None, None]
+        distance = np.linalg.norm(grid - center, axis=0)
+        labels = (distance < radius).astype(np.uint8) + (distance < radius / 2)
+        resampled = resample_labels(labels, shape, [1] * 3)
+        volumes.append((labels > 0).sum() * resampled.size / labels.size / (resampled > 0).sum())
+    assert np.mean(volumes) == pytest.approx(1, abs=tolerance)
+    sheet = np.zeros((16, 8, 8), np.uint8)
+    sheet[3:5] = 1
+    assert (resample_labels(sheet, (8, 8, 8), [1] * 3) == 1).mean() == 1 / 8
 
 
 @pytest.mark.parametrize("order", [0, 1])

@@ -43,7 +43,7 @@ class Tiff(VolumeFormat):
         with open_tiff(file) as (tif, stack, sizes):
             size = {"Z": 1, **sizes}
             spacing_mm, assumption = read_spacing(tif)
-            if assumption == NO_SPACING and (found := read_nnunet_spacing(file)):
+            if assumption is not None and (found := read_nnunet_spacing(file)):
                 spacing_mm, assumption = found, None
             return VolumeHeader(
                 shape=(size["X"], size["Y"], size["Z"], size.get("C", 1) * size.get("S", 1)),

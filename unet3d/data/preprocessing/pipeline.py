@@ -30,7 +30,7 @@ from unet3d.errors import UsageError
 from unet3d.text import join_first
 from unet3d.types import FloatTriple, get_ignore_label, get_label_dtype
 
-PREPROCESSING_VERSION = 7
+PREPROCESSING_VERSION = 8
 """Part of every key of the cache: raise it when the same files and settings give other values."""
 
 Background = tuple[float | str, ...]
