@@ -671,12 +671,76 @@ def measured_without_gradients():
     return loop(network, compute_loss, make_features(8, 4))
 
 
+def median_of_several():
+    network = nn.Conv3d(1, 1, 1)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+
+    def step():
+        x = torch.rand(5, 1, 16, 16, 16)
+        with torch.no_grad():
+            target = network(x).median(0, keepdim=True).values
+        optimizer.zero_grad()
+        F.mse_loss(network(x[:1]), target).backward()
+        optimizer.step()
+
+    return step
+
+
+def graph_convolutions():
+    adjacency = torch.sparse_coo_tensor(
+        torch.randint(0, 200, (2, 6000)), torch.rand(6000), (200, 200), check_invariants=False
+    )
+    layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+    optimizer, x = torch.optim.Adam(layers.parameters()), torch.rand(200, 16)
+
+    def step():
+        optimizer.zero_grad()
+        hidden = torch.sparse.mm(adjacency, layers[0](x)).relu()
+        torch.sparse.mm(adjacency, layers[1](hidden)).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def beams():
+    weights = nn.Parameter(torch.rand(8, 16, 64, dtype=torch.cfloat))
+    optimizer = torch.optim.SGD([weights], 0.1)
+
+    def step():
+        x = torch.rand(8, 64, 256, dtype=torch.cfloat)
+        optimizer.zero_grad()
+        torch.bmm(weights, x).abs().square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def principal_axes():
+    network = nn.Linear(8, 8)
+
+    def compute_loss(y, _):
+        with torch.no_grad():
+            torch.linalg.eigh(torch.eye(100))
+        return y.mean()
+
+    return loop(network, compute_loss, make_features(8, 8))
+
+
 @pytest.mark.parametrize(
-    "build", [bilinear, nearest_codes, shifted_windows, measured_without_gradients]
+    "build",
+    [
+        *(bilinear, nearest_codes, shifted_windows, measured_without_gradients),
+        *(median_of_several, graph_convolutions, beams),
+    ],
 )
 def test_what_operators_allocate_between_their_parts_is_counted(build):
     estimated = unet3d.estimate_step(build, device="cpu")
     assert estimated.peak == measure_script(build).peak
+
+
+def test_the_workspace_of_eigenvectors_is_counted():
+    estimated = unet3d.estimate_step(principal_axes, device="cpu").peak
+    assert estimated == pytest.approx(measure_script(principal_axes).peak, abs=16)
 
 
 def test_an_optimizer_that_wraps_another_is_no_second_one():
@@ -1034,6 +1098,7 @@ def test_an_obstacle_that_a_script_catches_ends_the_estimate():
         (lambda y, _: y.prod(), "cpu", "torch.prod is estimated as for inputs with zeros"),
         (lambda y, _: y.cumprod(1).mean(), "cpu", "torch.cumprod is estimated as for inputs"),
         (lambda y, _: y.max(), "cpu", "torch.max of all values is estimated as on a GPU"),
+        (lambda y, _: y.median(), "cpu", "torch.median of all values is estimated as on a GPU"),
         (lambda y, _: -y.min(), "cpu", "torch.min of all values is estimated as on a GPU"),
         (lambda y, _: torch.matrix_exp(y).mean(), "cpu", "torch.matrix_exp is estimated without"),
         (lambda y, _: y.max(), "cuda", None),

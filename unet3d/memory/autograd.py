@@ -41,6 +41,8 @@ OTHER_FORMULAS = {
     "CumprodBackward0": ("torch.cumprod", WITH_ZEROS),
     "MaxBackward1": ("torch.max of all values", ON_GPU),
     "MinBackward1": ("torch.min of all values", ON_GPU),
+    "MedianBackward0": ("torch.median of all values", ON_GPU),
+    "NanmedianBackward0": ("torch.nanmedian of all values", ON_GPU),
     "LinalgMatrixExpBackward0": ("torch.matrix_exp", "without its powers"),
 }
 """Nodes whose formulas read values, and choose other steps for tensors that have none."""

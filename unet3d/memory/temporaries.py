@@ -85,6 +85,8 @@ def list_temporaries(
             yield grad.nbytes + largest.nbytes + bags.nbytes, "bags with indices"
         else:  # in ascending order, with their places and bags, which forward may have numbered
             yield (3 if len(numbers) else 4) * indices.nbytes, "sorted indices"
+    elif operation is aten.t and args[0].layout == torch.sparse_coo:
+        yield args[0]._indices()[0].nbytes, "rows"
     elif operation is aten.count_nonzero and args[1:]:  # the sum of a mask
         yield args[0].numel() * (1 + out.element_size()), f"copy as {out.dtype}"
     elif operation is aten.sum and args[0].dtype != out.dtype:
@@ -113,6 +115,15 @@ def _list_on_cpu(operation: Any, args: tuple, out: Any) -> Iterator[tuple[int, s
         yield args[0][..., 0].numel() * out.shape[3] * out.element_size(), "first pass"
     elif operation in FOURIER and torch.backends.mkl.is_available():
         yield (0 if _can_flatten(args[0], args[1]) else args[0].nbytes), "contiguous copy"
+    elif operation in (aten.median, aten.nanmedian) and len(args) > 1:
+        is_last = args[0].is_contiguous() and args[0].movedim(args[1], -1).stride()[-1] == 1
+        yield (0 if is_last else args[0].nbytes), "contiguous copy"
+    elif operation in (aten.bmm, aten.baddbmm):
+        yield sum(t.nbytes for t in args if torch.is_tensor(t) and t.is_conj()), "conjugated copies"
+    elif operation is aten._linalg_eigh:
+        n, has_vectors = args[0].shape[-1], out[1].numel() > 0
+        numbers, integers = (1 + 6 * n + 2 * n * n, 3 + 5 * n) if has_vectors else (1 + 2 * n, 1)
+        yield numbers * args[0].element_size() + 4 * integers, "workspace of LAPACK's syevd"
     elif operation is aten.kthvalue:
         yield args[0].numel() * (args[0].element_size() + 8), "values and indices"
     elif operation is aten.isin and args[1].numel() >= 10 * args[0].numel() ** 0.145:

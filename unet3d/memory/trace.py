@@ -176,6 +176,9 @@ class Trace(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             self.obstacle = error
             raise
+        if operation is aten.t and out.layout == torch.sparse_coo:  # a copy; a fake one is empty
+            parts = args[0]._indices().clone(), args[0]._values().clone()
+            out = torch.sparse_coo_tensor(*parts, out.shape, check_invariants=False)
         op = str(operation).removeprefix("aten.")
         if self.cuda:
             out = follow_cudnn(func, args, out)
