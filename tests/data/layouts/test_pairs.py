@@ -52,6 +52,7 @@ def test_a_file_belongs_to_the_longest_matching_pattern(tmp_path):
             "got 'labels/.*; convert it by nibabel's command: nib-convert",
         ),
         ({"channels": "CT"}, "data.channels must be a list"),
+        ({"labels": ["a/*.nii", "b/*.nii"]}, "data.labels must be one pattern, got .* to one file"),
     ],
 )
 def test_invalid_options_are_refused(tmp_path, options, message):

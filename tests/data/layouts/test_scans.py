@@ -75,6 +75,14 @@ def test_an_invalid_input_is_refused(folder, files, source, message):
         find_scans(folder(*files) / source, ["CT"])
 
 
+def test_scans_in_a_folder_for_each_patient_are_hinted_at(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t1.nii.gz").touch()
+    with pytest.raises(UsageError, match=rf"that hold scans, such as {tmp_path / 'a'}$"):
+        find_scans(tmp_path, ["T1"])
+
+
 def test_what_is_ignored_is_named(folder):
     root = folder("a.nii", "b.NII", ".hidden")
     (root / "more").mkdir()

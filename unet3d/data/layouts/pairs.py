@@ -45,6 +45,11 @@ class Pairs:
         num_classes: int | None,
     ):
         self.root = Path(root)
+        if not isinstance(labels, str):
+            raise UsageError(
+                f"data.labels must be one pattern, got {labels!r}: write masks of several classes "
+                "to one file, with a number for each"
+            )
         patterns = [images] if isinstance(images, str) else images
         self.images, self.labels = [p.rstrip("/") for p in patterns], labels.rstrip("/")
         self.patterns = [*(("images", pattern) for pattern in self.images), ("labels", self.labels)]

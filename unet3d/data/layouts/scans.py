@@ -52,6 +52,9 @@ def find_scans(source: Path, channels: Sequence[str]) -> list[ScanFiles]:
             others = sorted(path.name for path in source.iterdir())
             advice = next(filter(None, map(advise_conversion, others)), "")
             advice = describe_nested_series(source) or advice
+            deeper = sorted({p.parent for p in source.glob("*/*") if p.is_file() and is_volume(p)})
+            if deeper and not advice:
+                advice = f": name one of its folders that hold scans, such as {deeper[0]}"
             raise UsageError(
                 f"no {SUFFIX_LIST}, nor a folder of DICOM images, in {source.absolute()}{advice}"
             )
