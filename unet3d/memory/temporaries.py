@@ -115,7 +115,7 @@ def _list_on_cpu(operation: Any, args: tuple, out: Any) -> Iterator[tuple[int, s
         yield args[0][..., 0].numel() * out.shape[3] * out.element_size(), "first pass"
     elif operation in FOURIER and torch.backends.mkl.is_available():
         yield (0 if _can_flatten(args[0], args[1]) else args[0].nbytes), "contiguous copy"
-    elif operation in (aten.median, aten.nanmedian) and len(args) > 1:
+    elif operation in (aten.median, aten.nanmedian) and len(args) > 1 and args[0].dim():
         is_last = args[0].is_contiguous() and args[0].movedim(args[1], -1).stride()[-1] == 1
         yield (0 if is_last else args[0].nbytes), "contiguous copy"
     elif operation in (aten.bmm, aten.baddbmm):
@@ -126,9 +126,12 @@ def _list_on_cpu(operation: Any, args: tuple, out: Any) -> Iterator[tuple[int, s
         yield numbers * args[0].element_size() + 4 * integers, "workspace of LAPACK's syevd"
     elif operation is aten.kthvalue:
         yield args[0].numel() * (args[0].element_size() + 8), "values and indices"
-    elif operation is aten.isin and args[1].numel() >= 10 * args[0].numel() ** 0.145:
-        copied = 0 if args[0].is_contiguous() else args[0].nbytes
-        yield copied + args[0].nbytes + 16 * args[0].numel(), "sorted values and indices"
+    elif operation is aten.isin and all(map(torch.is_tensor, args[:2])):
+        if args[1].numel() < 10 * args[0].numel() ** 0.145:  # compares with one after the other
+            return
+        x = max(args[:2], key=Tensor.numel)
+        copied = 0 if x.is_contiguous() else x.nbytes
+        yield copied + x.nbytes + 16 * x.numel(), "sorted values and indices"
 
 
 def _can_flatten(x: Tensor, dims: Sequence[int]) -> bool:
