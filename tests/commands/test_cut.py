@@ -59,6 +59,11 @@ def test_labels_that_may_be_transposed_are_said(tmp_path, monkeypatch, capsys):
     assert "label.npy is read as x, y, z, but arrays in TIFF" in capsys.readouterr().err
 
 
+def test_an_ignored_label_of_0_is_refused(volume, capsys):
+    assert cut("ignore_label=0") == 2
+    assert "training reads 0 as background; write 255" in capsys.readouterr().err
+
+
 def test_blocks_are_apart_and_as_many_as_wanted(volume):
     assert cut("size=[8,8,8]", "gap=4", "count=1", "ignore_label=255") == 0
     with Path("cases/boxes.csv").open() as file:

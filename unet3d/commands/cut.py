@@ -52,6 +52,10 @@ class CutConfig:
 def main(composed: ComposedConfig, folder: Path) -> int:
     """Write each block's image and labels as NIfTI, and a table of where they are."""
     settings = read_settings(CutConfig, composed.config)
+    if settings.ignore_label == 0:
+        raise UsageError(
+            "ignore_label=0: training reads 0 as background; write 255 where nothing is annotated"
+        )
     name, header = split_suffix(settings.image)[0], read_header(settings.image)
     image, label = open_parts(settings.image), open_parts(settings.label)
     other = read_header(settings.label)

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from unet3d.data.formats.hdf5 import split_array
 from unet3d.data.formats.volumes import OUTPUT_FORMATS, SUFFIX_LIST, split_suffix
 from unet3d.data.layouts.scans import ScanFiles
 from unet3d.data.preprocessing.cache import digest_volume
@@ -170,7 +169,7 @@ def find_reason_to_segment(task: ScanTask, settings: Mapping[str, Any]) -> str |
 
 def list_files(task: ScanTask) -> list[str]:
     """Return the files of a scan as a record names them."""
-    return [os.path.realpath(split_array(file)[0]) for file in task.scan.files]
+    return [os.path.realpath(file) for file in task.scan.files]
 
 
 def read_record(labels: Path) -> dict[str, Any] | None:
