@@ -131,6 +131,14 @@ def test_how_nnunet_normalizes_with_a_mask_is_said(build, tmp_path):
     assert "any channel" not in write_model_folder(build(), tmp_path / "b")
 
 
+def test_that_nnunet_keeps_all_components_is_said(build, tmp_path):
+    trained = build()
+    trained.metadata["keep_largest_component"] = ["a"]
+    said = write_model_folder(trained, tmp_path / "a")
+    assert "; it keeps all components of a, `unet3d predict` the largest" in said
+    assert "components" not in write_model_folder(build(), tmp_path / "b")
+
+
 WIDE = ["model=unet_tiny", "pool=strided", "model.upsampling=transposed_wide"]
 
 

@@ -18,6 +18,7 @@ from unet3d.files import read_json
 from unet3d.inference.ensemble import TrainedNetwork
 from unet3d.inference.heads import Network
 from unet3d.model.foreign_weights import describe_architecture, permute_axes, to_nnunet_weights
+from unet3d.text import join_first
 
 CONFIGURATION = "3d_fullres"
 CHECKPOINT = Path("fold_0") / "checkpoint_final.pth"
@@ -52,6 +53,8 @@ def write_model_folder(trained: TrainedNetwork, path: Path) -> str:
     files = f".nii.gz files (`file_ending` in dataset.json) {stored}"
     if preprocessing.label_values is not None:
         files += "; its predictions number the classes 0, 1, 2, ..."
+    if kept := metadata.get("keep_largest_component"):
+        files += f"; it keeps all components of {join_first(kept)}, `unet3d predict` the largest"
     if "zscore_nonzero" in trained.normalizations:
         files += (
             "; zscore_nonzero is that of voxels where any channel is not 0, with holes filled, so "
