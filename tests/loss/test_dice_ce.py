@@ -129,6 +129,7 @@ def test_a_batch_without_labeled_voxels_gives_no_nan():
         ({"voxel_loss": "topk", "topk": 10}, "share of the voxels, 0 < topk <= 1, got 10"),
         ({"voxel_loss": "topk", "regions": {"a": [1]}}, "topk takes one class per voxel"),
         ({"class_weights": [0.0, 0.0]}, "list of numbers >= 0, not all 0"),
+        ({"class_weights": {"liver": 2.0}}, "list of numbers >= 0, not all 0"),
         ({"class_weights": [-1.0, 1.0]}, "list of numbers >= 0, not all 0"),
         ({"class_weights": [1.0, 2.0]}, "has 2 weights, the network 4 outputs"),
         ({"regions": {"a": [1, 2], "b": [2]}}, "has 2 regions, the network 4 outputs"),

@@ -56,7 +56,8 @@ class OverlapLoss(nn.Module):
         super().__init__()
         if ce < 0 or smooth <= 0:
             raise UsageError(f"loss needs loss.ce >= 0 and loss.smooth > 0, got {ce} and {smooth}")
-        if class_weights is not None and (min(class_weights) < 0 or not any(class_weights)):
+        listed = [] if isinstance(class_weights, Mapping) else class_weights
+        if listed is not None and not (any(listed) and min(listed) >= 0):
             raise UsageError(
                 f"loss.class_weights is a list of numbers >= 0, not all 0, got {class_weights}"
             )
