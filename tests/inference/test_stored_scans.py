@@ -163,6 +163,18 @@ def test_what_a_kill_left_of_removing_a_draft_is_not_continued(ensemble, tasks, 
     assert len(written) == 3  # no slab was skipped
 
 
+def test_what_a_kill_left_of_labels_goes_where_the_scan_fits_into_memory(ensemble, tasks):
+    whole, _ = tasks()
+    draft, record = stored_scans.get_draft_paths(whole.labels)
+    record.parent.mkdir()
+    for path in (draft, record):
+        path.touch()
+    predict(build_predictor(ensemble), whole)
+    assert whole.labels.exists()
+    assert not draft.exists()
+    assert not record.exists()
+
+
 def test_labels_whose_probabilities_are_being_removed_are_made_again(
     ensemble, tasks, monkeypatch, tmp_path
 ):

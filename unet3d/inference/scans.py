@@ -29,7 +29,12 @@ from unet3d.data.preprocessing.regions import RegionImage
 from unet3d.errors import DoesNotFitError, Interrupted, RunError, UsageError
 from unet3d.files import read_json, remove_temporary_files, write_text
 from unet3d.inference.predictor import USABLE_FRACTION, Predictor
-from unet3d.inference.stored_scans import get_probability_path, get_record_path, remove
+from unet3d.inference.stored_scans import (
+    get_draft_paths,
+    get_probability_path,
+    get_record_path,
+    remove,
+)
 from unet3d.inference.tasks import PreparedScan, ScanTask
 from unet3d.machine import get_available_bytes, resolve_device
 from unet3d.signals import SignalListener
@@ -241,6 +246,8 @@ def segment_scans(
                     written = os.path.relpath(probabilities, task.labels.parent)
                 if not predictor.share[0]:
                     _clear(task, written)
+                    for path in () if prepared.is_stored else get_draft_paths(task.labels):
+                        remove(path)  # after a kill, when there was less RAM
                 write_labels, nbytes = compute(prepared), prod(prepared.scan.grid.file_shape)
                 origin = {**origin, "is_by_parts": prepared.is_stored, "probabilities": written}
                 nbytes *= 0 if prepared.is_stored else predictor.label_bytes

@@ -116,10 +116,8 @@ class LabelStore:
     ):
         self.path, self.values, self.dtype = path, values, dtype
         self.leading = () if channels is None else (channels,)
-        self.draft = path.with_name(f".part-{path.name}")
+        self.draft, self.record = get_draft_paths(path)
         self.state: dict[str, Any] = {}
-        record = get_record_path(path)
-        self.record = record.with_name(f".part-{record.name}")
         self.record.parent.mkdir(parents=True, exist_ok=True)
         with self.locked():
             is_known = self.state.get("origin") == json.loads(json.dumps(dict(origin)))
@@ -176,6 +174,12 @@ class LabelStore:
         remove(self.path)
         self.draft.rename(self.path)
         self.record.unlink(missing_ok=True)
+
+
+def get_draft_paths(labels: Path) -> tuple[Path, Path]:
+    """Return where labels are that are being written part by part, and the record of these."""
+    record = get_record_path(labels)
+    return labels.with_name(f".part-{labels.name}"), record.with_name(f".part-{record.name}")
 
 
 def remove(path: Path) -> None:
