@@ -95,7 +95,6 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
     references = [pair.name for pair in pairs]
     if settings.skip_missing_predictions:
         pairs = [pair for pair in pairs if pair.prediction]
-    case_names = [pair.name for pair in pairs]
     trained, *others = [load_run(path)["unet3d"] for path in settings.checkpoints] or [{}]
     for path, other in zip(settings.checkpoints[1:], others, strict=True):
         if describe_labels(other) != describe_labels(trained):
@@ -104,7 +103,8 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
                 f"ignored labels than {settings.checkpoints[0]}: evaluate their predictions apart"
             )
     names, groups, roles = resolve_classes(settings, trained), None, None
-    cases = {name: find_case_name(name, list_patterns(trained)) for name in case_names}
+    patterns = list_patterns(trained)
+    cases = {pair.name: find_case_name(pair.name, patterns) for pair in pairs}
     if settings.annotated is not None:
         if names is None:
             raise UsageError("annotated needs classes= or regions= to name them")
@@ -120,7 +120,7 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
             unknown = frozenset(c for c, own in names.classes.items() if hidden & {*own})
             pairs[n] = replace(pair, unknown=unknown)
     if (group_by := settings.group_by) is not None:
-        groups = read_groups(group_by, case_names, "group_by")
+        groups = read_groups(group_by, list(cases), "group_by")
     elif group_by := trained.get("config", {}).get("data", {}).get("group_by"):
         try:
             found = read_groups(group_by, list(cases.values()), partial=True)
@@ -155,9 +155,9 @@ def build_evaluation(settings: EvaluationConfig) -> Evaluation:
 
 def describe_labels(trained: Mapping[str, Any]) -> list[Any]:
     """Return what a run says of labels, for comparison."""
-    used, keys = trained.get("preprocessing", {}), ("label_values", "ignore_labels")
-    said = trained.get("classes"), trained.get("regions"), *map(used.get, keys)
-    return [value or None for value in said]
+    used = trained.get("preprocessing", {})
+    said = trained.get("classes"), trained.get("regions")
+    return [value or None for value in (*said, *map(used.get, ("label_values", "ignore_labels")))]
 
 
 def make_label_finder(trained: Mapping[str, Any]) -> Callable[[str], list[int]]:

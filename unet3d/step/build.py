@@ -66,7 +66,7 @@ def make_optimizer_factory(optimizer: Factory, precision: Precision) -> Optimize
             factor = group["lr_factor"]
             if any(factors.get(parameter, factor) != factor for parameter in group["params"]):
                 raise UsageError(
-                    f"lr_factors: {built.__class__.__name__} makes groups of parameters of its own"
+                    f"lr_factors: {type(built).__name__} makes groups of parameters of its own"
                 )
         return built
 
