@@ -97,7 +97,7 @@ def test_classes_that_differ_by_side_are_planned_without_flips_that_mix_them(
 def test_a_plan_is_estimated_to_fit_the_budget(plan, tmp_path):
     assert plan("budget_gib=0.611", "data.spacing_mm=[0.5,0.5,1]") == 0
     planned = compose_api_config("train", ["experiment=planned"])
-    peak = estimate_configured_step(parse_train_config(planned).step).peak
+    peak = estimate_configured_step(parse_train_config(planned).step).run_peak
     assert 0 < peak.reserved <= 0.611 * GIB - CUDA_CONTEXT_BYTES
     assert prod(experiment(tmp_path)["data"]["patch_size"]) < 32**3
 
@@ -152,7 +152,7 @@ def test_a_plan_for_a_training_time_ends_the_run_after_it(plan, tmp_path, monkey
     on_cpu = ["experiment=planned", "trainer.accelerator=cpu", "format=json"]
     assert main(["memory", *on_cpu]) == 0
     peak = json.loads(capsys.readouterr().out)["peak_allocated_bytes"]
-    assert f"a step is estimated to take {format_bytes(peak)} of " in shown
+    assert f"a run is estimated to take {format_bytes(peak)} of " in shown
     written = experiment(tmp_path)
     assert written["trainer"]["max_time"] == "00:00:01:00"
     assert "max_steps" not in written["trainer"]

@@ -34,7 +34,7 @@ def test_a_plan_is_the_first_suggestion_for_the_same_data_budget_and_network(
 ):
     words = [*NETWORK, "data=decathlon", f"data.root={decathlon_folder}"]
     fused = parse_train_config(compose_config([*words, "data.batch_size=2"], "train"))
-    needed = estimate_configured_step(fused.step).peak.reserved + CUDA_CONTEXT_BYTES
+    needed = estimate_configured_step(fused.step).run_peak.reserved + CUDA_CONTEXT_BYTES
     words += [f"budget_gib={(needed - 1) / GIB}"]  # fused fits a batch of one
     first, *_ = suggest(*words)
     assert first == ["checkpointing=skips", "data.batch_size=2"]

@@ -9,6 +9,7 @@ from unet3d.config.compose import format_overrides
 from unet3d.errors import DoesNotFitError
 from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory import oom_advice
+from unet3d.memory.estimate import add_context_bytes
 from unet3d.memory.fit import estimate_configured_step
 from unet3d.memory.oom_advice import check_memory, find_fixes
 from unet3d.training.module import SegmentationModule
@@ -21,7 +22,7 @@ def test_a_run_estimated_to_run_out_of_memory_is_warned_of_with_fixes_that_fit(
     words = ("model.width=16", "model.depth=2", "data.patch_size=[32,32,32]")
     step, device = composed(*words, "trainer.accelerator=auto").step, torch.device("cuda")
     estimate = estimate_configured_step(step)
-    needed = estimate.peak.reserved + CUDA_CONTEXT_BYTES
+    needed = estimate.run_peak.reserved + CUDA_CONTEXT_BYTES
 
     def check(available, if_too_large):
         monkeypatch.setattr(oom_advice, "get_available_bytes", lambda device: available)
@@ -36,6 +37,18 @@ def test_a_run_estimated_to_run_out_of_memory_is_warned_of_with_fixes_that_fit(
     with pytest.raises(DoesNotFitError, match="estimated to run out of memory"):
         check(needed - 1, "error")
     assert check(needed - 1, "ignore") == check(needed, "warn") == []
+
+
+def test_validation_that_needs_more_than_a_step_is_warned_of(composed):
+    words = ("data.in_channels=64", "model.width=2", "model.depth=2", "data.patch_size=[8,16,16]")
+    step, volume = composed(*words, "trainer.accelerator=cpu").step, (8, 48, 48)
+    estimate = estimate_configured_step(step, volume)
+    available = add_context_bytes(estimate.peak)
+    lines = oom_advice.format_oom_warning(estimate, step, available, volume)
+    assert lines[0].startswith("estimated to run out of memory: validation needs ")
+    assert lines[1:] == [
+        "no change of batch, precision, checkpointing or patch is estimated to fit"
+    ]
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def test_two_traces_determine_every_batch_size(step, precision, device):
     extrapolation = BatchExtrapolation(estimate(2), estimate(3))
     assert extrapolation.affine
     for batch in (5, 11):
-        assert extrapolation.peak(batch) == estimate(batch).peak
+        assert extrapolation.peak(batch) == estimate(batch).run_peak
 
 
 def test_tiles_of_mednext_do_not_depend_on_the_batch(composed):
@@ -44,7 +44,7 @@ def test_tiles_of_mednext_do_not_depend_on_the_batch(composed):
 
 
 def test_a_search_limited_to_a_batch_of_two_tries_one_where_two_do_not_fit(step):
-    peaks = [estimate_configured_step(step.vary({"data.batch_size": n})).peak for n in (1, 2)]
+    peaks = [estimate_configured_step(step.vary({"data.batch_size": n})).run_peak for n in (1, 2)]
     for peak, limit, expected in (
         (peaks[1], 2, (2, peaks[1])),
         (peaks[1], 1, (1, peaks[0])),

@@ -11,7 +11,7 @@ from unet3d.machine import CUDA_CONTEXT_BYTES
 from unet3d.memory.estimate import add_context_bytes
 from unet3d.memory.fit import estimate_configured_step
 from unet3d.peak_memory import MemoryRecord
-from unet3d.planning import step_time
+from unet3d.planning import planner, step_time
 from unet3d.planning.experiment import (
     LONG_STEPS,
     describe_long_recipe,
@@ -86,6 +86,29 @@ def test_a_step_is_timed_unless_it_would_take_too_long_or_does_not_fit(
     monkeypatch.setattr(step_time, "LIMIT_SECONDS", limit_seconds)
     plan = make_plan(patch_size=(8, 8, 8), peak=MemoryRecord(reserved=reserved))
     assert describe_step_time(composed(*SMALL).step, plan, 100).startswith(start)
+
+
+@pytest.mark.slow
+def test_the_patch_is_smaller_where_validation_of_the_largest_case_needs_more_than_a_step(composed):
+    words = "data.in_channels=64", "trainer.accelerator=cpu", "data.spacing_mm=[1,1,1]"
+    step, shapes = composed(*SMALL, *words).step, [(16, 16, 16)] * 4
+    is_overridden = {"data.spacing_mm", "checkpointing"}.__contains__
+
+    def plan(budget, largest):
+        cases = [
+            SimpleNamespace(shape=shape, spacing_mm=(1, 1, 1), crop_fraction=1.0)
+            for shape in [*shapes, largest]
+        ]
+        dataset = SimpleNamespace(fingerprints=cases, num_training=5, channels=("mri",))
+        return planner.make_plan(step, dataset, budget, is_overridden, max_batch_size=2)
+
+    planned = plan(2**35, (16, 40, 40))
+    budget = add_context_bytes(planned.peak) - 1
+    fitting = plan(budget, (16, 40, 40))
+    assert prod(fitting.patch_size) < prod(planned.patch_size)
+    assert add_context_bytes(fitting.peak) <= budget
+    with pytest.raises(DoesNotFitError, match="validation of the largest case, 16 x 40 x 40 vox"):
+        plan(add_context_bytes(plan(2**35, (16, 16, 16)).peak), (16, 40, 40))
 
 
 @pytest.fixture
@@ -180,7 +203,7 @@ def test_the_long_recipe_samples_foreground_and_averages_dice_as_nnunet_does(cha
 
 
 def test_the_long_recipe_turns_thin_patches_in_plane_by_any_angle():
-    thin = describe_long_recipe(make_plan(patch_size=(16, 64, 64)))
+    thin = describe_long_recipe(make_plan(patch_size=(16, 40, 40)))
     assert thin["augmentation.rotation_degrees"] == [180, 180, 180]
 
 
@@ -203,7 +226,7 @@ def test_the_strategy_with_the_least_work_that_fits_the_smallest_batch_is_chosen
 ):
     """The configured batch is the only one, also where less work would fit some of it."""
     planned = network.vary({"checkpointing": strategy, "data.batch_size": batch_size})
-    budget = add_context_bytes(estimate_configured_step(planned).peak)
+    budget = add_context_bytes(estimate_configured_step(planned).run_peak)
     chosen, largest, peak = choose_strategy(network, STRATEGIES, budget, batches)
     assert (chosen, largest) == ({"checkpointing": strategy}, batch_size)
     assert add_context_bytes(peak) == budget

@@ -27,7 +27,7 @@ def test_tiles_of_a_gpu_are_as_large_as_its_free_memory_allows(composed, tmp_pat
         tiles.append(None if tile_bytes is None else tile_bytes // MIB)
         assert notes[0] == f"checkpointing.tile_mib=auto: using {tiles[-1]}" or tile_bytes is None
         room = ROOM_FOR_LARGER_TILES if tiles[-1] in LARGER_TILES_MIB else 1
-        available = int(add_context_bytes(estimate.peak) / room) - 1
+        available = int(add_context_bytes(estimate.run_peak) / room) - 1
     assert tiles == [2048, 256, None, 16]
 
 

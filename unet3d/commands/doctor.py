@@ -270,9 +270,9 @@ def inspect_run(
                 folder=folder,
                 is_fused=step.strategy in FUSED_STRATEGIES,
             )
-            run.peak = get_device_bytes(estimate_configured_step(step, validates=False))
+            run.peak = get_device_bytes(estimate := estimate_configured_step(step))
             if run.available is not None:
-                lines = format_oom_warning(estimate_configured_step(step), step, run.available)
+                lines = format_oom_warning(estimate, step, run.available)
                 is_fatal = settings.memory.if_too_large == "error"
                 problems += [Problem("\n".join(lines), is_fatal=is_fatal)] if lines else []
                 largest = find_largest_batch(step, run.available) if cuda else None

@@ -228,5 +228,5 @@ def summarize_plan(plan: TrainingPlan, budget: int, orientation: str) -> list[st
         f"spacing {spacing} mm; the median case has {median} voxels",
         f"patch {describe_axes(plan.patch_size, orientation)}, batch {plan.batch_size}, {strategy}",
         f"{len(plan.levels.kernels)} levels, pooling {windows}",
-        f"a step is estimated to take {format_bytes(needed)} of {format_bytes(budget)}",
+        f"a run is estimated to take {format_bytes(needed)} of {format_bytes(budget)}",
     ]

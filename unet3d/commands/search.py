@@ -216,10 +216,8 @@ def run_trial(study: Any, trial: Any, settings: SearchConfig, folder: Path) -> s
 
 def estimate_run_bytes(step: StepConfig) -> int:
     """Return the bytes that a run is estimated to need of its device."""
-    estimate = estimate_configured_step(step, validates=False)
-    if step.accelerator == "cpu":
-        return estimate.peak.allocated or 0
-    return add_context_bytes(estimate.peak)
+    peak = estimate_configured_step(step).run_peak
+    return peak.allocated or 0 if step.accelerator == "cpu" else add_context_bytes(peak)
 
 
 @contextmanager

@@ -14,19 +14,19 @@ LARGEST_BATCH = 2**14 - 1
 
 
 class BatchExtrapolation:
-    """The memory of a step at any batch size from 2 up, exactly as its own trace would give it.
+    """The memory of a run at any batch size from 2 up, exactly as its own trace would give it.
 
     The size of every allocation is affine in the batch size, so two traces determine it; where they
     differ in their events, `affine` is False.
     """
 
     def __init__(self, two: MemoryEstimate, three: MemoryEstimate):
-        # What follows the steady step is freed when Python collects its cycles, in no fixed order.
+        # What follows the run is freed when Python collects its cycles, in no fixed order.
         self._events, others = (
-            list(canonicalize_order(e.trace.events[: e.steady_step[1]])) for e in (two, three)
+            list(canonicalize_order(e.trace.events[: e.run_span[1]])) for e in (two, three)
         )
         self.affine = self._events == others
-        self._steady_step, self._graph_pool = slice(*two.steady_step), two.trace.graph_pool
+        self._run, self._graph_pool = slice(*two.run_span), two.trace.graph_pool
         self._trace = two.trace
         if self.affine:
             blocks = max(self._events)
@@ -38,20 +38,20 @@ class BatchExtrapolation:
             self._base = at_two - 2 * self._slope
 
     def peak(self, batch: int) -> MemoryRecord:
-        """Return the peak of a steady-state step."""
+        """Return the peak of a run."""
         sizes = self._base + batch * self._slope
         if not self._trace.cuda:  # exactly these, and nothing is reserved
             in_use = np.cumsum(np.sign(self._events) * sizes[np.abs(self._events) - 1])
-            return MemoryRecord(allocated=int(in_use[self._steady_step].max()))
+            return MemoryRecord(allocated=int(in_use[self._run].max()))
         result = replay(self._events, sizes.tolist(), self._graph_pool)
-        reserved = max(result.reserved[self._steady_step])
+        reserved = max(result.reserved[self._run])
 
         def replay_with(sums: np.ndarray) -> list[int]:
             larger = (sizes + sums[: len(sizes)]).tolist()
-            return replay(self._events, larger, self._graph_pool).reserved[self._steady_step]
+            return replay(self._events, larger, self._graph_pool).reserved[self._run]
 
         return MemoryRecord(
-            allocated=max(result.allocated[self._steady_step]),
+            allocated=max(result.allocated[self._run]),
             reserved=reserved,
             reserved_at_most=find_most_reserved(reserved, replay_with, self._trace),
         )
@@ -89,7 +89,7 @@ def find_fitting_batch(
     found, low, high = None, 0, limit + 1  # low fits, high does not
     batch = min(2, limit)  # which usually fits
     while high - low > 1:
-        peak = estimate(batch).peak
+        peak = estimate(batch).run_peak
         if add_context_bytes(peak) <= budget:
             found, low = (batch, peak), batch
         else:

@@ -100,13 +100,28 @@ class MemoryEstimate:
     @cached_property
     def peak(self) -> MemoryRecord:
         """Return the peaks of the steady step."""
-        record = self._record(*self.steady_step)
+        return self._find_peak(*self.steady_step)
+
+    @cached_property
+    def run_span(self) -> tuple[int, int]:
+        """Return (start, stop) of the events of the steady step and of validation after it."""
+        start, stop = self.steady_step
+        ends = [p.stop for p in self.trace.phases if p.phase == "validation"]
+        return start, max([stop, *ends])
+
+    @cached_property
+    def run_peak(self) -> MemoryRecord:
+        """Return the peaks of a run: of the steady step, or of validation if that needs more."""
+        return self._find_peak(*self.run_span)
+
+    def _find_peak(self, start: int, stop: int) -> MemoryRecord:
+        record = self._record(start, stop)
         if not self.trace.cuda:
             return record
         nbytes = np.array([block.nbytes for block in self.trace.blocks], np.int64)
         at_most = find_most_reserved(
             record.reserved or 0,
-            lambda sums: self._replay((nbytes + sums).tolist()).reserved[slice(*self.steady_step)],
+            lambda sums: self._replay((nbytes + sums).tolist()).reserved[start:stop],
             self.trace,
         )
         return replace(record, reserved_at_most=at_most)
@@ -219,8 +234,8 @@ def find_most_reserved(
 
 
 def get_device_bytes(estimate: MemoryEstimate) -> int:
-    """Return what a step takes of the device; on a CPU no caching allocator reserves more."""
-    return estimate.peak.reserved or estimate.allocated
+    """Return what a run takes of the device; on a CPU no caching allocator reserves more."""
+    return estimate.run_peak.reserved or estimate.run_peak.allocated or 0
 
 
 def add_context_bytes(peak: MemoryRecord) -> int:

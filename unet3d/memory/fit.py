@@ -99,8 +99,7 @@ def list_concessions(config: StepConfig) -> list[Changes]:
     strategies = [{"checkpointing": name} for name in list_leaner_strategies(config)]
     leanest = strategies[-1] if strategies else {}
     half, one = ({"data.batch_size": n} for n in (max(1, data.batch_size // 2), 1))
-    smaller = {"data.patch_size": tuple(max(8, n // 16 * 8) for n in data.patch_size)}
-    bf16 = {"precision": "bf16"}
+    smaller, bf16 = list_validation_concessions(config)
     return [
         *strategies,
         bf16,
@@ -111,6 +110,12 @@ def list_concessions(config: StepConfig) -> list[Changes]:
         leanest | bf16 | one,
         leanest | bf16 | one | smaller,
     ]
+
+
+def list_validation_concessions(config: StepConfig) -> list[Changes]:
+    """Return changes that save memory in the validation of large volumes."""
+    smaller = tuple(max(8, n // 16 * 8) for n in config.data.patch_size)
+    return [{"data.patch_size": smaller}, {"precision": "bf16"}]
 
 
 def list_run_options(config: StepConfig, *, has_graphs: bool, has_tiles: bool) -> list[Changes]:
@@ -134,10 +139,9 @@ def list_run_options(config: StepConfig, *, has_graphs: bool, has_tiles: bool) -
 def try_changes(
     config: StepConfig,
     candidates: Iterable[Changes],
-    estimate: Callable[[StepConfig], MemoryEstimate] | None = None,
+    estimate: Callable[[StepConfig], MemoryEstimate],
 ) -> Iterator[tuple[Changes, MemoryEstimate | UsageError]]:
     """Estimate the step with each of the changes when it is asked for, each combination once."""
-    estimate = estimate or (lambda step: estimate_configured_step(step, validates=False))
     tried: list[Changes] = []
     for candidate in candidates:
         changes = candidate
@@ -156,14 +160,18 @@ def fits(changes: Changes, estimate: MemoryEstimate, budget: int | None) -> bool
     """Return whether a step with these changes fits; None is an unknown budget."""
     is_larger = changes.get("checkpointing.tile_mib") in LARGER_TILES_MIB
     share = ROOM_FOR_LARGER_TILES if is_larger else 1
-    return budget is None or add_context_bytes(estimate.peak) <= share * budget
+    return budget is None or add_context_bytes(estimate.run_peak) <= share * budget
 
 
 def search(
-    config: StepConfig, candidates: Iterable[Changes], budget: int
+    config: StepConfig,
+    candidates: Iterable[Changes],
+    budget: int,
+    volume_size: Sequence[int] | None = None,
 ) -> Iterator[tuple[Changes, MemoryEstimate]]:
-    """Yield the changes with which a step is estimated to fit a device, in their order."""
-    for changes, result in try_changes(config, candidates):
+    """Yield the changes with which a run is estimated to fit a device, in their order."""
+    estimate = partial(estimate_configured_step, volume_size=volume_size)
+    for changes, result in try_changes(config, candidates, estimate):
         if not isinstance(result, UsageError) and fits(changes, result, budget):
             yield changes, result
 
@@ -200,8 +208,8 @@ def resolve_strategy(config: StepConfig, precision: Precision, *, cuda: bool) ->
     needed: dict[str, int] = {}
     for name in strategies:
         step = config.with_strategy(name)
-        estimate = estimate_resolved_step(step, precision, cuda=cuda, validates=False)
-        needed[name] = add_context_bytes(estimate.peak)
+        estimate = estimate_resolved_step(step, precision, cuda=cuda)
+        needed[name] = add_context_bytes(estimate.run_peak)
         if needed[name] <= available:
             return step
     return config.with_strategy(min(needed, key=needed.__getitem__))
@@ -311,7 +319,7 @@ def find_largest_batch(
 
 def check_configured_batch(config: StepConfig, budget: int) -> tuple[int, MemoryRecord] | None:
     """Return the configured batch size and its peak; None if it does not fit."""
-    peak = estimate_cached(config).peak
+    peak = estimate_cached(config).run_peak
     return (config.data.batch_size, peak) if add_context_bytes(peak) <= budget else None
 
 
@@ -321,5 +329,5 @@ _last: list[tuple[StepConfig, MemoryEstimate]] = []
 def estimate_cached(config: StepConfig) -> MemoryEstimate:
     """Estimate a step once: a search asks twice in a row, and a trace takes seconds."""
     if not _last or _last[0][0] != config:
-        _last[:] = [(config, estimate_configured_step(config, validates=False))]
+        _last[:] = [(config, estimate_configured_step(config))]
     return _last[0][1]

@@ -1,5 +1,6 @@
 """Say what to change when memory does not suffice: before the run, and when it runs out."""
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from traceback import walk_tb
@@ -12,12 +13,12 @@ from unet3d.config.compose import Composition, format_overrides
 from unet3d.errors import DoesNotFitError, EstimatedOutOfMemoryError
 from unet3d.machine import get_available_bytes
 from unet3d.memory.estimate import MemoryEstimate, add_context_bytes, get_device_bytes
-from unet3d.memory.fit import Changes, list_concessions, search
+from unet3d.memory.fit import Changes, list_concessions, list_validation_concessions, search
 from unet3d.step.config import StepConfig
 from unet3d.text import format_bytes
 
 Fix = tuple[Changes, int]
-"""Changed values, and what a step is estimated to reserve with them."""
+"""Changed values, and what a run is estimated to reserve with them."""
 
 MAX_FIXES = 3
 
@@ -29,37 +30,54 @@ def check_memory(
     *,
     if_too_large: str,
     sweeping: bool,
+    volume_size: Sequence[int] | None = None,
 ) -> list[str]:
     """Return lines that warn of a run estimated to run out of memory, or raise to stop it."""
     available = get_available_bytes(device)
     if if_too_large == "ignore" or available is None:
         return []
-    needed = add_context_bytes(estimate.peak)
+    needed = add_context_bytes(estimate.run_peak)
     if sweeping and if_too_large == "warn" and needed > available:
         raise EstimatedOutOfMemoryError(
             f"estimated to need {format_bytes(needed)}, only {format_bytes(available)} available"
         )
-    lines = format_oom_warning(estimate, config, available)
+    lines = format_oom_warning(estimate, config, available, volume_size)
     if lines and if_too_large == "error":
         raise DoesNotFitError("\n".join(lines))
     return lines
 
 
-def format_oom_warning(estimate: MemoryEstimate, config: StepConfig, available: int) -> list[str]:
-    """Return lines that warn if a step is estimated not to fit in `available` bytes."""
-    needed = add_context_bytes(estimate.peak)
+def format_oom_warning(
+    estimate: MemoryEstimate,
+    config: StepConfig,
+    available: int,
+    volume_size: Sequence[int] | None = None,
+) -> list[str]:
+    """Return lines that warn if a run is estimated not to fit in `available` bytes."""
+    needed = add_context_bytes(estimate.run_peak)
     if needed <= available:
         return []
+    validates = estimate.run_peak != estimate.peak
+    part = "validation" if validates else "a step"
     return [
-        f"estimated to run out of memory: a step needs {format_bytes(needed)}, "
+        f"estimated to run out of memory: {part} needs {format_bytes(needed)}, "
         f"{format_bytes(available)} are available",
-        *format_fixes(find_fixes(config, available)),
+        *format_fixes(find_fixes(config, available, volume_size if validates else None)),
     ]
 
 
-def find_fixes(config: StepConfig, available: int) -> list[Fix]:
-    """Return the first changes that are estimated to fit `available` bytes."""
-    found = islice(search(config, list_concessions(config), available), MAX_FIXES)
+def find_fixes(
+    config: StepConfig, available: int, volume_size: Sequence[int] | None = None
+) -> list[Fix]:
+    """Return the first changes that are estimated to fit `available` bytes.
+
+    With a `volume_size`, its validation has to fit, which takes longer to estimate.
+    """
+    candidates = list_concessions(config)
+    if volume_size is not None:
+        smaller, bf16 = list_validation_concessions(config)
+        candidates = [smaller, smaller | bf16]
+    found = islice(search(config, candidates, available, volume_size), MAX_FIXES)
     return [(changes, get_device_bytes(estimate)) for changes, estimate in found]
 
 
@@ -80,6 +98,7 @@ def format_oom_report(
     phase: str,
     device: torch.device,
     estimate: MemoryEstimate | None,
+    volume_size: Sequence[int] | None,
     folder: Path,
 ) -> str:
     """Say where memory ran out, what holds it, and what to change."""
@@ -98,7 +117,7 @@ def format_oom_report(
         holders = list(estimate.modules.items())[:5]
         largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders)
         lines.append(f"estimated to hold the most at the peak: {largest}")
-    fixes = find_fixes(config, get_available_bytes(device) or 0)
+    fixes = find_fixes(config, get_available_bytes(device) or 0, volume_size)
     lines += format_fixes(fixes)
     resumable = [changes for changes, _ in fixes if [*changes] == ["checkpointing"]]
     changes_step = config.strategy in ("none", "blocks")  # other blocks would round differently

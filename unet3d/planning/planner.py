@@ -18,13 +18,16 @@ from unet3d.data.dataset import (
 )
 from unet3d.data.layouts.splits import explain_too_few, read_groups, split_cases
 from unet3d.data.layouts.synthetic import GeneratedDataset
+from unet3d.data.preprocessing.channels import compute_resampled_shape
 from unet3d.data.preprocessing.fingerprint import CaseFingerprint, fingerprint_dataset
 from unet3d.data.preprocessing.pipeline import choose_background
 from unet3d.errors import DoesNotFitError, UsageError
 from unet3d.machine import CUDA_CONTEXT_BYTES
+from unet3d.memory.estimate import add_context_bytes
 from unet3d.memory.fit import (
     Changes,
     check_configured_batch,
+    estimate_configured_step,
     find_largest_batch,
     list_strategies,
 )
@@ -169,11 +172,27 @@ def make_plan(
             f"{format_bytes(CUDA_CONTEXT_BYTES)}), or "
             "choose a narrower network (model.width=)"
         )
-    patch, num_cases = patches[index], len(dataset.fingerprints)
-    levels, planned = plan_levels(target, patch), with_patch(patch)
-    limit = given_batch or min(max_batch_size, compute_max_batch_size(patch, median, num_cases))
-    batches = range(given_batch or 2, limit + 1)
-    strategy, batch_size, peak = choose_strategy(planned, strategies, budget, batches)
+    cases, num_cases = dataset.fingerprints, len(dataset.fingerprints)
+    shapes = [compute_resampled_shape(case.shape, case.spacing_mm, target) for case in cases]
+    largest = max(shapes, key=prod) if len(patches) > 1 else None  # else there is no choice
+    # The first, unless validation of the largest case needs more: then one of half or a quarter.
+    sizes = [[p for p in patches[index:] if n * prod(p) <= prod(patches[index])] for n in (1, 2, 4)]
+    for patch in dict.fromkeys(smaller[0] for smaller in sizes if smaller):
+        planned = with_patch(patch)
+        limit = given_batch or min(max_batch_size, compute_max_batch_size(patch, median, num_cases))
+        batches = range(given_batch or 2, limit + 1)
+        strategy, batch_size, _ = choose_strategy(planned, strategies, budget, batches)
+        run = planned.vary({**strategy, "data.batch_size": batch_size})
+        peak = estimate_configured_step(run, largest).run_peak
+        if add_context_bytes(peak) <= budget:
+            break
+    else:
+        raise DoesNotFitError(
+            f"validation of the largest case, {format_dims(largest or ())} voxels, needs "
+            f"{format_bytes(add_context_bytes(peak))}: raise budget_gib, or set a coarser "
+            "data.spacing_mm"
+        )
+    levels = plan_levels(target, patch)
     crop_fraction = float(np.median([case.crop_fraction for case in dataset.fingerprints]))
     usual = "zscore_nonzero" if crop_fraction < MASKED_FRACTION else "zscore"
     return TrainingPlan(

@@ -143,6 +143,11 @@ class VolumeDataModule(pl.LightningDataModule):
         if self.validation:
             self.val_loader = build_validation_loader(self.validation, settings.data, **options)
 
+    @property
+    def largest_validation(self) -> tuple[int, ...] | None:
+        """Return the size of the largest validation volume, if there is one."""
+        return max((volume.shape for volume in self.validation), key=prod, default=None)
+
     def check_patch_size(self) -> list[str]:
         """Return a warning if patches are not shaped as the cases, or are mostly padding."""
         patch, shapes = self.settings.data.patch_size, [v.shape for v in self.training]

@@ -1,7 +1,6 @@
 """Choose what fits into memory before the first step: strategy, CUDA graphs, tiles."""
 
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,7 +80,7 @@ def estimate_run_memory(
     model: Any = module.model
     if not settings.memory.estimate:
         return None, []
-    largest = max((volume.shape for volume in data.validation), key=prod, default=None)
+    largest = data.largest_validation
     available, notes = get_available_bytes(data.device), []
     retention = model.retention if isinstance(model, HasRetention) else None
     deterministic = settings.trainer.factory.arguments.get("deterministic")
@@ -128,6 +127,7 @@ def estimate_run_memory(
         step,
         data.device,
         if_too_large=settings.memory.if_too_large,
+        volume_size=largest,
         sweeping=settings.composition.sweeping,
     )
     return estimate, [*notes, summarize_compiled(estimate) if step.compile else note, *warnings]
@@ -145,8 +145,8 @@ def choose_leaner(
     leaner = [{"checkpointing": name} for name in list_leaner_strategies(step)]
     if not is_auto or run.data.process.world_size > 1 or not leaner:
         raise error
-    estimate = run.estimate or estimate_configured_step(step, validates=False)
-    found = next(search(step, leaner, add_context_bytes(estimate.peak) - 1), None)
+    budget = add_context_bytes(estimate_configured_step(step).run_peak) - 1
+    found = next(search(step, leaner, budget), None)
     if found is None:
         raise error
     step, saved = step.vary(found[0]), run.callbacks.last.saved_step

@@ -155,6 +155,7 @@ def explain_errors(
             phase=phase or "training step",
             device=run.data.device,
             estimate=run.estimate,
+            volume_size=run.data.largest_validation if is_validating else None,
             folder=run.folder,
         )
         raise DoesNotFitError(report) from error
