@@ -80,6 +80,30 @@ def test_training_warns_of_patients_on_both_sides_of_a_file_of_folds(write, trai
     (warning,) = [line for line in train("data.splits=folds.json")[2] if "patients" in line]
     assert warning.startswith("1 of 1 validation case seem to be of patients that are also in ")
     assert warning.endswith("; see folds.json")
+    (line,) = [line for line in train("data.splits=folds.json")[1] if "do not occur" in line]
+    assert line == "folds are those of folds.json, in which 6 of 10 cases do not occur"
+
+
+def test_training_warns_of_patients_that_data_group_by_does_not_group(write, train):
+    write(SCANS)
+    (warning,) = [line for line in train("data.group_by='(.+)'")[2] if "patients" in line]
+    assert warning.startswith("2 of 2 validation cases seem to be of patients that are also in ")
+
+
+def test_training_warns_of_structures_that_resampling_erases(write, train, tmp_path):
+    """A voxel of a class, of which one of eight is kept."""
+    write(names := [f"case_{letter}" for letter in "abcdefghij"])
+    label = np.zeros_like(make_label(0))
+    label[:8, :8, :8], label[9, 9, 9] = 1, 2
+    for name in names[3:5]:
+        save_volume(tmp_path / "scans" / "labels" / f"{name}.nii.gz", label)
+    coarser = train("data.spacing_mm=[2,2,2]")[2]
+    (warning,) = [line for line in coarser if "resampling" in line]
+    assert warning == (
+        "resampling to data.spacing_mm=[2,2,2] leaves less than half of the volume of class_2 of "
+        "case_d, class_2 of case_e: set a finer spacing"
+    )
+    assert not any("resampling" in line for line in train()[2])
 
 
 def test_training_warns_of_validation_cases_with_the_images_of_training_cases(

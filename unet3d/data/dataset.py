@@ -11,7 +11,13 @@ from unet3d.data.case import Case, DatasetDescription, DatasetLayout, Finding, I
 from unet3d.data.checks import check_headers
 from unet3d.data.config import DataConfig
 from unet3d.data.label_values import read_label_values
-from unet3d.data.layouts.splits import LikelyGroups, find_likely_groups, read_folds, read_groups
+from unet3d.data.layouts.splits import (
+    LikelyGroups,
+    describe_unused,
+    find_likely_groups,
+    read_folds,
+    read_groups,
+)
 from unet3d.data.preprocessing.cache import CachedVolume, preprocess_all
 from unet3d.data.preprocessing.fingerprint import (
     compute_foreground_intensities,
@@ -205,18 +211,23 @@ class SplitRule:
 
     file: Path | None = None
     groups: dict[str, str] | None = None  # of each case, as data.group_by defines them
-    likely_groups: LikelyGroups | None = None  # in the names, unless groups are known
-    note: str | None = None  # about a file of folds that no option names
+    likely_groups: LikelyGroups | None = None  # in the names, unless groups have several cases
+    note: str | None = None  # about a file of folds
 
 
 def choose_split(data: DataConfig, cases: Sequence[Case]) -> SplitRule:
     """Return what decides the folds: an option, or nnU-Net's file in the dataset's folder."""
     names = [case.name for case in cases]
     groups = None if data.group_by is None else read_groups(data.group_by, names)
-    likely = find_likely_groups(names) if groups is None else None
+    are_single = groups is None or len({*groups.values()}) == len(names)
+    likely = find_likely_groups(names) if are_single else None
     rule = SplitRule(file=data.splits, groups=groups, likely_groups=likely)
+    if data.splits is not None:
+        folds = read_folds(data.splits, names)
+        rest = describe_unused(folds, names)
+        return replace(rule, note=f"folds are those of {data.splits}{rest}" if rest else None)
     file = None if data.root is None else data.root / SPLITS_FILE
-    if data.splits is not None or file is None or not file.is_file():
+    if file is None or not file.is_file():
         return rule
     if groups is not None:
         return replace(rule, note=f"ignored {file}: data.group_by is set")
@@ -224,9 +235,8 @@ def choose_split(data: DataConfig, cases: Sequence[Case]) -> SplitRule:
         folds = read_folds(file, names)
     except UsageError as reason:
         return replace(rule, note=f"ignored: {reason}")
-    unused = set(names).difference(*(part for fold in folds for part in fold))
-    rest = f", in which {len(unused)} of {len(names)} cases do not occur" if unused else ""
-    return replace(rule, file=file, note=f"folds are those of {file}{rest}")
+    note = f"folds are those of {file}{describe_unused(folds, names)}"
+    return replace(rule, file=file, note=note)
 
 
 def build_preprocessing(

@@ -52,6 +52,20 @@ def find_shared_images(
     )
 
 
+def find_erased_classes(
+    classes: Sequence[str], spacing_mm: Sequence[float] | None, volumes: Sequence[CachedVolume]
+) -> str | None:
+    """Return a warning if resampling has left hardly anything of a class in some cases."""
+    erased = [f"{classes[n]} of {volume.name}" for volume in volumes for n in volume.erased_classes]
+    if not erased or spacing_mm is None:
+        return None
+    spacing = ",".join(f"{mm:.4g}" for mm in spacing_mm)
+    return (
+        f"resampling to data.spacing_mm=[{spacing}] leaves less than half of the volume of "
+        f"{join_first(erased)}: set a finer spacing"
+    )
+
+
 def find_rare_classes(
     classes: Mapping[str, Sequence[int]],
     training: Sequence[CachedVolume],

@@ -28,7 +28,12 @@ from unet3d.data.preprocessing.cache import CachedVolume
 from unet3d.data.preprocessing.channels import explain_swapped_axes
 from unet3d.data.preprocessing.pipeline import Preprocessing
 from unet3d.data.sides import find_mixing_flips
-from unet3d.data.split_checks import find_rare_classes, find_shared_images, find_shared_patients
+from unet3d.data.split_checks import (
+    find_erased_classes,
+    find_rare_classes,
+    find_shared_images,
+    find_shared_patients,
+)
 from unet3d.errors import UsageError
 from unet3d.inference.window_grid import compute_window_starts
 from unet3d.metric.dice import Dice
@@ -108,7 +113,8 @@ class VolumeDataModule(pl.LightningDataModule):
         self.groups, self.skipped, self.hints = rule.groups, usable.skipped, usable.hints
         self.split_note = None if settings.fold is None else rule.note
         is_grouped = settings.composition.is_overridden("data.group_by")
-        shared = None if is_grouped else find_shared_patients(rule, *parts)
+        is_ungrouped = is_grouped and settings.data.group_by is None  # on purpose
+        shared = None if is_ungrouped else find_shared_patients(rule, *parts)
         every = sorted((v for part in volumes for v in part), key=lambda v: v.name)
         found = [shared, find_shared_images(*volumes)]
         if parts[1] and not self.validation:
@@ -125,6 +131,7 @@ class VolumeDataModule(pl.LightningDataModule):
                 f"the crop to voxels that are not background cuts off over {MAX_CROPPED:.0%} of "
                 f"the labels of {join_first(cut)}, in training and validation: set data.crop=none"
             )
+        found.append(find_erased_classes(dataset.classes, self.preprocessing.spacing_mm, every))
         flip_axes = getattr(self.augment, "mirroring_axes", None) or []
         outputs, orientation = dataset.regions or dataset.classes, settings.data.orientation
         if mixing := find_mixing_flips(outputs, orientation, flip_axes):

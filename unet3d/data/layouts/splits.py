@@ -124,6 +124,12 @@ def read_folds(file: Path, cases: Sequence[str]) -> list[Fold]:
     return folds
 
 
+def describe_unused(folds: Sequence[Fold], names: Sequence[str]) -> str:
+    """Say how many cases the folds leave out, if any."""
+    unused = set(names).difference(*(part for fold in folds for part in fold))
+    return f", in which {len(unused)} of {len(names)} cases do not occur" if unused else ""
+
+
 def read_groups(
     group_by: str, names: Sequence[str], key: str = "data.group_by", *, partial: bool = False
 ) -> dict[str, str]:

@@ -79,6 +79,7 @@ class CachedVolume:
     has_ignored: bool = False  # whether some voxels are ignored, and others are not
     is_constant: bool = False  # whether the image has one value everywhere
     cropped_foreground: float = 0.0  # share of it that lies where nothing was scanned
+    erased_classes: tuple[int, ...] = ()  # of which resampling has left less than half
 
     @property
     def name(self) -> str:
@@ -194,12 +195,11 @@ def count_parallel_jobs(cost: int, ram: int | None) -> int:
 def preprocess_case(case: Case, preprocessing: Preprocessing) -> Entry:
     """Return the arrays and values of a case for the cache."""
     scan = preprocessing.preprocess_scan(case.images)
-    label, cropped = preprocessing.preprocess_label(case.label, scan)
+    label, losses = preprocessing.preprocess_label(case.label, scan)
     points = sample_foreground_points(label)
     arrays = {"image": scan.image, "label": label, "foreground_points": points}
     is_constant = bool(scan.image.min() == scan.image.max())
-    values = {"is_constant": is_constant, "cropped_foreground": cropped}
-    return arrays, {"statistics": asdict(scan.statistics), **values}
+    return arrays, {"statistics": asdict(scan.statistics), "is_constant": is_constant, **losses}
 
 
 def load_volume(case: Case, folder: Path) -> CachedVolume:
@@ -217,6 +217,7 @@ def load_volume(case: Case, folder: Path) -> CachedVolume:
         has_ignored=0 in present,
         is_constant=values.get("is_constant", False),
         cropped_foreground=values.get("cropped_foreground", 0.0),
+        erased_classes=tuple(values.get("erased_classes", ())),
     )
 
 

@@ -33,6 +33,9 @@ from unet3d.types import FloatTriple, get_ignore_label, get_label_dtype
 PREPROCESSING_VERSION = 8
 """Part of every key of the cache: raise it when the same files and settings give other values."""
 
+MIN_RESAMPLED = 0.5
+"""Fraction of the volume of a class below which resampling erases it."""
+
 Background = tuple[float | str, ...]
 """The value where nothing was scanned, or AUTO: one for all channels, or one per channel."""
 
@@ -109,10 +112,13 @@ class Preprocessing:
         """Return how each channel is normalized, given their number."""
         return self.normalize * (channels if len(self.normalize) == 1 else 1)
 
-    def preprocess_label(self, file: Path, scan: PreprocessedScan) -> tuple[np.ndarray, float]:
+    def preprocess_label(
+        self, file: Path, scan: PreprocessedScan
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """Preprocess a label to classes (D, H, W) on the scan's grid.
 
-        Also return the share of the foreground that the crop of the scan has cut off.
+        Also return what of the foreground is lost: the share that the crop of the scan has cut off,
+        and the classes of which resampling has left less than half of the volume.
         """
         values, _ = read_labels(file, Grid(shape=scan.grid.file_shape, affine=scan.affine))
         present = np.unique(values)
@@ -121,16 +127,18 @@ class Preprocessing:
             raise UsageError(f"{file} {problem}")
         classes, shape = self.to_classes(values), scan.grid.shape
         label = scan.grid.crop(classes)
-        inside, total = (
-            np.count_nonzero(x) - np.count_nonzero(x == get_ignore_label(x))
-            for x in (label, classes)
-        )
+        inside, total = map(count_labels, (label, classes))
         if self.ignore_labels:
             label = spread_annotations(label, shape, get_ignore_label(label))
         old_mm = scan.statistics.spacing_mm
         orders = choose_interpolation_orders(old_mm, self.spacing_mm or old_mm, 1)  # as the image's
         resampled = np.ascontiguousarray(resample_labels(label, shape, orders))
-        return resampled, 1 - inside / total if total else 0.0
+        kept = inside if resampled.shape == label.shape else count_labels(resampled)
+        erased = kept / resampled.size < MIN_RESAMPLED * inside / label.size
+        return resampled, {
+            "cropped_foreground": 1 - inside.sum() / total.sum() if total.any() else 0.0,
+            "erased_classes": np.flatnonzero(erased).tolist(),
+        }
 
     def to_classes(self, values: np.ndarray) -> np.ndarray:
         """Return the class of each value of a label file, or the label of voxels to skip."""
@@ -143,6 +151,15 @@ class Preprocessing:
             classes = table[values.clip(0, len(table) - 1)]
         classes[np.isin(values, self.ignore_labels)] = get_ignore_label(classes)
         return classes
+
+
+def count_labels(label: np.ndarray) -> np.ndarray:
+    """Return the number of voxels of each class, with 0 for the background and ignored ones."""
+    ignored = get_ignore_label(label)
+    slices = (np.bincount(part.ravel(), minlength=ignored + 1) for part in label)
+    counts = sum(slices, np.zeros(ignored + 1, np.int64))
+    counts[[0, ignored]] = 0
+    return counts
 
 
 def describe_scan(
