@@ -41,7 +41,10 @@ def scan(tmp_path_factory):
 
 
 OPTIONS = {
-    "classes": (["data.spacing_mm=[1.2,1.0,1.0]"], {"keep_largest_component": ["tube", "box"]}),
+    "classes": (
+        ["data.spacing_mm=[1.2,1.0,1.0]", "data.label_values=[0,2,1,3]"],
+        {"keep_largest_component": ["tube", "box"]},
+    ),
     "regions": (
         [
             "data.regions={whole:[1,2,3],core:[2,3],inner:[3]}",

@@ -18,7 +18,7 @@ from unet3d.loss.partial_labels import PartialLabels
 from unet3d.loss.skeleton_recall import SkeletonRecall
 from unet3d.memory.fit import estimate_configured_step
 from unet3d.model.unet import UNet3D
-from unet3d.step.training_step import NullListener, build_configured_step
+from unet3d.step.training_step import NullListener, RandomBatchStep, build_configured_step
 from unet3d.training.config import parse_train_config
 from unet3d.training.nonfinite import locate_nonfinite
 
@@ -103,6 +103,48 @@ def test_frozen_parts_have_no_gradient_and_the_others_the_same(frozen):
         assert (own.grad is None) == (other.grad is None)
         if own.grad is not None:
             torch.testing.assert_close(own.grad, other.grad, rtol=1e-9, atol=1e-12)
+
+
+class FixedBatchStep(RandomBatchStep):
+    """A step on the same images and labels, whatever network it trains."""
+
+    def make_batch(self, trace, shape):
+        generator = torch.Generator().manual_seed(len(self.optimizer.state))
+        labels = torch.randint(0, self.loss.num_classes, shape[:1] + shape[2:], generator=generator)
+        return torch.randn(shape, generator=generator, dtype=self.dtype), labels.to(torch.int16)
+
+
+@pytest.mark.parametrize("strategy", ["fused", "lean", "leanest"])
+@pytest.mark.parametrize("classes", [2, 118, 1000])
+def test_accumulated_clipped_and_averaged_steps_of_any_number_of_classes_equal_plain_modules(
+    classes, strategy
+):
+    network = make_network(classes, strategy).double()
+    network.retention = replace(network.retention, tile_bytes=2**16)
+    plain, steps = copy.deepcopy(network), []
+    plain.retention = None
+    for model in (network, plain):
+        step = FixedBatchStep(
+            model=model,
+            loss=DiceCE(),
+            sliding_window=None,
+            optimizer=torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+            batch_shape=(2, 1, 9, 8, 10),
+            volume_shape=(),
+            micro_batches=2,
+            clip_norm=0.1,
+            ema_decay=0.9,
+            dtype=torch.float64,
+        )
+        step.loss.num_classes = classes
+        for _ in range(2):
+            step.train(NullListener())
+        steps.append(step)
+    for own, other in (
+        *zip(network.state_dict().values(), plain.state_dict().values(), strict=True),
+        *zip(*(step.average.values.values() for step in steps), strict=True),
+    ):
+        torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-12)
 
 
 def test_a_step_holds_a_fraction_of_its_logits():
