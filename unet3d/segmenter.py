@@ -21,7 +21,7 @@ from unet3d.inference.ensemble import load_ensemble
 from unet3d.inference.predictor import Predictor
 from unet3d.inference.scans import find_pending, plan_outputs, segment_scans
 from unet3d.inference.tasks import ScanTask
-from unet3d.text import join_first, pluralize
+from unet3d.text import describe_classes, join_first, pluralize
 
 PathLike = str | Path
 
@@ -42,7 +42,7 @@ class Segmenter:
     def __repr__(self) -> str:
         return (
             f"Segmenter: {self._predictor.ensemble} on {self._predictor.device}; "
-            f"channels {', '.join(self.channels)}; classes {', '.join(self.classes)}"
+            f"channels {', '.join(self.channels)}; {describe_classes(self.classes)}"
         )
 
     @property

@@ -91,7 +91,7 @@ def test_classes_in_another_order_than_those_of_the_checkpoint_are_refused(
     monkeypatch.setattr(options, "group_cases_by_use", lambda *_: None)
     assert evaluate("checkpoint=run", "classes=[background,tail,head]") == 2
     error = capsys.readouterr().err
-    assert "classes: the checkpoint has them in the order background, head, tail" in error
+    assert "classes: the checkpoint's order is background, head, tail" in error
     assert evaluate("checkpoint=run", "classes=[background,Kopf,Ende]", "draw_worst=0") == 0
 
 

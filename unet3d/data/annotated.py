@@ -14,6 +14,7 @@ from typing import Any
 from unet3d.data.case import Finding
 from unet3d.data.layouts.dataset_json import load_json_object
 from unet3d.errors import UsageError
+from unet3d.text import join_first
 from unet3d.types import IGNORE_LABEL
 
 
@@ -82,7 +83,7 @@ def read_annotations(key: str, value: Any, classes: Sequence[str]) -> Annotation
         for name in names:
             if name not in classes:
                 raise UsageError(
-                    f"{key}: {pattern} must list classes of {', '.join(classes)}, got {name!r}"
+                    f"{key}: {pattern} must list classes of {join_first(classes, 20)}, got {name!r}"
                 )
         unknown[str(pattern)] = tuple(name for name in classes if name not in names)
     return Annotations(key, unknown, tuple(classes))

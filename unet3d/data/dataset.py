@@ -26,7 +26,7 @@ from unet3d.data.preprocessing.fingerprint import (
 )
 from unet3d.data.preprocessing.pipeline import Preprocessing, choose_background
 from unet3d.errors import UsageError
-from unet3d.text import pluralize
+from unet3d.text import join_first, pluralize
 from unet3d.types import IGNORE_LABEL, MAX_CLASSES
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def resolve_dataset(data: DataConfig, layout: DatasetLayout) -> ResolvedDataset:
                 f"got {list(values)}"
             )
     if len(set(names)) < len(names):
-        raise UsageError(f"class names must be unique, got {', '.join(names)}")
+        raise UsageError(f"class names must be unique, got {join_first(names)}")
     classes = (*names, *(f"class_{n}" for n in range(len(names), num_classes)))[:num_classes]
     regions, region_labels = data.regions, data.region_labels
     if regions is None:

@@ -181,7 +181,7 @@ class Evaluation:
         unknown = sorted(c for c in labels if c < 0 or (known is not None and c not in known))
         if unknown:
             listed = join_first(list(map(str, unknown)))
-            expected = "0 or above" if known is None else ", ".join(map(str, sorted(known)))
+            expected = "0 or above" if known is None else join_first([*map(str, sorted(known))], 20)
             raise UsageError(
                 f"{file}: labels must be {expected}, it holds {listed}: correct it, or name other "
                 "labels by regions={NAME: [LABEL], ...}"

@@ -240,7 +240,7 @@ def resolve_classes(settings: EvaluationConfig, trained: Mapping[str, Any]) -> L
         used = trained.get("preprocessing", {})
         values = used.get("label_values")
         if listed is not None and {*known} == {*listed} and known != listed:
-            raise UsageError(f"classes: the checkpoint has them in the order {', '.join(known)}")
+            raise UsageError(f"classes: the checkpoint's order is {join_first(known, 20)}")
         if values is not None and listed is not None and len(listed) == len(values):
             names = name_labels(listed, values=values)
         elif (values is not None or regions or names is None) and listed is None:
@@ -335,8 +335,8 @@ def resolve_tolerance(
             raise UsageError("tolerance_mm for each class needs classes= or regions= to name them")
         if tolerance.keys() != names.classes.keys():
             raise UsageError(
-                f"tolerance_mm must name every class once: {', '.join(names.classes)}; it names "
-                f"{', '.join(tolerance)}"
+                f"tolerance_mm must name every class once: {join_first([*names.classes])}; "
+                f"it names {join_first([*tolerance])}"
             )
     return tolerance
 

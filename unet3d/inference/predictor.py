@@ -90,8 +90,8 @@ class Predictor:
         chosen = ensemble.keep_largest_component if chosen is None else chosen
         if unknown := [name for name in chosen if name not in classes[1:]]:
             raise UsageError(
-                f"keep_largest_component must be some of the classes {', '.join(classes[1:])}; "
-                f"got {unknown[0]!r}"
+                "keep_largest_component must be some of the classes "
+                f"{join_first(classes[1:], 20)}; got {unknown[0]!r}"
             )
         self.largest_component_labels = [classes.index(name) for name in chosen]
         self.flips = list_flips(self.flip_axes)

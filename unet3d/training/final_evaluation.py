@@ -163,7 +163,7 @@ def find_single_components(run: TrainingRun) -> tuple[list[int], str]:
                     if share < MIN_SHARE:
                         del cases[label]
     cases = {label: count for label, count in cases.items() if count >= MIN_CASES}
-    counts = ", ".join(f"{classes[label]} {count}" for label, count in cases.items())
+    counts = join_first([f"{classes[label]} {count}" for label, count in cases.items()])
     return list(cases), (
         f"{pluralize(len(volumes), 'training label')}: in every case with the class, one component "
         f"holds at least {MIN_SHARE:.0%} of its voxels ({counts or f'at least {MIN_CASES} cases'})"

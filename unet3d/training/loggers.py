@@ -31,6 +31,7 @@ from unet3d.errors import (
     summarize_error,
 )
 from unet3d.files import write_text
+from unet3d.text import join_first
 from unet3d.training.lightning_internals import (
     catch_write_errors,
     has_writer,
@@ -208,7 +209,7 @@ def log_values(pl_module: LightningModule, values: Mapping[str, float], **option
 def get_metric(metrics: Mapping[str, Any], name: str) -> float:
     """Return a metric that an option `monitor` names; say which there are if it is none of them."""
     if name not in metrics:
-        known = ", ".join(sorted(key for key in metrics if key.startswith("val/")))
+        known = join_first(sorted(key for key in metrics if key.startswith("val/")), limit=20)
         raise UsageError(f"monitor={name}: no such metric; a validation logs {known}")
     return float(metrics[name])
 
