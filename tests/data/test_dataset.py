@@ -1,12 +1,13 @@
 """Channels and classes come from the settings and from the dataset, which must not contradict."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.config.helpers.configs import with_values
 from tests.data.helpers.cases import noise, write_case
-from unet3d.data.case import DatasetDescription, Finding, InvalidDatasetError
+from unet3d.data.case import Case, DatasetDescription, Finding, InvalidDatasetError
 from unet3d.data.config import parse_data_config
 from unet3d.data.dataset import (
     ValidCases,
@@ -126,6 +127,12 @@ def test_settings_that_give_both_sizes_need_no_dataset(composed):
     assert get_network_sizes(parse(**both, regions=regions)) == (2, 2)
     settings = composed("data.root=/no/such", base=[]).step
     assert complete_step(settings) is settings
+
+
+@pytest.mark.parametrize("name", ["patient/1", ""])
+def test_a_case_of_an_own_layout_has_a_name_that_a_file_may_have(name):
+    with pytest.raises(UsageError, match="is no name of a file"):
+        Case(name=name, images=(), label=Path("a.nii"))
 
 
 def test_a_dataset_without_a_root_cannot_be_read():

@@ -25,9 +25,13 @@ MAX_LISTED = 20  # problems listed by an error; `unet3d check` lists all of them
 class Case:
     """The files of one case; each image holds one or more channels."""
 
-    name: str
+    name: str  # of the files that are made of it, too
     images: tuple[Path, ...]
     label: Path
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name != Path(self.name).name:
+            raise UsageError(f"the case name {self.name!r} is no name of a file")
 
 
 @dataclass(frozen=True, kw_only=True)
