@@ -41,6 +41,7 @@ from unet3d.planning.experiment import (
 from unet3d.planning.planner import (
     DatasetFingerprint,
     TrainingPlan,
+    check_largest_case,
     find_constant_border,
     find_ordered_axes,
     format_dims,
@@ -139,6 +140,7 @@ def main(composed: ComposedConfig, folder: Path) -> int:
         measures = settings.measure_time
         timing = [describe_step_time(training.step, plan, steps)] if measures else []
     lines = summarize_plan(plan, budget, training.data.orientation)
+    lines += check_largest_case(step, dataset, plan, budget)
     if not is_overridden("data.spacing_mm"):
         lines += describe_coarsening(plan.spacing_mm, [f.spacing_mm for f in dataset.fingerprints])
     lines += explain_limits(plan, is_overridden, is_timed=time is not None)

@@ -228,15 +228,19 @@ def check_step_size(config: StepConfig, volume_size: Sequence[int] | None = None
             f"the input and the output of the network alone take {format_bytes(needed)}, which no "
             "device has beside the rest of a step: lower data.batch_size or data.patch_size"
         )
-    if volume_size is not None:
-        sides = zip(volume_size, data.patch_size, strict=True)
-        starts = [compute_window_starts(*side, config.windows.overlap) for side in sides]
-        if (count := prod(map(len, starts))) > MAX_TRACED_WINDOWS:
-            raise UsageError(
-                f"volume= has {count:,} windows of data.patch_size={list(data.patch_size)}, and an "
-                f"estimate follows at most {MAX_TRACED_WINDOWS:,}: set the patch size of a run on "
-                "such volumes"
-            )
+    count = 1 if volume_size is None else count_windows(config, volume_size)
+    if count > MAX_TRACED_WINDOWS:
+        raise UsageError(
+            f"volume= has {count:,} windows of data.patch_size={list(data.patch_size)}, and an "
+            f"estimate follows at most {MAX_TRACED_WINDOWS:,}: set the patch size of a run on "
+            "such volumes"
+        )
+
+
+def count_windows(config: StepConfig, volume_size: Sequence[int]) -> int:
+    """Return the number of windows in which a volume is validated."""
+    sides = zip(volume_size, config.data.patch_size, strict=True)
+    return prod(len(compute_window_starts(*side, config.windows.overlap)) for side in sides)
 
 
 def estimate_resolved_step(

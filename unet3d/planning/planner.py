@@ -27,6 +27,7 @@ from unet3d.memory.estimate import add_context_bytes
 from unet3d.memory.fit import (
     Changes,
     check_configured_batch,
+    count_windows,
     estimate_configured_step,
     find_largest_batch,
     list_strategies,
@@ -52,6 +53,9 @@ BATCH_FRACTION = 0.05
 """A batch holds at most this fraction of the dataset's voxels, but at least two patches."""
 
 MAX_BATCH_SIZE = 32
+
+MAX_WINDOWS = 1000
+"""Windows of the largest case that are traced in about half a minute; more are not."""
 
 UNPLANNED_SIDE_MULTIPLE = 8
 """Patch sides are multiples of this where the network's levels are not planned here."""
@@ -172,27 +176,11 @@ def make_plan(
             f"{format_bytes(CUDA_CONTEXT_BYTES)}), or "
             "choose a narrower network (model.width=)"
         )
-    cases, num_cases = dataset.fingerprints, len(dataset.fingerprints)
-    shapes = [compute_resampled_shape(case.shape, case.spacing_mm, target) for case in cases]
-    largest = max(shapes, key=prod) if len(patches) > 1 else None  # else there is no choice
-    # The first, unless validation of the largest case needs more: then one of half or a quarter.
-    sizes = [[p for p in patches[index:] if n * prod(p) <= prod(patches[index])] for n in (1, 2, 4)]
-    for patch in dict.fromkeys(smaller[0] for smaller in sizes if smaller):
-        planned = with_patch(patch)
-        limit = given_batch or min(max_batch_size, compute_max_batch_size(patch, median, num_cases))
-        batches = range(given_batch or 2, limit + 1)
-        strategy, batch_size, _ = choose_strategy(planned, strategies, budget, batches)
-        run = planned.vary({**strategy, "data.batch_size": batch_size})
-        peak = estimate_configured_step(run, largest).run_peak
-        if add_context_bytes(peak) <= budget:
-            break
-    else:
-        raise DoesNotFitError(
-            f"validation of the largest case, {format_dims(largest or ())} voxels, needs "
-            f"{format_bytes(add_context_bytes(peak))}: raise budget_gib, or set a coarser "
-            "data.spacing_mm"
-        )
-    levels = plan_levels(target, patch)
+    patch, num_cases = patches[index], len(dataset.fingerprints)
+    levels, planned = plan_levels(target, patch), with_patch(patch)
+    limit = given_batch or min(max_batch_size, compute_max_batch_size(patch, median, num_cases))
+    batches = range(given_batch or 2, limit + 1)
+    strategy, batch_size, peak = choose_strategy(planned, strategies, budget, batches)
     crop_fraction = float(np.median([case.crop_fraction for case in dataset.fingerprints]))
     usual = "zscore_nonzero" if crop_fraction < MASKED_FRACTION else "zscore"
     return TrainingPlan(
@@ -209,6 +197,27 @@ def make_plan(
         strategy=strategy,
         peak=peak,
     )
+
+
+def check_largest_case(
+    config: StepConfig, dataset: DatasetFingerprint, plan: TrainingPlan, budget: int
+) -> list[str]:
+    """Return a warning if validation of the largest case is estimated not to fit the budget."""
+    cases, target = dataset.fingerprints, plan.spacing_mm
+    shapes = [compute_resampled_shape(case.shape, case.spacing_mm, target) for case in cases]
+    largest = max(shapes, key=prod)
+    sizes = {"data.patch_size": plan.patch_size, "data.batch_size": plan.batch_size}
+    run = config.vary({**sizes, **plan.model, **plan.strategy})
+    if prod(largest) <= prod(plan.patch_size) or count_windows(run, largest) > MAX_WINDOWS:
+        return []
+    needed = add_context_bytes(estimate_configured_step(run, largest).run_peak)
+    if needed <= budget:
+        return []
+    return [
+        f"validation of the largest case, {format_dims(largest)} voxels, is estimated to take "
+        f"{format_bytes(needed)} with the CUDA context, over the budget: set a smaller "
+        "data.patch_size"
+    ]
 
 
 def choose_resolution(
