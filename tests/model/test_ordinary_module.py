@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import unet3d
 from unet3d.errors import UsageError
+from unet3d.loss.overlap import DiceCE
 
 
 def make_network(**options):
@@ -160,7 +161,9 @@ def test_the_metadata_of_monai_reaches_the_output():
     logits = make_network().float()(image)
     assert isinstance(logits, MetaTensor)
     torch.testing.assert_close(logits.affine, image.affine)
-    logits.square().sum().backward()
+    loss = DiceCE()(logits, torch.zeros(logits[:, 0].shape, dtype=torch.uint8))
+    assert loss.as_tensor() == DiceCE()(logits.as_tensor(), torch.zeros_like(logits[:, 0]).long())
+    loss.backward()
 
 
 def test_a_network_in_float64_computes_in_float64_under_autocast():

@@ -200,7 +200,7 @@ def _sum_by_kernel(
 
 @_sum_by_kernel.register_fake
 def _(logits: Tensor, *others: object) -> Tensor:
-    return logits.new_empty(5, *logits.shape[:2], dtype=torch.float32)
+    return torch.empty(5, *logits.shape[:2], dtype=torch.float32, device=logits.device)
 
 
 def _sum_in_chunks(logits: Tensor, labels: Tensor, options: TermOptions) -> Tensor:

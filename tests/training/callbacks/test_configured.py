@@ -136,6 +136,16 @@ class WeightLoss(Callback):
         pl_module.loss.alpha = np.float64(0.1 + 0.7 * trainer.current_epoch)
 
 
+class ChangeNetwork(Callback):
+    """Set attributes of the network as an epoch begins, and keep a norm as it is."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        norms = [m for m in pl_module.model.modules() if isinstance(m, torch.nn.BatchNorm3d)]
+        for norm in norms:
+            norm.momentum = 0.1 + 0.2 * trainer.current_epoch
+        norms[1].train(trainer.current_epoch == 1)
+
+
 class ClipMore(Callback):
     def on_train_epoch_start(self, trainer, pl_module):
         trainer.gradient_clip_val = np.float64(0.001 * (1 + trainer.current_epoch))
@@ -144,15 +154,15 @@ class ClipMore(Callback):
 @pytest.mark.parametrize(
     "make",
     [
-        *(FreezeInFirstEpoch, DrawNumbers, WeightLoss, ClipMore),
+        *(FreezeInFirstEpoch, DrawNumbers, WeightLoss, ChangeNetwork, ClipMore),
         lambda: GradientAccumulationScheduler({0: 1, 1: 2}),
     ],
-    ids=["freeze", "random numbers", "weight of the loss", "clipping", "accumulation"],
+    ids=["freeze", "random numbers", "weight of the loss", "network", "clipping", "accumulation"],
 )
 @pytest.mark.filterwarnings("ignore:When using `Trainer.accumulate_grad_batches")
 def test_a_run_resumed_within_an_epoch_is_as_its_callbacks_had_set_it(composed, tmp_path, make):
     words = ["data.layout.num_cases=10", "data.num_workers=0", "logger=none", "data.batch_size=1"]
-    words += ["loss=tversky"]
+    words += ["loss=tversky", "model.norm=batch"]
     weights = {}
     for folder, limits in (("whole", [14]), ("resumed", [3, 11, 14])):
         for limit in limits:

@@ -22,7 +22,7 @@ class _Logits(ctypes.Structure):
 
 def sum_terms(logits: Tensor, labels: Tensor) -> Tensor:
     """Run dice_terms.sum_terms in one pass."""
-    sums = logits.new_empty(5, *logits.shape[:2], dtype=torch.float32)
+    sums = torch.empty(5, *logits.shape[:2], dtype=torch.float32, device=logits.device)
     _run("sums", logits, labels, sums)
     return sums
 

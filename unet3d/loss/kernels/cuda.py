@@ -22,7 +22,7 @@ def sum_terms(
     tiles = -(-labels[0].numel() // sizes["BV"])
     per_program = max(1, tiles * b // PROGRAMS)
     grid = (-(-tiles // per_program), b)
-    parts = logits.new_empty(grid[0], 5, b, k, dtype=torch.float32)
+    parts = torch.empty(grid[0], 5, b, k, dtype=torch.float32, device=logits.device)
     tensors = (logits, labels.contiguous(), _to_bytes(logits, table), parts)
     numbers = (labels[0].numel(), b, k, per_program, gamma, smoothing)
     launch(sum_terms_kernel, logits.device, grid, *tensors, *numbers, **sizes)

@@ -24,13 +24,17 @@ from unet3d.training.lightning_internals import (
 )
 
 
-def list_numbers(loss: Any) -> dict[str, float]:
-    """Return the numbers that are attributes of a loss and its parts, by path and name."""
+def list_numbers(module: LightningModule) -> dict[str, dict[str, float]]:
+    """Return the numbers that are attributes of loss, network and their parts, by path and name."""
+    parts: dict[str, Any] = {part: getattr(module, part) for part in ("loss", "model")}
     return {
-        f"{path}.{name}": value if type(value) in (bool, int) else float(value)
-        for path, module in loss.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, bool | int | float) and name != "training"
+        part: {
+            f"{path}.{name}": value if type(value) in (bool, int) else float(value)
+            for path, inner in whole.named_modules()
+            for name, value in vars(inner).items()
+            if isinstance(value, bool | int | float) and name != "training"
+        }
+        for part, whole in parts.items()
     }
 
 
@@ -50,10 +54,11 @@ class ResumeState(Callback):
         self.loaded_batch: int | None = None  # of its epoch, at which a resumed run begins
         self.loaded: Mapping[str, Any] = {}  # the state that was saved
         self.accumulation: int | None = None  # that a callback had set, for the next batch
-        self.numbers: dict[str, float] = {}  # of the loss, before callbacks change them
+        self.numbers: dict[str, dict[str, float]] = {}  # before callbacks change them
+        self.evaluating: list[str] = []  # parts of the network that train as in evaluation
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.numbers = list_numbers(pl_module.loss)
+        self.numbers = list_numbers(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         batch, self.loaded_batch = self.loaded_batch, None
@@ -66,10 +71,12 @@ class ResumeState(Callback):
         if "frozen" in self.loaded:
             for name, parameter in pl_module.named_parameters():
                 parameter.requires_grad_(name not in self.loaded["frozen"])
-        loss: Any = pl_module.loss
-        for name, value in self.loaded.get("loss", {}).items():
-            path, _, key = name.rpartition(".")
-            setattr(loss.get_submodule(path), key, value)
+        for part in self.numbers:
+            for name, value in self.loaded.get(part, {}).items():
+                path, _, key = name.rpartition(".")
+                setattr(getattr(pl_module, part).get_submodule(path), key, value)
+        for path in self.loaded.get("evaluating", []):
+            pl_module.get_submodule(path).training = False
         if self.loaded.get("clip_norm") is not None:
             trainer.gradient_clip_val = self.loaded["clip_norm"]
         if batch is not None and 0 < batch < len(self.data.train_loader):
@@ -90,8 +97,9 @@ class ResumeState(Callback):
         if pl_module.device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if is_optimizer_step(trainer):
+            self.evaluating = [path for path, m in pl_module.named_modules() if not m.training]
             self.position = self.data.train_loader.state_dict()
             self.logged = get_logger_step(trainer) + 1
             self.ending = trainer.should_stop
@@ -116,11 +124,15 @@ class ResumeState(Callback):
     ) -> None:
         accumulation = trainer.accumulate_grad_batches
         is_set = accumulation != self.data.settings.step.micro_batches
-        numbers, clip_norm = list_numbers(pl_module.loss).items(), trainer.gradient_clip_val
+        clip_norm = trainer.gradient_clip_val
         checkpoint["callbacks"][self.state_key] |= {
             "frozen": [name for name, p in pl_module.named_parameters() if not p.requires_grad],
             "accumulation": accumulation if is_set else None,
-            "loss": {k: value for k, value in numbers if value != self.numbers.get(k)},
+            "evaluating": self.evaluating,
+            **{
+                part: {k: value for k, value in now.items() if value != self.numbers[part].get(k)}
+                for part, now in list_numbers(pl_module).items()
+            },
             "clip_norm": None if clip_norm is None else float(clip_norm),
         }
 
