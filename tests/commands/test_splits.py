@@ -59,6 +59,7 @@ def test_a_plan_keeps_the_scans_of_a_patient_together(write, train, tmp_path, ca
     assert code == 0
     assert any(line.startswith("8 cases in 4 groups for training") for line in lines)
     assert not any("patients" in line for line in [*lines, *warnings])
+    assert any(line.endswith(", 2 at a time, normalized by zscore") for line in lines)
 
 
 def test_training_warns_once_of_patients_on_both_sides_of_the_split(write, train, tmp_path):

@@ -225,10 +225,11 @@ def summarize_plan(plan: TrainingPlan, budget: int, orientation: str) -> list[st
     windows = " ".join("x".join(map(str, window)) for window in plan.levels.pool_windows)
     spacing, median = format_dims(plan.spacing_mm), format_dims(plan.median_shape)
     needed = plan.peak.reserved or plan.peak.allocated or 0  # a CPU reserves nothing
-    strategy = format_overrides(plan.strategy)
+    patch = f"patch {describe_axes(plan.patch_size, orientation)}"
+    chosen = [patch, f"batch {plan.batch_size}", format_overrides(plan.strategy)]
     return [
         f"spacing {spacing} mm; the median case has {median} voxels",
-        f"patch {describe_axes(plan.patch_size, orientation)}, batch {plan.batch_size}, {strategy}",
+        ", ".join(filter(None, chosen)),
         f"{len(plan.levels.kernels)} levels, pooling {windows}",
         f"a run is estimated to take {format_bytes(needed)} of {format_bytes(budget)}",
     ]

@@ -92,7 +92,7 @@ def summarize_run(run: TrainingRun) -> str:
     config = run.settings.data
     training = describe_groups([volume.name for volume in data.training], data.groups)
     validation = describe_groups([volume.name for volume in data.validation], data.groups)
-    reason = ""
+    normalized, reason = ", ".join(dict.fromkeys(data.preprocessing.normalize)), ""
     if precision.requested != precision.used:
         reason = f" (instead of {precision.requested}: {precision.reason})"
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
@@ -107,7 +107,7 @@ def summarize_run(run: TrainingRun) -> str:
         f"{training} for training, {validation} for validation; "
         f"{describe_classes(data.dataset.classes, data.dataset.regions)}",
         f"patches of {describe_axes(config.patch_size, config.orientation)} voxels, "
-        f"{config.batch_size} at a time",
+        f"{config.batch_size} at a time, normalized by {normalized}",
         *filter(None, [data.split_note, *data.data_warnings]),
         *(f"hint: {finding.describe()}" for finding in data.hints),
         *(f"skipped: {finding.describe()}" for finding in data.skipped),
