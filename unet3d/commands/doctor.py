@@ -270,7 +270,8 @@ def inspect_run(
                 folder=folder,
                 is_fused=step.strategy in FUSED_STRATEGIES,
             )
-            run.peak = get_device_bytes(estimate := estimate_configured_step(step))
+            estimate = estimate_configured_step(step)
+            run.peak = get_device_bytes(estimate)
             if run.available is not None:
                 lines = format_oom_warning(estimate, step, run.available)
                 is_fatal = settings.memory.if_too_large == "error"

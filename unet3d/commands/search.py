@@ -217,7 +217,9 @@ def run_trial(study: Any, trial: Any, settings: SearchConfig, folder: Path) -> s
 def estimate_run_bytes(step: StepConfig) -> int:
     """Return the bytes that a run is estimated to need of its device."""
     peak = estimate_configured_step(step).run_peak
-    return peak.allocated or 0 if step.accelerator == "cpu" else add_context_bytes(peak)
+    if step.accelerator == "cpu":
+        return peak.allocated or 0
+    return add_context_bytes(peak)
 
 
 @contextmanager

@@ -223,8 +223,7 @@ def choose_split(data: DataConfig, cases: Sequence[Case]) -> SplitRule:
     likely = find_likely_groups(names) if are_single else None
     rule = SplitRule(file=data.splits, groups=groups, likely_groups=likely)
     if data.splits is not None:
-        folds = read_folds(data.splits, names)
-        rest = describe_unused(folds, names)
+        rest = describe_unused(read_folds(data.splits, names), names)
         return replace(rule, note=f"folds are those of {data.splits}{rest}" if rest else None)
     file = None if data.root is None else data.root / SPLITS_FILE
     if file is None or not file.is_file():

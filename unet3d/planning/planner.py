@@ -203,8 +203,10 @@ def check_largest_case(
     config: StepConfig, dataset: DatasetFingerprint, plan: TrainingPlan, budget: int
 ) -> list[str]:
     """Return a warning if validation of the largest case is estimated not to fit the budget."""
-    cases, target = dataset.fingerprints, plan.spacing_mm
-    shapes = [compute_resampled_shape(case.shape, case.spacing_mm, target) for case in cases]
+    shapes = (
+        compute_resampled_shape(case.shape, case.spacing_mm, plan.spacing_mm)
+        for case in dataset.fingerprints
+    )
     largest = max(shapes, key=prod)
     sizes = {"data.patch_size": plan.patch_size, "data.batch_size": plan.batch_size}
     run = config.vary({**sizes, **plan.model, **plan.strategy})
@@ -215,7 +217,7 @@ def check_largest_case(
         return []
     return [
         f"validation of the largest case, {format_dims(largest)} voxels, is estimated to take "
-        f"{format_bytes(needed)} with the CUDA context, over the budget: set a smaller "
+        f"{format_bytes(needed)} with a GPU's context, over the budget: set a smaller "
         "data.patch_size"
     ]
 

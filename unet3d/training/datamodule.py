@@ -112,8 +112,8 @@ class VolumeDataModule(pl.LightningDataModule):
         self.training, self.validation = volumes
         self.groups, self.skipped, self.hints = rule.groups, usable.skipped, usable.hints
         self.split_note = None if settings.fold is None else rule.note
-        is_grouped = settings.composition.is_overridden("data.group_by")
-        is_ungrouped = is_grouped and settings.data.group_by is None  # on purpose
+        overridden = settings.composition.is_overridden("data.group_by")
+        is_ungrouped = overridden and settings.data.group_by is None  # on purpose
         shared = None if is_ungrouped else find_shared_patients(rule, *parts)
         every = sorted((v for part in volumes for v in part), key=lambda v: v.name)
         found = [shared, find_shared_images(*volumes)]

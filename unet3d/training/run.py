@@ -92,7 +92,8 @@ def summarize_run(run: TrainingRun) -> str:
     config = run.settings.data
     training = describe_groups([volume.name for volume in data.training], data.groups)
     validation = describe_groups([volume.name for volume in data.validation], data.groups)
-    normalized, reason = ", ".join(dict.fromkeys(data.preprocessing.normalize)), ""
+    normalized = ", ".join(dict.fromkeys(data.preprocessing.normalize))
+    reason = ""
     if precision.requested != precision.used:
         reason = f" (instead of {precision.requested}: {precision.reason})"
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
